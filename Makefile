@@ -1,0 +1,39 @@
+# `make` lists the targets.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench docs clean
+
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	@touch $@
+
+demo: $(READY) ## An agent is killed again and again, goes on, and finishes
+	$(BIN)/python examples/kill_and_resume.py
+
+test: $(READY) ## Everything that has to hold: lint, types, import contracts, tests
+	$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest
+
+check: $(READY) ## Lint, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY) ## Measure, beside the raw limits of this machine
+	$(BIN)/python -m bench
+
+docs: $(READY) ## Build the documentation
+	@echo "the documentation is plain Markdown: start at docs/architecture.md"
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

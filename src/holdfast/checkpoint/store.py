@@ -1,0 +1,145 @@
+"""The contract between holdfast and a store."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.journal import Write
+from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
+from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
+
+
+class CheckpointStore(Protocol):
+    """Durable memory of runs. Safe to share between the tasks of one event loop.
+
+    No need to inherit: any object with these methods is a store. The suite in `holdfast.testing` is this contract
+    as tests; a store is finished when it passes. Every method may raise `StoreError` or a kind of it: then
+    nothing was changed, what was acknowledged before is safe, and the same call may be made again.
+    """
+
+    #: Whether runs outlive the process. A store that says so passes the multi-process part of the suite.
+    durable: bool
+
+    async def open(self) -> None:
+        """Make the store ready; create or migrate what it needs. Once, before anything else.
+
+        Raises:
+            SchemaTooNew: a newer holdfast wrote it. Nothing was changed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish the writes under way, then let go of everything. May be called again. Nothing is written after."""
+        ...
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    async def enlist(self, worker: Worker) -> None:
+        """From now on `worker` is alive; the store sees to that until `discharge` or the end of the process."""
+        ...
+
+    async def discharge(self, worker_id: str) -> None:
+        """The worker is gone: runs it still holds are interrupted from now on. Unknown ids are fine."""
+        ...
+
+    # -- one run ------------------------------------------------------------------------------------------------
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        """Put a run into the store: running and claimed by `worker_id`, or queued and unclaimed.
+
+        Raises:
+            RunExists: there is one with this id, in whatever status.
+        """
+        ...
+
+    async def append(self, claim: Claim, write: Write) -> None:
+        """Add entries to the run and replace its progress. Once this returns they survive `kill -9`.
+
+        All of the write is there, or nothing. The first entry carries the record's `next_seq`.
+
+        Raises:
+            ClaimLost: someone else owns the run now, or it is over. Nothing was written.
+        """
+        ...
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        """The record and all entries with a `seq` above `after`. Changes nothing.
+
+        Raises:
+            RunNotFound: there is no such run.
+            RunDamaged: an entry is missing or is not what was written. Other runs are not affected.
+        """
+        ...
+
+    async def settle(self, claim: Claim, ending: Ending) -> None:
+        """End the claim and leave the run in the store as `ending` says. No later write under the claim succeeds.
+
+        Raises:
+            ClaimLost: as for `append`.
+        """
+        ...
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        """Delete the run, its journal, and the runs it started. A run that is not there is fine without a claim.
+
+        Raises:
+            ClaimLost: `claim` is given and is not the run's newest, or the run is gone.
+            RunBusy: no claim is given and a live worker owns the run.
+        """
+        ...
+
+    # -- finding and claiming -----------------------------------------------------------------------------------
+
+    def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        """Stream the records that fit, oldest first. Never reads journals."""
+        ...
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
+    ) -> Claim:
+        """Take the run: exactly one of any number of callers wins. Counts a strike and starts the backoff.
+
+        Args:
+            statuses: what the run may be now. A person's command may add `PARKED` or `FAILED`.
+            steal: take it from a live owner too, whose writes are refused from then on.
+
+        Raises:
+            RunNotFound: there is no such run.
+            RunBusy: a live worker owns it.
+            RunNotClaimable: its status is not among `statuses`.
+        """
+        ...
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        """Take up to `limit` interrupted runs of these agents whose backoff is over. Never waits for another claimer.
+
+        Fair: the oldest run of each caller comes before the second oldest of any. A run whose parent is in the store
+        and not over is left out: its parent starts it.
+        """
+        ...
+
+    # -- signals between processes ------------------------------------------------------------------------------
+
+    async def request_cancel(self, run_id: str) -> None:
+        """Ask whoever drives the run to cancel it. Stays asked until the run is over.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        ...
+
+    async def cancels(self, worker_id: str) -> Sequence[str]:
+        """The runs that this worker holds and was asked to cancel. Costs the same however many it holds."""
+        ...
+
+    async def changed(self, within: timedelta) -> bool:
+        """Wait until a run may have been submitted, released, settled, removed or asked to cancel; at most `within`.
+
+        False when the time passed without a sign. A sign may come too often; one that is missed is found by asking.
+        """
+        ...
+
+    async def purge(self, *, limit: int = 100) -> int:
+        """Remove up to `limit` runs that are over and expired, with the runs they started. Returns how many."""
+        ...

@@ -1,0 +1,21 @@
+"""The root of every error that holdfast raises on purpose.
+
+HoldfastError
+├── RunError                    what can go wrong in a run: `holdfast.run.errors`
+│   ├── InvalidRunId, RunAlreadyLive, DefinitionError, UnknownTool, InvalidReply, PayloadError
+│   ├── BoundExceeded           IterationsExceeded, RuntimeExceeded, RepeatedToolCalls
+│   ├── ToolFailed, RunKilled, RunCancelled
+│   ├── RunParked               waits for a person or a condition, with a reason
+│   └── RunInterrupted          stopped on purpose or by trouble; goes on later
+│       └── Shutdown, NotAdmitted
+├── CheckpointError             what can go wrong with saved runs: `holdfast.checkpoint.errors`
+│   ├── StoreError              StoreUnavailable, StoreFull, StoreDenied, StoreClosed, SchemaTooNew
+│   │   └── ClaimLost
+│   ├── RunBusy, RunExists, RunNotFound, RunNotClaimable, RunDamaged
+│   └── UnknownVersion, UndecodableRecord, TranscriptTooLarge
+└── one branch for each battery, in that battery's own `errors` module
+"""
+
+
+class HoldfastError(Exception):
+    """Something holdfast noticed. The message says what happened and what to do."""
