@@ -1,0 +1,46 @@
+"""From a URL to a store, importing only the one that is asked for."""
+
+import os
+from typing import Literal
+
+from holdfast.checkpoint.errors import StoreError
+from holdfast.checkpoint.store import CheckpointStore
+
+#: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.
+Durability = Literal["full", "process"]
+
+DEFAULT_URL = "sqlite:.holdfast/runs.db"
+
+
+def store_from_url(url: str | None = None, *, durability: Durability = "full") -> CheckpointStore:
+    """The store that `url` names, not opened yet.
+
+    Args:
+        url: `memory:`, `file:./dir`, `sqlite:./runs.db` or `postgresql://...`. Without one: `HOLDFAST_STORE`, else
+            a SQLite file under `.holdfast/` in the working directory.
+
+    Raises:
+        StoreError: the URL names no store holdfast knows, or lacks its path.
+    """
+    url = url or os.environ.get("HOLDFAST_STORE") or DEFAULT_URL
+    scheme, _, rest = url.partition(":")
+    if scheme == "memory":
+        from holdfast.checkpoint.stores.memory import MemoryStore
+
+        return MemoryStore()
+    if scheme in ("postgresql", "postgres"):
+        from holdfast.checkpoint.stores.postgres import PostgresStore
+
+        return PostgresStore(url, durability=durability)
+    if scheme not in ("file", "sqlite"):
+        raise StoreError(f"no store for {url!r}: use memory:, file:DIR, sqlite:PATH or postgresql://...")
+    path = rest.removeprefix("//")
+    if not path:
+        raise StoreError(f"{url!r} names no path: write {scheme}:./somewhere")
+    if scheme == "file":
+        from holdfast.checkpoint.stores.file import FileStore
+
+        return FileStore(path, durability=durability)
+    from holdfast.checkpoint.stores.sqlite import SqliteStore
+
+    return SqliteStore(path, durability=durability)
