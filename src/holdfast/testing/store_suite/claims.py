@@ -1,0 +1,238 @@
+"""Clauses about who may drive a run: claims, fences, workers."""
+
+import asyncio
+import itertools
+from datetime import timedelta
+
+import pytest
+
+from holdfast.checkpoint.claim import backoff
+from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunNotClaimable, RunNotFound
+from holdfast.checkpoint.lifecycle import CLAIMABLE, ENDINGS, Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.testing.store_suite.subject import (
+    StoreUnderTest,
+    a_run,
+    a_write,
+    begun,
+    bodies_of,
+    contents,
+    enlisted,
+    record_of,
+)
+
+_NOT_CLAIMABLE = sorted(ENDINGS - CLAIMABLE)
+
+
+@pytest.mark.asyncio
+class ClaimClauses(StoreUnderTest):
+    async def test_a_queued_run_is_claimed(self, store: CheckpointStore, worker: str) -> None:
+        await store.create(a_run())
+        claim = await store.claim("run-1", worker)
+        record = await record_of(store)
+        assert (claim.run_id, claim.worker_id, claim.strikes) == ("run-1", worker, 1)
+        assert (record.status, record.owner, record.owner_alive) == (Status.RUNNING, worker, True)
+        assert (record.token, record.strikes) == (claim.token, 1)
+        await store.append(claim, a_write(1, b"more"))
+
+    async def test_a_released_run_is_claimed_again(self, store: CheckpointStore, worker: str) -> None:
+        first = await begun(store, worker)
+        await store.settle(first, Ending(status=Status.INTERRUPTED))
+        other = await enlisted(store)
+        second = await store.claim("run-1", other)
+        assert second.token > first.token
+        assert (await record_of(store)).owner == other
+
+    async def test_a_claim_that_finished_no_step_is_a_strike(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        for strikes in (2, 3, 4):
+            claim = await store.claim("run-1", worker, steal=True)
+            assert (claim.strikes, (await record_of(store)).strikes) == (strikes, strikes)
+        await store.append(claim, a_write(1, b"a whole step", finished_step=True))
+        assert (await store.claim("run-1", worker, steal=True)).strikes == 1
+
+    async def test_of_many_claimers_one_wins(self, store: CheckpointStore) -> None:
+        await store.create(a_run())
+        workers = [await enlisted(store) for _ in range(10)]
+        results = await asyncio.gather(*(store.claim("run-1", worker) for worker in workers), return_exceptions=True)
+        winners = [result for result in results if not isinstance(result, BaseException)]
+        losers = [result for result in results if isinstance(result, BaseException)]
+        assert len(winners) == 1
+        assert [type(loser) for loser in losers] == [RunBusy] * 9
+        record = await record_of(store)
+        assert (record.owner, record.token) == (winners[0].worker_id, winners[0].token)
+
+    async def test_a_live_workers_run_is_busy_and_is_left_alone(self, store: CheckpointStore, worker: str) -> None:
+        await begun(store, worker)
+        before = await contents(store)
+        with pytest.raises(RunBusy) as busy:
+            await store.claim("run-1", await enlisted(store))
+        assert (busy.value.run_id, busy.value.owner) == ("run-1", worker)
+        assert await contents(store) == before
+
+    async def test_a_steal_takes_the_run_from_a_live_owner(self, store: CheckpointStore, worker: str) -> None:
+        old = await begun(store, worker)
+        thief = await enlisted(store)
+        new = await store.claim("run-1", thief, steal=True)
+        assert new.token > old.token
+        assert (await record_of(store)).owner == thief
+        await store.append(new, a_write(1, b"by the thief"))
+        assert await bodies_of(store) == [b"begin", b"by the thief"]
+
+    @pytest.mark.parametrize("status", _NOT_CLAIMABLE)
+    async def test_a_run_in_a_status_not_asked_for_is_refused(
+        self, store: CheckpointStore, worker: str, status: Status
+    ) -> None:
+        await store.settle(await begun(store, worker), Ending(status=status, reason="because"))
+        before = await contents(store)
+        for steal in (False, True):
+            with pytest.raises(RunNotClaimable) as refused:
+                await store.claim("run-1", worker, steal=steal)
+            assert (refused.value.run_id, refused.value.status, refused.value.reason) == ("run-1", status, "because")
+        assert await contents(store) == before
+
+    @pytest.mark.parametrize("status", _NOT_CLAIMABLE)
+    async def test_a_run_in_a_status_asked_for_is_claimed(
+        self, store: CheckpointStore, worker: str, status: Status
+    ) -> None:
+        old = await begun(store, worker)
+        await store.settle(old, Ending(status=status, keep=timedelta(0)))
+        new = await store.claim("run-1", worker, statuses={status})
+        assert new.token > old.token
+        record = await record_of(store)
+        assert (record.status, record.owner) == (Status.RUNNING, worker)
+        await store.append(new, a_write(1, b"again"))
+        assert await store.purge() == 0, "a run that is driven again is not over"
+
+    async def test_a_status_left_out_is_refused(self, store: CheckpointStore, worker: str) -> None:
+        await store.create(a_run())
+        with pytest.raises(RunNotClaimable):
+            await store.claim("run-1", worker, statuses={Status.PARKED})
+        assert (await record_of(store)).status is Status.QUEUED
+
+    async def test_a_run_that_never_was_cannot_be_claimed(self, store: CheckpointStore, worker: str) -> None:
+        with pytest.raises(RunNotFound):
+            await store.claim("run-1", worker)
+        with pytest.raises(RunNotFound):
+            await store.claim("run-1", worker, steal=True)
+
+    async def test_a_claim_starts_the_backoff(self, store: CheckpointStore, worker: str) -> None:
+        await store.settle(await begun(store, worker), Ending(status=Status.INTERRUPTED, strikes=2))
+        assert (await store.claim("run-1", worker)).strikes == 3
+        record = await record_of(store)
+        assert record.not_before - record.created_at >= backoff(3)
+
+
+@pytest.mark.asyncio
+class FenceClauses(StoreUnderTest):
+    async def test_a_superseded_claim_writes_nothing(self, store: CheckpointStore, worker: str) -> None:
+        old = await begun(store, worker)
+        new = await store.claim("run-1", await enlisted(store), steal=True)
+        before = await contents(store)
+        for write in (
+            a_write(1, b"late", progress=b"late", finished_step=True),
+            a_write(1, b"late", replace=True),
+            a_write(1, progress=b"late"),
+        ):
+            with pytest.raises(ClaimLost) as lost:
+                await store.append(old, write)
+            assert (lost.value.run_id, lost.value.held, lost.value.current) == ("run-1", old.token, new.token)
+        assert await contents(store) == before
+
+    async def test_a_superseded_claim_settles_nothing(self, store: CheckpointStore, worker: str) -> None:
+        old = await begun(store, worker)
+        await store.claim("run-1", worker, steal=True)
+        before = await contents(store)
+        for status in sorted(ENDINGS):
+            with pytest.raises(ClaimLost):
+                await store.settle(old, Ending(status=status, progress=b"late"))
+        assert await contents(store) == before
+
+    async def test_a_superseded_claim_removes_nothing(self, store: CheckpointStore, worker: str) -> None:
+        old = await begun(store, worker)
+        await store.claim("run-1", worker, steal=True)
+        before = await contents(store)
+        with pytest.raises(ClaimLost):
+            await store.remove("run-1", claim=old)
+        assert await contents(store) == before
+
+    @pytest.mark.parametrize("status", sorted(ENDINGS))
+    async def test_a_settled_claim_writes_nothing(self, store: CheckpointStore, worker: str, status: Status) -> None:
+        claim = await begun(store, worker)
+        await store.settle(claim, Ending(status=status))
+        before = await contents(store)
+        with pytest.raises(ClaimLost):
+            await store.append(claim, a_write(1, b"late"))
+        with pytest.raises(ClaimLost):
+            await store.settle(claim, Ending(status=Status.INTERRUPTED))
+        assert await contents(store) == before
+
+    async def test_a_claim_on_a_removed_run_writes_nothing(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        await store.remove("run-1", claim=claim)
+        with pytest.raises(ClaimLost):
+            await store.append(claim, a_write(1, b"late"))
+        with pytest.raises(ClaimLost):
+            await store.settle(claim, Ending(status=Status.DONE))
+        with pytest.raises(ClaimLost):
+            await store.remove("run-1", claim=claim)
+        assert [record async for record in store.records()] == []
+
+    async def test_an_old_claim_does_not_fit_a_new_run_of_the_same_id(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        old = await begun(store, worker)
+        await store.remove("run-1", claim=old)
+        await begun(store, worker)
+        before = await contents(store)
+        with pytest.raises(ClaimLost):
+            await store.append(old, a_write(1, b"late"))
+        with pytest.raises(ClaimLost):
+            await store.remove("run-1", claim=old)
+        assert await contents(store) == before
+
+    async def test_tokens_only_grow_also_over_removal_and_new_creation(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        tokens = []
+        for run_id in ("run-1", "run-2", "run-1", "run-1"):
+            claim = await begun(store, worker, a_run(run_id))
+            tokens.append(claim.token)
+            claim = await store.claim(run_id, worker, steal=True)
+            tokens.append(claim.token)
+            await store.remove(run_id, claim=claim)
+            await store.create(a_run(run_id))
+            [claim] = await store.claim_next(worker, agents=["agent"], limit=1)
+            tokens.append(claim.token)
+            await store.settle(claim, Ending(status=Status.DONE, keep=timedelta(0)))
+            assert await store.purge() == 1
+        assert all(earlier < later for earlier, later in itertools.pairwise(tokens)), tokens
+
+
+@pytest.mark.asyncio
+class WorkerClauses(StoreUnderTest):
+    async def test_a_discharged_workers_runs_are_interrupted(self, store: CheckpointStore, worker: str) -> None:
+        await begun(store, worker)
+        stays = await enlisted(store)
+        await begun(store, stays, a_run("run-2"))
+        await store.discharge(worker)
+        record = await record_of(store)
+        assert record.interrupted
+        assert not record.owner_alive
+        assert record.owner == worker, "the record says who held it last"
+        assert (await store.claim("run-1", stays)).worker_id == stays
+        assert not (await record_of(store, "run-2")).interrupted
+
+    async def test_discharging_an_unknown_worker_is_fine(self, store: CheckpointStore, worker: str) -> None:
+        await begun(store, worker)
+        await store.discharge("nobody")
+        await store.discharge("nobody")
+        assert (await record_of(store)).owner_alive
+
+    async def test_one_worker_holds_many_runs(self, store: CheckpointStore, worker: str) -> None:
+        for n in range(30):
+            await begun(store, worker, a_run(f"run-{n}"))
+        assert [record.owner_alive async for record in store.records()] == [True] * 30
+        await store.discharge(worker)
+        assert [record.interrupted async for record in store.records()] == [True] * 30

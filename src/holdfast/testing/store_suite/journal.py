@@ -1,0 +1,263 @@
+"""Clauses about what is written to a run and what is read back."""
+
+import asyncio
+
+import pytest
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import RunExists, RunNotFound, StoreError
+from holdfast.checkpoint.journal import EntryKind, Write
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.testing.store_suite.subject import (
+    StoreUnderTest,
+    a_run,
+    a_write,
+    begun,
+    bodies_of,
+    contents,
+    entries,
+    record_of,
+)
+
+BODIES = {
+    "nothing": b"",
+    "a NUL": b"\0",
+    "no JSON": b'{"broken": ',
+    "line ends": b"one\ntwo\r\nthree\r\n\n",
+    "invalid UTF-8": b"\xff\xfe\x80\xc3(",
+    "every byte": bytes(range(256)),
+    "five megabytes": bytes(range(251)) * (5_000_000 // 251),
+}
+
+
+@pytest.mark.asyncio
+class CreateClauses(StoreUnderTest):
+    async def test_a_run_created_without_a_worker_is_queued_and_unclaimed(self, store: CheckpointStore) -> None:
+        assert await store.create(a_run()) is None
+        record = await record_of(store)
+        assert record.status is Status.QUEUED
+        assert (record.owner, record.owner_alive, record.token, record.strikes) == (None, False, 0, 0)
+        assert record.interrupted
+
+    async def test_a_run_created_for_a_worker_is_running_and_claimed(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        record = await record_of(store)
+        assert (claim.run_id, claim.worker_id, claim.strikes) == ("run-1", worker, 1)
+        assert claim.token > 0
+        assert record.status is Status.RUNNING
+        assert (record.owner, record.owner_alive, record.token) == (worker, True, claim.token)
+        assert record.strikes == claim.strikes
+        assert not record.interrupted
+
+    async def test_a_created_run_loads_as_it_was_written(self, store: CheckpointStore) -> None:
+        run = a_run(
+            "run-1",
+            b"first",
+            b"second",
+            agent_name="agent 'of' \"Käse\" ☂",
+            caller_id="caller; -- \\ %s {0}",
+            parent_run_id="run-0",
+            meta=b"\0meta\xff",
+            progress=b"\0progress\xff",
+        )
+        await store.create(run)
+        record, journal = await contents(store)
+        assert journal == list(run.entries)
+        assert (record.run_id, record.agent_name, record.caller_id) == (run.run_id, run.agent_name, run.caller_id)
+        assert (record.parent_run_id, record.meta, record.progress) == (run.parent_run_id, run.meta, run.progress)
+        assert (record.next_seq, record.size) == (2, len(b"first") + len(b"second"))
+        assert (record.reason, record.cancel_requested, record.expires_at) == ("", False, None)
+
+    async def test_times_are_aware_and_do_not_run_backwards(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        created = await record_of(store)
+        await store.append(claim, a_write(1, b"more"))
+        written = await record_of(store)
+        for moment in (created.created_at, created.updated_at, created.not_before):
+            assert moment.tzinfo is not None
+            assert moment.utcoffset() is not None
+        assert written.created_at == created.created_at <= created.updated_at <= written.updated_at
+
+    @pytest.mark.parametrize("status", [None, Status.INTERRUPTED, Status.PARKED, Status.DONE, Status.FAILED])
+    async def test_an_id_that_exists_is_refused_and_keeps_its_run(
+        self, store: CheckpointStore, worker: str, status: Status | None
+    ) -> None:
+        claim = await begun(store, worker)
+        if status is not None:
+            await store.settle(claim, Ending(status=status))
+        before = await contents(store)
+        for worker_id in (None, worker):
+            with pytest.raises(RunExists) as refused:
+                await store.create(a_run("run-1", b"another"), worker_id=worker_id)
+            assert refused.value.run_id == "run-1"
+        assert await contents(store) == before
+
+    async def test_of_many_creators_of_one_id_one_wins(self, store: CheckpointStore) -> None:
+        runs = [a_run("run-1", f"creator {n}".encode()) for n in range(10)]
+        results = await asyncio.gather(*(store.create(run) for run in runs), return_exceptions=True)
+        winners = [run for run, result in zip(runs, results, strict=True) if result is None]
+        assert len(winners) == 1
+        assert [type(result) for result in results if result is not None] == [RunExists] * 9
+        assert (await contents(store))[1] == list(winners[0].entries)
+
+
+@pytest.mark.asyncio
+class AppendClauses(StoreUnderTest):
+    async def test_appended_entries_come_back_in_order(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        expected = list(a_run().entries)
+        for first, count in ((1, 1), (2, 3), (5, 2)):
+            new = entries(first, *(f"entry {first + n}".encode() for n in range(count)), kind=EntryKind.RESULT)
+            await store.append(claim, Write(entries=new, progress=b""))
+            expected += new
+        record, journal = await contents(store)
+        assert journal == expected
+        assert (record.next_seq, record.size) == (7, sum(len(entry.body) for entry in expected))
+
+    async def test_every_kind_of_entry_comes_back_as_that_kind(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        new = [entries(seq, b"body", kind=kind)[0] for seq, kind in enumerate(EntryKind, 1)]
+        await store.append(claim, Write(entries=new, progress=b""))
+        assert (await contents(store))[1][1:] == new
+
+    @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+    async def test_bodies_are_opaque_bytes(self, store: CheckpointStore, worker: str, body: bytes) -> None:
+        claim = await begun(store, worker, a_run("run-1", body))
+        await store.append(claim, a_write(1, body, body, progress=body[:1000]))
+        stored = await store.load("run-1")
+        assert [entry.body for entry in stored.entries] == [body] * 3
+        assert (stored.record.progress, stored.record.size) == (body[:1000], 3 * len(body))
+
+    async def test_progress_is_replaced_as_a_whole(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        await store.append(claim, a_write(1, b"more", progress=b"a longer progress than before"))
+        assert (await record_of(store)).progress == b"a longer progress than before"
+        await store.append(claim, a_write(2, b"more", progress=b""))
+        assert (await record_of(store)).progress == b""
+
+    async def test_a_write_without_entries_replaces_only_the_progress(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        claim = await begun(store, worker)
+        await store.append(claim, a_write(1, progress=b"further"))
+        record, journal = await contents(store)
+        assert (record.progress, record.next_seq, len(journal)) == (b"further", 1, 1)
+
+    async def test_a_finished_step_clears_the_strikes_and_nothing_else_does(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        claim = await begun(store, worker)
+        await store.append(claim, a_write(1, b"half a step"))
+        assert (await record_of(store)).strikes == 1
+        await store.append(claim, a_write(2, b"the other half", finished_step=True))
+        assert (await record_of(store)).strikes == 0
+        await store.append(claim, a_write(3, b"half a step"))
+        assert (await record_of(store)).strikes == 0
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            pytest.param(a_write(3, b"x"), id="after a gap"),
+            pytest.param(a_write(1, b"x"), id="a second time"),
+            pytest.param(
+                Write(entries=[*entries(2, b"x"), *entries(4, b"y")], progress=b"new"), id="with a gap inside"
+            ),
+            pytest.param(a_write(0, b"x", replace=True), id="as a rewrite that counts anew"),
+        ],
+    )
+    async def test_entries_out_of_order_are_refused_and_change_nothing(
+        self, store: CheckpointStore, worker: str, write: Write
+    ) -> None:
+        claim = await begun(store, worker, a_run("run-1", b"zero", b"one"))
+        before = await contents(store)
+        with pytest.raises(StoreError):
+            await store.append(claim, write)
+        assert await contents(store) == before
+        await store.append(claim, a_write(2, b"in order"))
+        assert await bodies_of(store) == [b"zero", b"one", b"in order"]
+
+    async def test_writes_to_many_runs_at_once_stay_apart(self, store: CheckpointStore, worker: str) -> None:
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(20)]
+
+        async def write(claim: Claim) -> None:
+            for seq in range(1, 6):
+                await store.append(claim, a_write(seq, f"{claim.run_id} {seq}".encode(), progress=b"%d" % seq))
+
+        await asyncio.gather(*(write(claim) for claim in claims))
+        for claim in claims:
+            expected = [b"begin", *(f"{claim.run_id} {seq}".encode() for seq in range(1, 6))]
+            assert await bodies_of(store, claim.run_id) == expected
+
+    async def test_one_bad_write_among_many_fails_alone(self, store: CheckpointStore, worker: str) -> None:
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(9)]
+        await store.claim("run-4", worker, steal=True)
+        results = await asyncio.gather(
+            *(store.append(claim, a_write(1, b"more")) for claim in claims), return_exceptions=True
+        )
+        assert [n for n, result in enumerate(results) if result is not None] == [4]
+        assert isinstance(results[4], StoreError)
+        for n in range(9):
+            assert await bodies_of(store, f"run-{n}") == ([b"begin"] if n == 4 else [b"begin", b"more"])
+
+
+@pytest.mark.asyncio
+class RewriteClauses(StoreUnderTest):
+    async def test_a_rewrite_leaves_exactly_its_entries(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker, a_run("run-1", b"zero", b"one", b"two"))
+        await store.append(claim, a_write(3, b"three"))
+        await store.append(claim, a_write(4, b"zero to three", b"four", progress=b"compacted", replace=True))
+        record, journal = await contents(store)
+        assert journal == entries(4, b"zero to three", b"four")
+        assert (record.next_seq, record.size, record.progress) == (6, len(b"zero to threefour"), b"compacted")
+
+    async def test_a_rewritten_run_goes_on(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker, a_run("run-1", b"zero", b"one"))
+        for first in (2, 4, 6):
+            await store.append(claim, a_write(first, b"compacted", replace=True))
+            await store.append(claim, a_write(first + 1, b"new"))
+            assert (await contents(store))[1] == entries(first, b"compacted", b"new")
+
+    async def test_a_rewrite_may_leave_nothing(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker, a_run("run-1", b"zero", b"one"))
+        await store.append(claim, a_write(2, replace=True))
+        record, journal = await contents(store)
+        assert (journal, record.next_seq, record.size) == ([], 2, 0)
+        await store.append(claim, a_write(2, b"two"))
+        assert (await contents(store))[1] == entries(2, b"two")
+
+
+@pytest.mark.asyncio
+class LoadClauses(StoreUnderTest):
+    @pytest.mark.parametrize("after", [-1, 0, 2, 3, 9])
+    async def test_load_gives_the_entries_after_the_one_named(
+        self, store: CheckpointStore, worker: str, after: int
+    ) -> None:
+        claim = await begun(store, worker)
+        await store.append(claim, a_write(1, b"one", b"two", b"three"))
+        stored = await store.load("run-1", after=after)
+        assert [entry.seq for entry in stored.entries] == [seq for seq in range(4) if seq > after]
+        assert stored.record == await record_of(store)
+
+    @pytest.mark.parametrize("after", [-1, 1, 2, 3])
+    async def test_load_after_an_entry_works_over_a_rewrite(
+        self, store: CheckpointStore, worker: str, after: int
+    ) -> None:
+        claim = await begun(store, worker, a_run("run-1", b"zero", b"one"))
+        await store.append(claim, a_write(2, b"compacted", b"new", replace=True))
+        stored = await store.load("run-1", after=after)
+        assert [entry.seq for entry in stored.entries] == [seq for seq in (2, 3) if seq > after]
+
+    async def test_loading_changes_nothing(self, store: CheckpointStore, worker: str) -> None:
+        await begun(store, worker)
+        before = await contents(store)
+        for _ in range(3):
+            await store.load("run-1", after=0)
+        assert await contents(store) == before
+
+    async def test_a_run_that_never_was_is_not_found(self, store: CheckpointStore) -> None:
+        await store.create(a_run("run-1"))
+        with pytest.raises(RunNotFound) as missing:
+            await store.load("run-2")
+        assert missing.value.run_id == "run-2"
