@@ -2,8 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+
+class Timer(Protocol):
+    """A callback that waits for its time."""
+
+    def cancel(self) -> None:
+        """The callback will not be called any more."""
+        ...
 
 
 class Clock(Protocol):
@@ -21,6 +30,10 @@ class Clock(Protocol):
         """Return once `duration` has passed on this clock."""
         ...
 
+    def call_later(self, delay: timedelta, callback: Callable[[], None]) -> Timer:
+        """Call `callback` on the running event loop once `delay` has passed on this clock."""
+        ...
+
 
 class SystemClock:
     """The machine's own clock."""
@@ -33,6 +46,9 @@ class SystemClock:
 
     async def sleep(self, duration: timedelta) -> None:
         await asyncio.sleep(duration.total_seconds())
+
+    def call_later(self, delay: timedelta, callback: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(delay.total_seconds(), callback)
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -2,17 +2,19 @@
 
 HoldfastError
 ├── RunError                    what can go wrong in a run: `holdfast.run.errors`
-│   ├── InvalidRunId, RunAlreadyLive, DefinitionError, UnknownTool, InvalidReply, PayloadError
+│   ├── InvalidRunId, RunAlreadyLive, NotDurable, InvalidReply, PayloadError
+│   ├── DefinitionError         UnknownTool
 │   ├── BoundExceeded           IterationsExceeded, RuntimeExceeded, RepeatedToolCalls
 │   ├── ToolFailed, RunKilled, RunCancelled
 │   ├── RunParked               waits for a person or a condition, with a reason
-│   └── RunInterrupted          stopped on purpose or by trouble; goes on later
-│       └── Shutdown, NotAdmitted
+│   ├── RunInterrupted          stopped on purpose or by trouble; goes on later: Shutdown, NotAdmitted,
+│   │                           UnknownPhase
+│   └── RunLost                 another worker owns the run
 ├── CheckpointError             what can go wrong with saved runs: `holdfast.checkpoint.errors`
 │   ├── StoreError              StoreUnavailable, StoreFull, StoreDenied, StoreClosed, SchemaTooNew
-│   │   └── ClaimLost
-│   ├── RunBusy, RunExists, RunNotFound, RunNotClaimable, RunDamaged
-│   └── UnknownVersion, UndecodableRecord, TranscriptTooLarge
+│   │   └── ClaimLost           is a RunLost too
+│   ├── RunBusy, RunExists (is a RunError too), RunNotFound, RunNotClaimable, RunDamaged
+│   └── UnknownVersion, UndecodableRecord, TranscriptTooLarge (is a RunParked too)
 └── one branch for each battery, in that battery's own `errors` module
 """
 

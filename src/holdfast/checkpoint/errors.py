@@ -1,6 +1,7 @@
 """What can go wrong with saved runs. The whole tree is drawn in `holdfast.errors`."""
 
 from holdfast.errors import HoldfastError
+from holdfast.run.errors import RunError, RunLost, RunParked
 
 
 class CheckpointError(HoldfastError):
@@ -37,7 +38,7 @@ class SchemaTooNew(StoreError):
         self.found, self.known = found, known
 
 
-class ClaimLost(StoreError):
+class ClaimLost(StoreError, RunLost):
     """Another worker owns this run now. Stop driving it; do not retry the write."""
 
     def __init__(self, run_id: str, held: int, current: int | None) -> None:
@@ -54,7 +55,7 @@ class RunBusy(CheckpointError):
         self.run_id, self.owner = run_id, owner
 
 
-class RunExists(CheckpointError):
+class RunExists(CheckpointError, RunError):
     """A run with this id is in the store already."""
 
     def __init__(self, run_id: str) -> None:
@@ -101,11 +102,10 @@ class UndecodableRecord(CheckpointError):
     """A stored record has not the shape this code expects. It was left untouched."""
 
 
-class TranscriptTooLarge(CheckpointError):
+class TranscriptTooLarge(CheckpointError, RunParked):
     """The run's transcript would pass the cap the host set. What was saved before is still there."""
 
     def __init__(self, run_id: str, size: int, cap: int) -> None:
-        super().__init__(
-            f"run {run_id}: a transcript of {size} bytes is over the cap of {cap}: compact it or raise max_bytes"
-        )
+        detail = f"run {run_id}: a transcript of {size} bytes is over the cap of {cap}: compact it or raise max_bytes"
+        RunParked.__init__(self, "size", detail)
         self.run_id, self.size, self.cap = run_id, size, cap

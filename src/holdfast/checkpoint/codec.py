@@ -1,0 +1,231 @@
+"""How a run is written into journal entries, and read back. Plain JSON; nothing in it names code."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.checkpoint.errors import RunDamaged, UndecodableRecord, UnknownVersion
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import StoredRun
+from holdfast.run.errors import PayloadError
+from holdfast.run.history import History
+from holdfast.run.info import RunInfo
+from holdfast.run.message import MessageCodec
+from holdfast.run.state import PhaseOutput, RunState
+from holdfast.run.usage import NO_USAGE, Usage
+
+#: Of the entries' bodies. Counts up when an older holdfast could not read what a newer one writes.
+FORMAT_VERSION = 1
+
+#: From the entries of one version to those of the next, by the version they come from.
+UPGRADES: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = {}
+
+#: How much of a prompt is shown in listings.
+PROMPT_HEAD = 200
+
+
+class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who and what a run is, as it is stored."""
+
+    run_id: str
+    agent_name: str
+    agent_id: str = ""
+    caller_id: str = ""
+    channel_id: str = ""
+    guild_id: str = ""
+    prompt: str = ""
+    model_tier: str = ""
+    parent_run_id: str | None = None
+    labels: dict[str, str] = {}
+    #: Whatever else the run was given, beside the prompt.
+    inputs: dict[str, Any] = {}
+    #: Somebody will ask the store for the run's end, so it is kept.
+    submitted: bool = False
+
+    @classmethod
+    def of(cls, info: RunInfo, *, submitted: bool = False) -> "RunMeta":
+        return cls(
+            submitted=submitted,
+            run_id=info.run_id,
+            agent_name=info.agent_name,
+            agent_id=info.agent_id,
+            caller_id=info.caller_id,
+            channel_id=info.channel_id,
+            guild_id=info.guild_id,
+            prompt=info.prompt,
+            model_tier=info.model_tier,
+            parent_run_id=info.parent_run_id,
+            labels=info.labels,
+            inputs={name: value for name, value in info.inputs.items() if name != "prompt"},
+        )
+
+    def info(self) -> RunInfo:
+        return RunInfo(
+            run_id=self.run_id,
+            agent_name=self.agent_name,
+            agent_id=self.agent_id,
+            caller_id=self.caller_id,
+            channel_id=self.channel_id,
+            guild_id=self.guild_id,
+            model_tier=self.model_tier,
+            parent_run_id=self.parent_run_id,
+            labels=self.labels,
+            inputs={**self.inputs, "prompt": self.prompt},
+        )
+
+    def head(self) -> "RunMeta":
+        """The small part that listings hand out."""
+        return msgspec.structs.replace(self, prompt=self.prompt[:PROMPT_HEAD], inputs={})
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a run came. Beside the journal, replaced with every write, shown in listings."""
+
+    iteration: int = 0
+    own_usage: Usage = NO_USAGE
+    child_usage: Usage = NO_USAGE
+    elapsed: timedelta = timedelta(0)
+    phases: int = 0
+    notes: dict[str, Any] = {}
+
+    @property
+    def usage(self) -> Usage:
+        return self.own_usage + self.child_usage
+
+    @classmethod
+    def of(cls, state: RunState) -> "Progress":
+        return cls(
+            iteration=state.iteration,
+            own_usage=state.own_usage,
+            child_usage=state.child_usage,
+            elapsed=state.elapsed,
+            phases=len(state.phases),
+            notes=state.notes,
+        )
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of the first entry."""
+
+    version: int
+    meta: RunMeta
+
+
+class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a tool result that is not in the conversation yet."""
+
+    call: str
+    message: msgspec.Raw
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Body of the last entry of a run whose end is kept."""
+
+    output: Any = None
+    error: str | None = None
+    usage: Usage = NO_USAGE
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a journal says: all it takes to go on, or the run's end."""
+
+    meta: RunMeta
+    state: RunState
+    outcome: Outcome | None = None
+
+
+_T = TypeVar("_T")
+
+
+def encode(body: Any) -> bytes:
+    """A body of ours as bytes.
+
+    Raises:
+        PayloadError: it holds something that cannot be stored.
+    """
+    try:
+        return msgspec.json.encode(body)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
+        raise PayloadError(f"{type(body).__name__} cannot be stored: {exc}; use plain JSON data") from exc
+
+
+def decode(body: bytes, kind: type[_T]) -> _T:
+    """A body of ours again.
+
+    Raises:
+        UndecodableRecord: it has not the shape that this code knows.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise UndecodableRecord(f"a stored {kind.__name__} cannot be read: {exc}") from exc
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def read_checkpoint(
+    stored: StoredRun,
+    codec: MessageCodec,
+    upgrades: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = UPGRADES,
+) -> Checkpoint:
+    """The checkpoint that a stored run's journal describes.
+
+    Raises:
+        UnknownVersion: a newer holdfast wrote it.
+        RunDamaged: the journal does not begin with its first entry.
+        UndecodableRecord: an entry has not the shape that this code knows.
+    """
+    run_id = stored.record.run_id
+    if not stored.entries or stored.entries[0].kind is not EntryKind.BEGIN:
+        raise RunDamaged(run_id, "its journal does not begin with a begin entry")
+    version = decode(stored.entries[0].body, _Version).version
+    if version > FORMAT_VERSION:
+        raise UnknownVersion(run_id, version, FORMAT_VERSION)
+    entries = stored.entries
+    for old in range(version, FORMAT_VERSION):
+        entries = upgrades[old](entries)
+    return _fold(entries, decode(stored.record.progress, Progress), codec)
+
+
+def _fold(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> Checkpoint:
+    begin = decode(entries[0].body, Begin)
+    outcome: Outcome | None = None
+    phases: list[PhaseOutput] = []
+    messages: list[Any] = []
+    results: dict[str, Any] = {}
+    for entry in entries[1:]:
+        if entry.kind is EntryKind.MESSAGE:
+            messages.append(_message(codec, entry.body))
+        elif entry.kind is EntryKind.RESULT:
+            recorded = decode(entry.body, RecordedResult)
+            results[recorded.call] = _message(codec, bytes(recorded.message))
+        elif entry.kind is EntryKind.ADOPT:
+            messages.extend(results.pop(call) for call in decode(entry.body, list[str]))
+        elif entry.kind is EntryKind.PHASE:
+            phases.append(decode(entry.body, PhaseOutput))
+            messages, results = [], {}
+        elif entry.kind is EntryKind.OUTCOME:
+            outcome = decode(entry.body, Outcome)
+    state = RunState(
+        codec=codec,
+        history=History(messages),
+        iteration=progress.iteration,
+        phases=phases,
+        results=results,
+        own_usage=progress.own_usage,
+        child_usage=progress.child_usage,
+        elapsed=progress.elapsed,
+        notes=progress.notes,
+    )
+    return Checkpoint(meta=begin.meta, state=state, outcome=outcome)
+
+
+def _message(codec: MessageCodec, body: bytes) -> Any:
+    try:
+        return codec.decode(body)
+    except Exception as exc:  # an adapter's codec may raise anything of its library's
+        raise UndecodableRecord(f"a stored message cannot be read by {type(codec).__name__}: {exc}") from exc

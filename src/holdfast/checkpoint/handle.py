@@ -1,0 +1,325 @@
+"""The handle of one run on a store: saves what is new, throttled, and settles the run at its end."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, encode
+from holdfast.checkpoint.delta import Delta, Mark
+from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
+from holdfast.checkpoint.journal import Entry, EntryKind, Write
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending, NewRun
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
+from holdfast.run.errors import PayloadError, RunCancelled
+from holdfast.run.state import RunState
+from holdfast.run.usage import Usage
+
+log = logging.getLogger("holdfast.checkpoint")
+
+_T = TypeVar("_T")
+
+#: A claim that was proven by a write so recently need not be proven again before a `once` tool starts.
+PROOF_LASTS = timedelta(seconds=1)
+
+
+class HandleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the runs of one host are saved."""
+
+    #: At most this much progress is lost. Zero or less: every save is written.
+    throttle: timedelta = timedelta(0)
+    #: A transcript may not grow beyond this many bytes. `None`: no cap.
+    max_bytes: int | None = None
+    #: Keep failed runs for so long, to be resumed by hand. `None`: they are removed.
+    keep_failed: timedelta | None = None
+    #: How long a save that the run cannot go on without waits for a store that does not answer.
+    patience: timedelta = timedelta(seconds=30)
+
+
+class StoreCheckpointer:
+    """A `Checkpointer` on a store. Belongs to one event loop; its methods may be called concurrently."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        meta: RunMeta,
+        worker_id: str,
+        *,
+        settings: HandleSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        keep_result: bool = False,
+        retention: timedelta | None = None,
+    ) -> None:
+        """The handle of a run that is not in the store yet: its first save puts it there.
+
+        Args:
+            keep_result: the run's end stays in the store, for somebody else to read; for `retention` if that is given.
+        """
+        self._store, self._meta, self._worker_id = store, meta, worker_id
+        self._settings, self._clock = settings or HandleSettings(), clock
+        self._keep_result, self._retention = keep_result, retention
+        self._claim: Claim | None = None
+        self._mark = Mark()
+        self._progress = b""
+        self._lock = asyncio.Lock()
+        self._closed = False
+        self._saved_at: float | None = None
+        #: The newest state that the throttle held back, and what will write it.
+        self._held_back: RunState | None = None
+        self._timer: Timer | None = None
+        self._flushes: set[asyncio.Task[None]] = set()
+        self._latest: RunState | None = None
+        self._progressed = False
+
+    @classmethod
+    def resumed(
+        cls, claim: Claim, mark: Mark, progress: bytes, store: CheckpointStore, meta: RunMeta, **options: Any
+    ) -> "StoreCheckpointer":
+        """The handle of a run that was claimed and loaded. `mark` and `progress` say what the store has of it."""
+        handle = cls(store, meta, claim.worker_id, **options)
+        handle._claim, handle._mark, handle._progress = claim, mark, progress
+        return handle
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim under which this handle writes. Its token never changes."""
+        return self._claim
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    async def save(self, state: RunState, *, urgent: bool = False) -> None:
+        """Write what is new since the last successful save, in one atomic, fenced write.
+
+        Inside the throttle window the save is held back, and the newest held back is written when the window closes.
+        The first save is never throttled, an urgent one neither. When the write fails, nothing moves: the next save
+        sends all of it. After the run was settled a save does nothing.
+        """
+        if self._closed:
+            return
+        self._latest = state
+        wait = self._window() if not urgent else 0.0
+        if wait > 0:
+            self._held_back = state
+            if self._timer is None:
+                self._timer = self._clock.call_later(timedelta(seconds=wait), self._window_closed)
+            return
+        await self._see_through(self._write(state, patient=urgent))
+
+    def _window(self) -> float:
+        """Seconds until the throttle lets the next save through."""
+        if self._saved_at is None:
+            return 0.0
+        return self._saved_at + self._settings.throttle.total_seconds() - self._clock.monotonic()
+
+    def _window_closed(self) -> None:
+        self._timer = None
+        task = asyncio.get_running_loop().create_task(self._flush())
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+
+    async def _flush(self) -> None:
+        if self._held_back is None or self._closed:
+            return
+        try:
+            await self._write(self._held_back, patient=False)
+        except Exception as exc:  # nobody waits for this one; the next save will raise what does not pass
+            log.warning("run %s: a throttled save failed, the next one carries it: %s", self._meta.run_id, exc)
+            if self._timer is None and not self._closed:
+                self._timer = self._clock.call_later(self._settings.throttle, self._window_closed)
+
+    async def _write(self, state: RunState, *, patient: bool) -> None:
+        async with self._lock:
+            if self._closed:
+                return
+            delta = Delta(self._mark, state, self._meta)
+            if delta.is_empty(self._mark) and self._claim is not None:
+                self._nothing_held_back()
+                return
+            cap = self._settings.max_bytes
+            if cap is not None and delta.after.size > cap:
+                raise TranscriptTooLarge(self._meta.run_id, delta.after.size, cap)
+            progress = encode(Progress.of(state))
+            if patient:
+                await self._patiently(lambda: self._send(delta, progress))
+            else:
+                await self._send(delta, progress)
+            self._mark, self._progress = delta.after, progress
+            self._progressed = self._progressed or delta.finished_step
+            self._saved_at = self._clock.monotonic()
+            self._nothing_held_back()
+
+    async def _send(self, delta: Delta, progress: bytes) -> None:
+        if self._claim is None:
+            run = NewRun(
+                run_id=self._meta.run_id,
+                agent_name=self._meta.agent_name,
+                caller_id=self._meta.caller_id,
+                parent_run_id=self._meta.parent_run_id,
+                meta=encode(self._meta.head()),
+                progress=progress,
+                entries=delta.entries,
+            )
+            self._claim = await self._store.create(run, worker_id=self._worker_id)
+            return
+        write = Write(
+            entries=delta.entries, progress=progress, replace=delta.replace, finished_step=delta.finished_step
+        )
+        await self._store.append(self._claim, write)
+
+    def _nothing_held_back(self) -> None:
+        self._held_back = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def confirm(self) -> None:
+        """Prove by a fenced write that the claim still holds, unless a write has just done so."""
+        if self._claim is None or self._closed:
+            return
+        if self._saved_at is not None and self._clock.monotonic() - self._saved_at < PROOF_LASTS.total_seconds():
+            return
+        await self._see_through(self._prove())
+
+    async def _prove(self) -> None:
+        async with self._lock:
+            assert self._claim is not None
+            await self._store.append(self._claim, Write(entries=(), progress=self._progress))
+            self._saved_at = self._clock.monotonic()
+
+    # -- settling -----------------------------------------------------------------------------------------------
+
+    async def complete(self, output: Any, usage: Usage) -> None:
+        """The run succeeded: it is removed, or its result is kept for whoever asked for it."""
+        if not self._keep_result:
+            await self._settle(self._remove)
+            return
+        outcome = encode(Outcome(output=output, usage=usage))
+        await self._settle(lambda: self._end(Status.DONE, outcome=outcome, keep=self._retention))
+
+    async def fail(self, error: BaseException) -> None:
+        """The run failed or was cancelled: it is removed, or kept aside to be resumed by hand."""
+        cancelled = isinstance(error, RunCancelled | asyncio.CancelledError)
+        keep = self._settings.keep_failed
+        if keep is None and not self._keep_result:
+            await self._settle(self._remove)
+            return
+        text = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
+        usage = self._latest.usage if self._latest is not None else Usage()
+        status = Status.CANCELLED if cancelled else Status.FAILED
+        outcome = encode(Outcome(error=text, usage=usage))
+        # A child's end is kept until its parent has recorded it, however long the parent is down.
+        how_long = self._retention if self._keep_result and keep is None else keep
+        await self._settle(lambda: self._end(status, reason=text, outcome=outcome, keep=how_long))
+
+    async def park(self, reason: str) -> None:
+        """The run waits for a person or a condition."""
+        await self._settle(lambda: self._end(Status.PARKED, reason=reason))
+
+    async def release(self) -> None:
+        """Leave the run for recovery. A clean stop is no strike."""
+        if self._held_back is not None:
+            await self.save(self._held_back, urgent=True)
+        strikes = 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - 1)
+        await self._settle(lambda: self._end(Status.INTERRUPTED, strikes=strikes))
+
+    async def _settle(self, how: Callable[[], Awaitable[None]]) -> None:
+        if self._closed:
+            return
+        # From here on no save writes anything: what is under way is waited for, what comes later does nothing.
+        self._closed = True
+        self._nothing_held_back()
+        await self._see_through(self._settle_last(how))
+
+    async def _settle_last(self, how: Callable[[], Awaitable[None]]) -> None:
+        async with self._lock:
+            if self._claim is not None:
+                await self._patiently(how)
+
+    async def _remove(self) -> None:
+        assert self._claim is not None
+        await self._store.remove(self._meta.run_id, claim=self._claim)
+
+    async def _end(
+        self,
+        status: Status,
+        *,
+        reason: str = "",
+        outcome: bytes | None = None,
+        strikes: int = 0,
+        keep: timedelta | None = None,
+    ) -> None:
+        assert self._claim is not None
+        entries, progress = self._rest()
+        if outcome is not None:
+            seq = self._mark.next_seq + len(entries)
+            entries = [*entries, Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome)]
+        ending = Ending(status=status, reason=reason, entries=entries, progress=progress, strikes=strikes, keep=keep)
+        await self._store.settle(self._claim, ending)
+
+    def _rest(self) -> tuple[list[Entry], bytes | None]:
+        """What the run did since its last save, if it can be stored as it is."""
+        if self._latest is None:
+            return [], None
+        try:
+            delta = Delta(self._mark, self._latest, self._meta)
+            if delta.replace or (self._settings.max_bytes or delta.after.size) < delta.after.size:
+                return [], None
+            return list(delta.entries), encode(Progress.of(self._latest))
+        except PayloadError:
+            return [], None
+
+    # -- trouble ------------------------------------------------------------------------------------------------
+
+    async def _patiently(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work`, again and again while the store does not answer, within the patience."""
+        pause = timedelta(milliseconds=50)
+        end = self._clock.monotonic() + self._settings.patience.total_seconds()
+        while True:
+            try:
+                await work()
+                return
+            except StoreUnavailable:
+                if self._clock.monotonic() + pause.total_seconds() > end:
+                    raise
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, timedelta(seconds=2))
+
+    async def _see_through(self, work: Any) -> None:
+        """Finish a write that was begun even if the caller is cancelled: the mark must tell what the store has."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # seen; the caller's cancel is what comes out
+            raise
+
+
+class NoCheckpointer:
+    """The handle when there is no store: every method succeeds and does nothing."""
+
+    async def save(self, state: RunState, *, urgent: bool = False) -> None:
+        return
+
+    async def confirm(self) -> None:
+        return
+
+    async def complete(self, output: Any, usage: Usage) -> None:
+        return
+
+    async def fail(self, error: BaseException) -> None:
+        return
+
+    async def park(self, reason: str) -> None:
+        return
+
+    async def release(self) -> None:
+        return

@@ -1,0 +1,55 @@
+"""Runs that are started from inside a tool of another run."""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from holdfast.run.agent import AgentSource
+from holdfast.run.info import RunInfo
+from holdfast.run.live import LiveRun
+from holdfast.run.outcome import Result
+from holdfast.run.usage import NO_USAGE, Usage
+
+#: Drives a child run of a live run to its end, or finds it ended.
+StartChild = Callable[[LiveRun, AgentSource, RunInfo], Awaitable[Result]]
+
+
+def child_run_id(parent_run_id: str, call_id: str, key: str) -> str:
+    """The id of the child that this call of the parent starts: the same in every life of the parent."""
+    digest = hashlib.sha256("\n".join((parent_run_id, call_id, key)).encode(errors="surrogatepass")).hexdigest()
+    return f"{parent_run_id[:100]}:{digest[:20]}"
+
+
+class Brood:
+    """The children of one tool call."""
+
+    def __init__(self, parent: LiveRun, call_id: str, start_child: StartChild | None) -> None:
+        self._parent, self._call_id, self._start_child = parent, call_id, start_child
+        self._started = 0
+        self.run_ids: list[str] = []
+        #: Joins the parent's usage when the call's result is recorded, so that it is counted exactly once.
+        self.usage: Usage = NO_USAGE
+
+    async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Any:
+        """Run the child, or meet it again."""
+        if key is None:
+            key = str(self._started)
+            self._started += 1
+        assert self._start_child is not None, "only an executor makes drives"
+        above = self._parent.info
+        info = RunInfo(
+            run_id=child_run_id(above.run_id, self._call_id, key),
+            agent_name=agent.name,
+            agent_id=getattr(agent, "agent_id", ""),
+            caller_id=above.caller_id,
+            channel_id=above.channel_id,
+            guild_id=above.guild_id,
+            model_tier=getattr(agent, "model_tier", ""),
+            parent_run_id=above.run_id,
+            labels=above.labels,
+            inputs={"prompt": prompt},
+        )
+        self.run_ids.append(info.run_id)
+        result = await self._start_child(self._parent, agent, info)
+        self.usage = self.usage + result.usage
+        return result

@@ -1,0 +1,242 @@
+"""What a loop is given to drive a conversation: steps, bounds, tool calls, and durability under all of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from holdfast.clock import Timer
+from holdfast.run.agent import Profile
+from holdfast.run.call import _CURRENT, CallContext
+from holdfast.run.children import Brood, StartChild
+from holdfast.run.effects import DID_NOT_HAPPEN, Effect, Happened, InDoubt, Reconcile
+from holdfast.run.errors import IterationsExceeded, RunParked
+from holdfast.run.live import LiveRun, log
+from holdfast.run.ports import RunEvent
+from holdfast.run.state import RunState
+from holdfast.run.usage import Usage
+
+#: The reply that asks for harmless tools is written if they are not done by then: quick ones share one write with it.
+INTENT_DELAY = timedelta(milliseconds=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRequest:
+    """One tool call that a loop wants made, or its recorded result."""
+
+    call_id: str
+    tool: str
+    arguments: Any
+    effect: Effect
+    #: Makes the call. What it returns is recorded, so the loop's codec has to be able to store it.
+    execute: Callable[[], Awaitable[Any]]
+    #: A result, in the same form, that tells the model something instead. Also wraps what a reconcile found.
+    tell: Callable[[str], Any]
+    found: Callable[[Any], Any]
+    reconcile: Reconcile | None = None
+    in_doubt: InDoubt = "tell"
+    failed: Callable[[Any], bool] = lambda result: False
+
+
+class Drive:
+    """One conversation of one run: the whole run, or one phase of it."""
+
+    def __init__(self, live: LiveRun, profile: Profile, prompt: str, start_child: StartChild | None = None) -> None:
+        self.profile, self.prompt = profile, prompt
+        self._live = live
+        self._start_child = start_child
+        #: Calls of the current batch that have no result yet.
+        self._outstanding = 0
+        self._doubtful: frozenset[str] = frozenset()
+        self._ran_once = False
+        self._intent: Timer | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        #: Children whose results are in this step.
+        self._raised: list[str] = []
+
+    @property
+    def state(self) -> RunState:
+        return self._live.state
+
+    @property
+    def run_id(self) -> str:
+        return self._live.info.run_id
+
+    @property
+    def live(self) -> LiveRun:
+        return self._live
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    async def seed(self, messages: Iterable[Any]) -> None:
+        """Begin the conversation. Returns when the run is in the store, before any model was asked."""
+        self.state.history.extend(messages)
+        await self._live.save(urgent=True)
+
+    async def begin_step(self) -> list[str]:
+        """Before each model call: bounds, budget, shutdown. Returns the messages that were steered in."""
+        steered = self._live.boundary()
+        for done, bounds in (
+            (self.state.iteration, self.profile.bounds),
+            (self.state.phase_iteration, self.profile.phase_bounds),
+        ):
+            if bounds is not None and done >= bounds.max_iterations:
+                raise IterationsExceeded(self.run_id, bounds.max_iterations)
+        if self._live.ports.budget is not None:
+            await self._live.ports.budget.check(self._live.info, self.state)
+        await self._live.emit(RunEvent(kind="step", iteration=self.state.iteration + 1))
+        for text in steered:
+            await self._live.emit(RunEvent(kind="steered", iteration=self.state.iteration + 1, text=text))
+        return steered
+
+    def used(self, usage: Usage) -> None:
+        """Count what a model call or a tool of this run has used."""
+        self.state.own_usage = self.state.own_usage + usage
+
+    async def said(self, text: str) -> None:
+        """The model replied; for whoever watches."""
+        await self._live.emit(RunEvent(kind="reply", iteration=self.state.iteration + 1, text=text))
+
+    async def end_step(self) -> None:
+        """The reply and all its tool results are in the history: the step is finished and saved."""
+        self._cancel_intent()
+        self.state.iteration += 1
+        self.state.results.clear()
+        self._outstanding, self._doubtful = 0, frozenset()
+        urgent, self._ran_once = self._ran_once, False
+        await self._live.save(urgent=urgent)
+        if self._raised and self._live.ports.checkpoints is not None:
+            await self._live.ports.checkpoints.forget(self._raised)
+            self._raised = []
+        if self._live.ports.budget is not None:
+            await self._live.ports.budget.commit(self._live.info, self.state)
+        if self._live.recorder is not None:
+            self._live.recorder.step(self.state.iteration, self.state.own_usage)
+
+    @property
+    def has_steering(self) -> bool:
+        """Whether a message waits to be taken in: then an answer is not the end yet."""
+        return self._live.has_steering
+
+    # -- tool calls ---------------------------------------------------------------------------------------------
+
+    async def intend(self, calls: Sequence[CallRequest], *, resumed: bool = False) -> None:
+        """The model asked for these calls. Once this returns, those that must not happen twice may be made.
+
+        Args:
+            resumed: the reply that asks for them was saved by an earlier life of this run, so every call without a
+                recorded result is in doubt.
+        """
+        missing = [call for call in calls if call.call_id not in self.state.results]
+        self._outstanding = len(missing)
+        self._ran_once = any(call.effect is Effect.ONCE for call in missing)
+        if resumed:
+            self._doubtful = frozenset(call.call_id for call in missing)
+            if self._ran_once:
+                await self._live.confirm()
+        elif self._ran_once:
+            await self._live.save(essential=True)
+        elif self._live.checkpointer is not None:
+            self._intent = self._live.clock.call_later(INTENT_DELAY, self._save_intent)
+
+    async def call(self, request: CallRequest) -> Any:
+        """The result of the call: the recorded one, or that of making it now. Recorded when this returns."""
+        recorded = self.state.results.get(request.call_id)
+        if recorded is not None:
+            return recorded
+        brood = Brood(self._live, request.call_id, self._start_child)
+        context = CallContext(
+            info=self._live.info,
+            call_id=request.call_id,
+            tool=request.tool,
+            arguments=request.arguments,
+            start_child=brood.start,
+        )
+        result = None
+        if request.effect is Effect.ONCE and request.call_id in self._doubtful:
+            result = await self._settle_doubt(request, context)
+        if result is None:
+            result = await self._make(request, context)
+        # Together, so that no save can hold the one without the other.
+        self.state.results[request.call_id] = result
+        self.state.child_usage = self.state.child_usage + brood.usage
+        self._raised.extend(brood.run_ids)
+        self._outstanding -= 1
+        if self._outstanding > 0:  # the last result of a batch is saved with the step
+            await self._live.save(urgent=request.effect is Effect.ONCE)
+        return result
+
+    async def _make(self, request: CallRequest, context: CallContext) -> Any:
+        if request.effect is Effect.ONCE:
+            await self._live.confirm()
+        await self._live.emit(
+            RunEvent(kind="tool_start", iteration=self.state.iteration + 1, name=request.tool, call_id=request.call_id)
+        )
+        began = self._live.clock.monotonic()
+        token = _CURRENT.set(context)
+        try:
+            result = await request.execute()
+        finally:
+            _CURRENT.reset(token)
+        error = request.failed(result)
+        self.used(Usage(tool_calls=1))
+        if self._live.recorder is not None:
+            took = timedelta(seconds=self._live.clock.monotonic() - began)
+            self._live.recorder.tool(context, effect=request.effect.value, error=error, took=took)
+        await self._live.emit(
+            RunEvent(
+                kind="tool_end",
+                iteration=self.state.iteration + 1,
+                name=request.tool,
+                call_id=request.call_id,
+                error=error,
+            )
+        )
+        return result
+
+    async def _settle_doubt(self, request: CallRequest, context: CallContext) -> Any:
+        """What is known of a call that was started and whose result was never recorded; `None`: make it now."""
+        if request.reconcile is not None:
+            try:
+                verdict = await request.reconcile(context)
+            except Exception as exc:  # the user's code: that it cannot tell is an answer, too
+                log.warning("run %s: reconciling %s failed: %s", self.run_id, request.tool, exc, exc_info=exc)
+            else:
+                if isinstance(verdict, Happened):
+                    return request.found(verdict.result)
+                if verdict is DID_NOT_HAPPEN:
+                    await self._live.confirm()
+                    return None
+        if self._live.recorder is not None:
+            self._live.recorder.event("in doubt", f"{request.tool} {request.call_id}")
+        if request.in_doubt == "park":
+            raise RunParked("in doubt", f"call {request.call_id} of {request.tool} may or may not have happened")
+        return request.tell(
+            "Unknown outcome: the process stopped after this call was started and before its result was recorded. "
+            "It may or may not have taken effect. Check before you call it again."
+        )
+
+    # -- the intent of harmless calls ---------------------------------------------------------------------------
+
+    def _save_intent(self) -> None:
+        self._intent = None
+        task = asyncio.get_running_loop().create_task(self._live.save())
+        self._background.add(task)
+        task.add_done_callback(self._intent_saved)
+
+    def _intent_saved(self, task: "asyncio.Task[None]") -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._live.stop(error)
+
+    def _cancel_intent(self) -> None:
+        if self._intent is not None:
+            self._intent.cancel()
+            self._intent = None
+
+    async def close(self) -> None:
+        """The conversation is over, one way or the other: leave nothing running behind it."""
+        self._cancel_intent()
+        if self._background:
+            await asyncio.gather(*self._background, return_exceptions=True)

@@ -1,0 +1,326 @@
+"""The executor: drives runs to their outcome and settles their checkpoints on every way out."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine, Mapping
+from datetime import timedelta
+from typing import Any
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
+from holdfast.run.agent import Agent, AgentSource
+from holdfast.run.errors import NotAdmitted, NotDurable, RunAlreadyLive, RunError, RuntimeExceeded, Shutdown
+from holdfast.run.info import RunInfo, new_run_id
+from holdfast.run.live import LiveRun
+from holdfast.run.loop import Loop
+from holdfast.run.native import NATIVE_LOOP
+from holdfast.run.outcome import Result, Settlement, settlement
+from holdfast.run.phases import Pipeline
+from holdfast.run.ports import Finished, Ports, Resumption, RunEvent
+from holdfast.run.state import RunState
+
+log = logging.getLogger("holdfast.run")
+
+
+class Executor:
+    """Drives any number of runs side by side in one event loop."""
+
+    def __init__(
+        self,
+        ports: Ports | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        required: bool = False,
+        shutdown_types: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        """Make an executor.
+
+        Args:
+            required: refuse a run that cannot be made durable, and interrupt one that cannot be saved. Without it a
+                warning is logged and the run goes on.
+            shutdown_types: exceptions by which the host's own code says that it shuts down: a run that ends with one
+                keeps its checkpoint for recovery.
+        """
+        self._ports = ports or Ports()
+        self._clock, self._required, self._shutdown_types = clock, required, shutdown_types
+        self._live: dict[str, LiveRun] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._shutdown: asyncio.Task[None] | None = None
+
+    # -- runs ---------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        agent: AgentSource,
+        prompt: str,
+        *,
+        run_id: str | None = None,
+        caller_id: str = "",
+        channel_id: str = "",
+        guild_id: str = "",
+        parent_run_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Drive a new run to its end.
+
+        Raises:
+            RunError: the run did not end with an answer; the kind says why. A model's or a port's own exception
+                comes out as it is.
+        """
+        info = RunInfo(
+            run_id=new_run_id() if run_id is None else run_id,
+            agent_name=agent.name,
+            agent_id=getattr(agent, "agent_id", ""),
+            caller_id=caller_id,
+            channel_id=channel_id,
+            guild_id=guild_id,
+            model_tier=getattr(agent, "model_tier", ""),
+            parent_run_id=parent_run_id,
+            labels=dict(labels or {}),
+            inputs={**(inputs or {}), "prompt": prompt},
+        )
+        return await self._conduct(agent, LiveRun(info, RunState(), **self._for_live()))
+
+    async def resume(self, agent: AgentSource, resumption: Resumption) -> Result:
+        """Go on with an interrupted run, from its saved state and with no new input. Raises as `run` does."""
+        live = LiveRun(
+            resumption.info,
+            resumption.state,
+            checkpointer=resumption.checkpointer,
+            resumed=True,
+            **self._for_live(),
+        )
+        return await self._conduct(agent, live)
+
+    def live(self, run_id: str) -> LiveRun | None:
+        """The run, if this executor drives it at the moment: to steer it, or to stop it."""
+        return self._live.get(run_id)
+
+    @property
+    def live_runs(self) -> frozenset[str]:
+        return frozenset(self._live)
+
+    def _for_live(self) -> dict[str, Any]:
+        return {"ports": self._ports, "clock": self._clock, "required": self._required}
+
+    async def _start_child(self, parent: LiveRun, agent: AgentSource, info: RunInfo) -> Result:
+        loop = getattr(agent, "loop", None) or NATIVE_LOOP
+        if self._ports.checkpoints is not None and parent.checkpointer is not None:
+            met = await self._ports.checkpoints.rejoin(info, loop.codec)
+            if isinstance(met, Finished):
+                if met.error is not None:
+                    raise RunError(f"child run {info.run_id} failed: {met.error}")
+                return Result(run_id=info.run_id, output=loop.load_output(met.output), usage=met.usage, iterations=0)
+            if met is not None:
+                return await self.resume(agent, met)
+        return await self._conduct(agent, LiveRun(info, RunState(), **self._for_live()))
+
+    # -- one run, from admission to settlement ------------------------------------------------------------------
+
+    async def _conduct(self, agent: AgentSource, live: LiveRun) -> Result:
+        run_id = live.info.run_id
+        if run_id in self._live:
+            raise RunAlreadyLive(run_id)
+        if self._draining:
+            if live.checkpointer is not None:
+                await _uninterrupted(self._settle(live, Shutdown("not begun"), None))
+            raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
+        self._live[run_id] = live
+        self._idle.clear()
+        try:
+            task = asyncio.create_task(self._drive(agent, live), name=f"holdfast run {run_id}")
+            live.runs_in(task)
+            error = await _outcome(task, live)
+            result = None if error is not None else task.result()
+            await _uninterrupted(self._settle(live, error, result))
+            if error is not None:
+                raise error
+            assert result is not None
+            return result[0]
+        finally:
+            del self._live[run_id]
+            if not self._live:
+                self._idle.set()
+
+    async def _drive(self, source: AgentSource, live: LiveRun) -> tuple[Result, Any]:
+        """The run itself: its result, and its output as it is stored."""
+        timer: Timer | None = None
+        try:
+            await self._make_durable(live)
+            if self._ports.audit is not None:
+                live.recorder = self._ports.audit.begin(live.info)
+                live.recorder.start(resumed=live.resumed)
+            agent = await source.build(live.info)
+            loop: Loop = agent.loop or NATIVE_LOOP
+            live.state.codec = loop.codec
+            if live.resumed:
+                await live.emit(RunEvent(kind="resumed", iteration=live.state.iteration))
+            timer = self._watch(agent, live)
+            if self._ports.budget is not None:
+                await self._ports.budget.check(live.info, live.state)
+            tools = await self._ports.palette.tools(live.info) if self._ports.palette is not None else ()
+            output = await Pipeline(live, agent, loop, tools, self._start_child).run()
+            stored = loop.dump_output(output)
+            if self._ports.delivery is not None:
+                await self._ports.delivery.output(live.info, output)
+            return _result(live, output), stored
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _make_durable(self, live: LiveRun) -> None:
+        if live.checkpointer is not None or self._ports.checkpoints is None:
+            return
+        try:
+            live.checkpointer = await self._ports.checkpoints.begin(live.info)
+        except Exception as exc:  # a host's own factory may raise anything
+            if self._required:
+                raise NotDurable(f"run {live.info.run_id} was refused, it could not be made durable: {exc}") from exc
+            log.warning("run %s goes on without durability: %s", live.info.run_id, exc, exc_info=exc)
+
+    def _watch(self, agent: Agent, live: LiveRun) -> Timer | None:
+        """Start what ends the run when it takes too long: a critic's watch, or the hard end."""
+        limit = agent.bounds.max_runtime
+        if self._ports.critic is not None:
+            live.watch = self._ports.critic.begin(live.info, live.state, live, limit)
+        if limit is None or live.watch is not None:
+            return None
+        error = RuntimeExceeded(live.info.run_id, limit)
+        return self._clock.call_later(max(limit - live.state.elapsed, timedelta(0)), lambda: live.stop(error))
+
+    async def _settle(self, live: LiveRun, error: BaseException | None, result: tuple[Result, Any] | None) -> None:
+        """Do to the checkpoint what the way out demands, and close the ports. Raises nothing."""
+        way = settlement(error, self._shutdown_types)
+        if live.checkpointer is not None:
+            try:
+                await self._settle_checkpoint(live, way, error, result)
+            except Exception as exc:  # logged, never raised: it must not mask how the run ended
+                log.error("run %s: its checkpoint could not be settled (%s)", live.info.run_id, way, exc_info=exc)
+        for close in (self._close_watch, self._close_audit, self._tell_error):
+            try:
+                await close(live, way, error)
+            except Exception as exc:  # the same
+                log.error("run %s: a port failed while the run was settled", live.info.run_id, exc_info=exc)
+
+    async def _settle_checkpoint(
+        self, live: LiveRun, way: Settlement, error: BaseException | None, result: tuple[Result, Any] | None
+    ) -> None:
+        checkpointer = live.checkpointer
+        assert checkpointer is not None
+        if way is Settlement.COMPLETE:
+            assert result is not None
+            await checkpointer.complete(result[1], result[0].usage)
+        elif way is Settlement.FAIL:
+            assert error is not None
+            await checkpointer.fail(error)
+        elif way is not Settlement.ABANDON:
+            await self._save_rest(live)
+            if way is Settlement.PARK:
+                await checkpointer.park(str(error))
+            else:
+                await checkpointer.release()
+
+    async def _save_rest(self, live: LiveRun) -> None:
+        """What the run did since its last save, so that recovery begins there. What was saved before is safe anyway."""
+        try:
+            await live.save(urgent=True)
+        except Exception as exc:  # such as a transcript over its cap: then the run stays as it was saved
+            log.warning("run %s: its last moments were not saved: %s", live.info.run_id, exc)
+
+    async def _close_watch(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
+        if live.watch is not None:
+            live.watch.close()
+
+    async def _close_audit(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
+        if live.recorder is not None:
+            live.recorder.close(way.value, live.state.own_usage, error)
+
+    async def _tell_error(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
+        if error is not None and self._ports.delivery is not None:
+            await self._ports.delivery.error(live.info, error)
+
+    # -- shutdown -----------------------------------------------------------------------------------------------
+
+    async def shutdown(self, grace: timedelta = timedelta(seconds=30)) -> None:
+        """Stop admitting, let each run reach its next step boundary, and leave every checkpoint for recovery.
+
+        Runs that have not reached one when `grace` is over are stopped where they are. The store is closed last.
+        May be called again; every call returns when the shutdown is done.
+        """
+        if self._shutdown is None:
+            self._shutdown = asyncio.create_task(self._drain(grace))
+        await asyncio.shield(self._shutdown)
+
+    async def _drain(self, grace: timedelta) -> None:
+        self._draining = True
+        for live in self._live.values():
+            live.draining = True
+        timer = self._clock.call_later(grace, self._stop_all)
+        try:
+            await self._idle.wait()
+        finally:
+            timer.cancel()
+        if self._ports.checkpoints is not None:
+            await self._ports.checkpoints.close()
+
+    def _stop_all(self) -> None:
+        for live in list(self._live.values()):
+            live.stop(
+                Shutdown(f"run {live.info.run_id} was stopped for a shutdown within step {live.state.iteration + 1}")
+            )
+
+    def shutdown_on_signals(self, grace: timedelta = timedelta(seconds=30)) -> None:
+        """Shut down on SIGTERM and SIGINT. A second signal ends the process as it would have without this."""
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+
+        def begin() -> None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            tasks.add(loop.create_task(self.shutdown(grace)))
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, begin)
+
+
+def _result(live: LiveRun, output: Any) -> Result:
+    state = live.state
+    return Result(
+        run_id=live.info.run_id,
+        output=output,
+        usage=state.usage,
+        iterations=state.iteration,
+        phases=tuple(state.phases),
+        messages=state.history,
+    )
+
+
+async def _outcome(task: "asyncio.Task[Any]", live: LiveRun) -> BaseException | None:
+    """Wait for the run's task; the error it ended with. A cancel of the caller stops the run first."""
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError as cancel:
+        live.stop(cancel)
+        await _uninterrupted(asyncio.wait([task]), swallow=True)
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if live.stopped_by is None or (error is None and isinstance(live.stopped_by, Shutdown)):
+        return error
+    # It was stopped: what its code made of the cancellation on the way out does not matter.
+    return live.stopped_by
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, Any], *, swallow: bool = False) -> None:
+    """See `work` through to its end, whoever cancels the caller meanwhile. The cancel is raised then, or swallowed."""
+    task = asyncio.ensure_future(work)
+    cancel: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            cancel = exc
+    if cancel is not None and not swallow:
+        raise cancel
+    task.result()

@@ -1,0 +1,54 @@
+"""Who and what a run is."""
+
+import re
+import secrets
+from typing import Any
+
+import msgspec
+
+from holdfast.run.errors import InvalidRunId
+
+MAX_RUN_ID = 200
+_RUN_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+def check_run_id(run_id: str) -> str:
+    """`run_id` itself, if it can be one.
+
+    Raises:
+        InvalidRunId: it is empty, too long, or has a character outside `A-Z a-z 0-9 . _ : -`.
+    """
+    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+        raise InvalidRunId(
+            f"{run_id!r:.80} cannot be a run id: use 1 to {MAX_RUN_ID} of the characters A-Z a-z 0-9 . _ : -"
+        )
+    return run_id
+
+
+def new_run_id() -> str:
+    """A fresh id, short enough to type."""
+    return secrets.token_hex(8)
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Identity and circumstances of one run. The same before and after a resume."""
+
+    run_id: str
+    agent_name: str
+    agent_id: str = ""
+    caller_id: str = ""
+    channel_id: str = ""
+    guild_id: str = ""
+    model_tier: str = ""
+    parent_run_id: str | None = None
+    #: Free text labels, for filtering and accounting.
+    labels: dict[str, str] = {}
+    #: What the run was asked; `inputs["prompt"]` is the prompt.
+    inputs: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        check_run_id(self.run_id)
+
+    @property
+    def prompt(self) -> str:
+        return str(self.inputs.get("prompt", ""))

@@ -1,0 +1,124 @@
+"""One run that is being driven right now."""
+
+import asyncio
+import logging
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+from holdfast.clock import Clock
+from holdfast.run.errors import RunError, RunInterrupted, RunKilled, Shutdown
+from holdfast.run.info import RunInfo
+from holdfast.run.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
+from holdfast.run.state import RunState
+
+log = logging.getLogger("holdfast.run")
+
+
+class LiveRun:
+    """Joins a run's state with its checkpointer and its ports. Belongs to one task of one event loop."""
+
+    def __init__(
+        self,
+        info: RunInfo,
+        state: RunState,
+        *,
+        ports: Ports,
+        clock: Clock,
+        required: bool = False,
+        checkpointer: Checkpointer | None = None,
+        resumed: bool = False,
+    ) -> None:
+        self.info, self.state, self.ports, self.clock = info, state, ports, clock
+        self.checkpointer = checkpointer
+        self.resumed = resumed
+        self.recorder: Recorder | None = None
+        self.watch: Watch | None = None
+        self.draining = False
+        self._required = required
+        self._inbox: deque[str] = deque()
+        self._task: asyncio.Task[Any] | None = None
+        self._stopped_by: BaseException | None = None
+        self._since = clock.monotonic()
+        self._elapsed_before = state.elapsed
+
+    # -- from outside -------------------------------------------------------------------------------------------
+
+    def steer(self, text: str) -> None:
+        """Put a message in front of the next step."""
+        self._inbox.append(text)
+
+    def kill(self, reason: str) -> None:
+        """End the run: for critics."""
+        self.stop(RunKilled(f"run {self.info.run_id} was killed: {reason}"))
+
+    def stop(self, error: BaseException) -> None:
+        """End the run with `error`, wherever it is. The first to say so decides how the run ended."""
+        if self._stopped_by is None:
+            self._stopped_by = error
+            if self._task is not None:
+                self._task.cancel()
+
+    def runs_in(self, task: asyncio.Task[Any]) -> None:
+        """Tell which task is to be cancelled when the run is stopped."""
+        self._task = task
+        if self._stopped_by is not None:
+            task.cancel()
+
+    @property
+    def stopped_by(self) -> BaseException | None:
+        return self._stopped_by
+
+    # -- from inside --------------------------------------------------------------------------------------------
+
+    def boundary(self) -> list[str]:
+        """Between two steps: stop here if the host shuts down, and take what was steered in."""
+        if self._stopped_by is not None:
+            raise self._stopped_by
+        if self.draining:
+            raise Shutdown(f"run {self.info.run_id} stopped for a shutdown after step {self.state.iteration}")
+        steered = list(self._inbox)
+        self._inbox.clear()
+        return steered
+
+    @property
+    def has_steering(self) -> bool:
+        return bool(self._inbox)
+
+    def count_time(self) -> timedelta:
+        """Bring the state's elapsed time up to now."""
+        self.state.elapsed = self._elapsed_before + timedelta(seconds=self.clock.monotonic() - self._since)
+        return self.state.elapsed
+
+    async def save(self, *, urgent: bool = False, essential: bool = False) -> None:
+        """Save the state. Trouble with the store is logged and the next save carries what this one could not.
+
+        Args:
+            urgent: not throttled.
+            essential: the run must not go on without it; then trouble interrupts the run, and recovery goes on with it.
+        """
+        if self.checkpointer is None:
+            return
+        self.count_time()
+        try:
+            await self.checkpointer.save(self.state, urgent=urgent or essential)
+        except RunError:
+            raise
+        except Exception as exc:  # whatever a store raises: it must never become the run's result
+            if essential or self._required:
+                raise RunInterrupted(
+                    f"run {self.info.run_id} could not be saved and waits for recovery: {exc}"
+                ) from exc
+            log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
+
+    async def confirm(self) -> None:
+        """Raise unless this process still owns the run."""
+        if self.checkpointer is not None:
+            await self.checkpointer.confirm()
+
+    async def emit(self, event: RunEvent) -> None:
+        """Tell the critic and the delivery that something happened."""
+        if self.watch is not None:
+            self.watch.activity()
+        if self.ports.delivery is not None:
+            await self.ports.delivery.progress(self.info, event)

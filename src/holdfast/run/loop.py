@@ -1,0 +1,42 @@
+"""The seam between the executor and whatever drives a conversation."""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.run.message import MessageCodec
+
+if TYPE_CHECKING:
+    from holdfast.run.drive import Drive
+
+
+class Loop(Protocol):
+    """Drives one conversation to its output, step by step. One object serves any number of runs.
+
+    The contract with the executor, which the native loop keeps like any other:
+
+    - `drive.state.history` is the conversation. If it is empty, begin with `drive.seed(messages)`, which makes the
+      run durable before the first model call. If it is not, go on from it with no new input.
+    - `drive.begin_step()` before each model call; it may raise to stop the run, and returns what was steered in.
+    - After a reply that asks for tools: `drive.intend(...)`, then each call through `drive.call(...)`.
+    - `drive.end_step()` once the reply and all its tool results are in the history.
+    """
+
+    @property
+    def codec(self) -> MessageCodec:
+        """How this loop's messages are stored."""
+        ...
+
+    async def drive(self, drive: "Drive") -> Any:
+        """Go on to the end of the conversation and return its output."""
+        ...
+
+    def dump_output(self, output: Any) -> Any:
+        """The output as plain data, for the store.
+
+        Raises:
+            PayloadError: it cannot be stored without changing it.
+        """
+        ...
+
+    def load_output(self, stored: Any) -> Any:
+        """The output again."""
+        ...

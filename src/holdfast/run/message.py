@@ -1,0 +1,89 @@
+"""The messages of the native loop, and how messages of any loop are stored."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.run.errors import PayloadError
+from holdfast.run.usage import NO_USAGE, Usage
+
+
+class System(msgspec.Struct, frozen=True, tag_field="role", tag="system"):
+    """The agent's instructions, as they were when the run began."""
+
+    text: str
+
+
+class User(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
+    """What a person, or whoever steers the run, says."""
+
+    text: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that the model asks for."""
+
+    #: Unique within the run. Results are recorded under it.
+    id: str
+    name: str
+    #: What the model gave, as JSON data. Checked against the tool's signature before the tool is called.
+    arguments: Any = {}
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="reply", omit_defaults=True):
+    """What the model says. Without tool calls it is the answer."""
+
+    text: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    usage: Usage = NO_USAGE
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="tool", omit_defaults=True):
+    """What became of one tool call."""
+
+    call_id: str
+    tool: str
+    #: Plain JSON data.
+    content: Any = None
+    #: The call failed, or was refused; `content` says why.
+    error: bool = False
+
+
+Message = System | User | Reply | ToolResult
+
+
+class MessageCodec(Protocol):
+    """How the messages of one kind of loop are turned into bytes and back."""
+
+    def encode(self, message: Any) -> bytes:
+        """One JSON value in UTF-8, without a line break.
+
+        Raises:
+            PayloadError: the message cannot be stored without changing it.
+        """
+        ...
+
+    def decode(self, body: bytes) -> Any:
+        """The message again, equal to what was encoded. Imports nothing and runs nothing named in the data."""
+        ...
+
+
+class NativeCodec:
+    """Stores the messages above."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._decoder = msgspec.json.Decoder(Message)
+
+    def encode(self, message: Any) -> bytes:
+        try:
+            return self._encoder.encode(message)
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
+            raise PayloadError(f"a {type(message).__name__} message cannot be stored: {exc}") from exc
+
+    def decode(self, body: bytes) -> Any:
+        return self._decoder.decode(body)
+
+
+NATIVE_CODEC = NativeCodec()

@@ -1,0 +1,196 @@
+"""The native loop: ask the model, call the tools it asks for, repeat."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.run.drive import CallRequest, Drive
+from holdfast.run.effects import Effect
+from holdfast.run.errors import InvalidReply, RepeatedToolCalls, RunInterrupted, RunLost, RunParked, ToolFailed
+from holdfast.run.message import NATIVE_CODEC, MessageCodec, Reply, System, ToolCall, ToolResult, User
+from holdfast.run.payload import plain
+from holdfast.run.tool import Tool
+from holdfast.run.usage import Usage
+
+
+class NativeLoop:
+    """Drives agents made of a model callable and tools."""
+
+    @property
+    def codec(self) -> MessageCodec:
+        return NATIVE_CODEC
+
+    def dump_output(self, output: Any) -> Any:
+        return plain(output, "the output")
+
+    def load_output(self, stored: Any) -> Any:
+        return stored
+
+    async def drive(self, drive: Drive) -> Any:
+        """The text of the first reply that asks for no tools."""
+        if not drive.state.history:
+            system = [System(drive.profile.instructions)] if drive.profile.instructions else []
+            await drive.seed([*system, User(drive.prompt)])
+        conversation = _Conversation(drive)
+        reply = conversation.unfinished()
+        resumed = reply is not None
+        while True:
+            if reply is None:
+                reply = await conversation.ask()
+            if not reply.tool_calls:
+                if not resumed:
+                    await drive.end_step()
+                if not drive.has_steering:
+                    return reply.text
+            else:
+                drive.state.history.extend(await conversation.call_tools(reply.tool_calls, resumed=resumed))
+                await drive.end_step()
+            reply, resumed = None, False
+
+
+class _Conversation:
+    """One conversation under way."""
+
+    def __init__(self, drive: Drive) -> None:
+        self._drive = drive
+        self._history = drive.state.history
+        self._tools = drive.profile.tools
+        self._schemas = tuple(tool.schema for tool in self._tools.values())
+        self._repeats = _Repeats(self._history)
+
+    def unfinished(self) -> Reply | None:
+        """The reply with which a saved conversation ends: its tools are not all called, or it is the answer."""
+        last = self._history[-1]
+        return last if isinstance(last, Reply) else None
+
+    async def ask(self) -> Reply:
+        """The model's next reply, already in the history."""
+        drive = self._drive
+        steered = await drive.begin_step()
+        if drive.profile.compact is not None:
+            shorter = await drive.profile.compact(self._history)
+            if shorter is not None:
+                self._history.rewrite(shorter)
+        self._history.extend(User(text) for text in steered)
+        assert drive.profile.model is not None, "Agent refuses to be made without a model"
+        reply = _checked(await drive.profile.model(self._history, self._schemas))
+        self._history.append(reply)
+        drive.used(msgspec.structs.replace(reply.usage, requests=max(1, reply.usage.requests)))
+        await drive.said(reply.text)
+        if self._repeats.count(reply) > drive.profile.max_repeats:
+            raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, drive.profile.max_repeats)
+        return reply
+
+    async def call_tools(self, calls: Sequence[ToolCall], *, resumed: bool) -> list[ToolResult]:
+        """The results of all calls, in their order; the calls run side by side."""
+        requests = [self._request(call) for call in calls]
+        await self._drive.intend(requests, resumed=resumed)
+        if len(requests) == 1:
+            return [await self._drive.call(requests[0])]
+        tasks = [asyncio.create_task(self._drive.call(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            # A sibling that is ended here must be over before the run is settled.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _request(self, call: ToolCall) -> CallRequest:
+        tool = self._tools.get(call.name)
+
+        def result(content: Any, *, error: bool = False) -> ToolResult:
+            return ToolResult(call_id=call.id, tool=call.name, content=content, error=error)
+
+        def tell(text: str) -> ToolResult:
+            return result(text, error=True)
+
+        async def refuse() -> ToolResult:
+            return tell(refusal)
+
+        refusal = ""
+        arguments: dict[str, Any] = {}
+        if tool is None:
+            refusal = f"There is no tool {call.name!r}. Known tools: {', '.join(self._tools) or 'none'}."
+        else:
+            try:
+                arguments = tool.check(call.arguments)
+            except ValueError as exc:
+                refusal = f"The arguments do not fit: {exc}. The tool was not called."
+        if tool is None or refusal:
+            return CallRequest(
+                call_id=call.id, tool=call.name, arguments=call.arguments, effect=Effect.PURE,
+                execute=refuse, tell=tell, found=result, failed=_is_error,
+            )  # fmt: skip
+
+        return CallRequest(
+            call_id=call.id, tool=call.name, arguments=call.arguments, effect=tool.effect,
+            execute=lambda: _execute(tool, arguments, call), tell=tell,
+            found=lambda value: result(plain(value, f"what reconcile of {call.name} found")),
+            reconcile=tool.reconcile, in_doubt=tool.in_doubt, failed=_is_error,
+        )  # fmt: skip
+
+
+async def _execute(tool: Tool, arguments: dict[str, Any], call: ToolCall) -> ToolResult:
+    try:
+        content = plain(await tool.call(arguments), f"the result of {tool.name}")
+    except (RunInterrupted, RunParked, RunLost):
+        raise  # of a child run: what stopped the child stops its parent
+    except Exception as exc:  # the user's code may raise anything; the model or the caller is told
+        if tool.on_error == "raise":
+            raise ToolFailed(tool.name, exc) from exc
+        # Text made of the error may hold what no store takes, such as half a surrogate pair.
+        text = f"{type(exc).__name__}: {exc}".encode(errors="replace").decode()
+        return ToolResult(call_id=call.id, tool=call.name, content=text, error=True)
+    return ToolResult(call_id=call.id, tool=call.name, content=content)
+
+
+def _is_error(result: Any) -> bool:
+    return isinstance(result, ToolResult) and result.error
+
+
+def _checked(reply: Any) -> Reply:
+    """`reply`, if it is one.
+
+    Raises:
+        InvalidReply: it is something else, or its tool calls cannot be told apart.
+    """
+    if not isinstance(reply, Reply):
+        raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
+    if not isinstance(reply.text, str) or not isinstance(reply.usage, Usage):
+        raise InvalidReply("the model returned a Reply whose text is no str, or whose usage is no Usage")
+    calls = reply.tool_calls
+    if not calls:
+        return reply
+    if not all(isinstance(call, ToolCall) and call.id and call.name for call in calls):
+        raise InvalidReply("every tool call of a reply has to be a ToolCall with an id and a name")
+    if len({call.id for call in calls}) < len(calls):
+        raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
+    for call in calls:
+        plain(call.arguments, f"the arguments of {call.name}")
+    return reply
+
+
+class _Repeats:
+    """Counts replies in a row that ask for the same tools with the same arguments."""
+
+    def __init__(self, history: Sequence[Any]) -> None:
+        self._last: bytes | None = None
+        self._times = 0
+        replies = [message for message in history if isinstance(message, Reply)]
+        for reply in replies:
+            self.count(reply)
+
+    def count(self, reply: Reply) -> int:
+        if not reply.tool_calls:
+            self._last, self._times = None, 0
+            return 0
+        asked = msgspec.json.encode([(call.name, call.arguments) for call in reply.tool_calls])
+        self._times = self._times + 1 if asked == self._last else 1
+        self._last = asked
+        return self._times
+
+
+NATIVE_LOOP = NativeLoop()

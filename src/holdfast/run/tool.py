@@ -1,0 +1,107 @@
+"""Tools: typed Python functions that a model may ask for."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any, overload
+
+import msgspec
+
+from holdfast.run.effects import Effect, InDoubt, OnError, Reconcile
+from holdfast.run.errors import DefinitionError
+from holdfast.run.payload import Plain
+from holdfast.run.signature import Signature
+
+
+class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as the model sees it."""
+
+    name: str
+    description: str
+    #: JSON schema of the arguments, an object.
+    parameters: dict[str, Any]
+
+
+class Tool:
+    """A function with a name, a schema and an effect. Immutable; `@tool` makes one."""
+
+    __slots__ = ("_is_async", "_signature", "effect", "function", "in_doubt", "name", "on_error", "reconcile", "schema")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        effect: Effect | str = Effect.ONCE,
+        reconcile: Reconcile | None = None,
+        in_doubt: InDoubt = "tell",
+        on_error: OnError = "tell",
+    ) -> None:
+        """Make a tool of `function`, sync or async. A sync one runs in a thread.
+
+        Args:
+            description: for the model; without it the function's docstring.
+            effect: what calling it twice would do. Unless you say more, it must not happen twice.
+            reconcile: asked, after a crash, what became of a call whose result was never recorded.
+            in_doubt: what is done about such a call if nobody knows: tell the model, or park the run for a person.
+            on_error: whether the model is told of an exception, or the run ends with it.
+
+        Raises:
+            DefinitionError: the signature cannot be described, or the options contradict each other.
+        """
+        self.function = function
+        self.name = name or str(getattr(function, "__name__", ""))
+        if not self.name or self.name == "<lambda>":
+            raise DefinitionError(f"{function!r} has no name of its own: give the tool one with name=")
+        try:
+            self.effect = Effect(effect)
+        except ValueError:
+            raise DefinitionError(f"tool {self.name}: effect is {effect!r}, not one of {[*Effect]}") from None
+        if reconcile is not None and self.effect is not Effect.ONCE:
+            raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
+        self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
+        self._signature = Signature(function)
+        # An object whose class has an async __call__ counts as async, too.
+        self._is_async = any(map(inspect.iscoroutinefunction, (inspect.unwrap(function), type(function).__call__)))
+        self.schema = ToolSchema(
+            name=self.name,
+            description=description if description is not None else inspect.getdoc(function) or "",
+            parameters=self._signature.schema,
+        )
+
+    def check(self, arguments: Plain) -> dict[str, Any]:
+        """The keyword arguments for the function.
+
+        Raises:
+            ValueError: they do not fit the signature; the message is meant for the model.
+        """
+        return self._signature.arguments(arguments)
+
+    async def call(self, arguments: dict[str, Any]) -> Any:
+        """What the function returns, or raises."""
+        if self._is_async:
+            return await self.function(**arguments)
+        return await asyncio.to_thread(self.function, **arguments)
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r}, effect={self.effect.value!r})"
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effect: Effect | str = Effect.ONCE,
+    reconcile: Reconcile | None = None,
+    in_doubt: InDoubt = "tell",
+    on_error: OnError = "tell",
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""
+    if function is not None:
+        return Tool(function)
+    return lambda function: Tool(function, **options)
