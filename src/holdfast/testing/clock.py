@@ -3,17 +3,39 @@
 import asyncio
 import heapq
 import itertools
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+
+
+class ManualTimer:
+    """A callback that waits for a `ManualClock`."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self._waiting = True
+
+    @property
+    def waiting(self) -> bool:
+        """Neither called nor cancelled yet."""
+        return self._waiting
+
+    def cancel(self) -> None:
+        self._waiting = False
+
+    def ring(self) -> None:
+        """Call the callback, unless that was done or cancelled."""
+        if self._waiting:
+            self._waiting = False
+            self._callback()
 
 
 class ManualClock:
     """A `holdfast.clock.Clock` whose time passes only in `advance`."""
 
     def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
-        self._now = start
-        self._start = start
+        self._start = self._now = start
         self._order = itertools.count()
-        self._sleepers: list[tuple[datetime, int, asyncio.Future[None]]] = []
+        self._timers: list[tuple[datetime, int, ManualTimer]] = []
 
     def now(self) -> datetime:
         return self._now
@@ -25,31 +47,38 @@ class ManualClock:
         if duration <= timedelta(0):
             await asyncio.sleep(0)
             return
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._now + duration, next(self._order), woken))
-        await woken
+        over = asyncio.Event()
+        timer = self.call_later(duration, over.set)
+        try:
+            await over.wait()
+        finally:
+            timer.cancel()
+
+    def call_later(self, delay: timedelta, callback: Callable[[], None]) -> ManualTimer:
+        timer = ManualTimer(callback)
+        heapq.heappush(self._timers, (self._now + delay, next(self._order), timer))
+        return timer
 
     @property
-    def sleepers(self) -> int:
-        """How many tasks wait for this clock now."""
-        return sum(not woken.done() for _, _, woken in self._sleepers)
+    def waiting(self) -> int:
+        """How many sleeps and callbacks wait for this clock now."""
+        return sum(timer.waiting for _, _, timer in self._timers)
 
     async def advance(self, duration: timedelta) -> None:
-        """Let `duration` pass. Sleepers wake in the order of their times, each seeing its own time as now.
+        """Let `duration` pass. Whatever waits is woken in the order of its times, and sees its own time as now.
 
-        A task that was woken has run up to its next wait when this returns, if that takes it a few turns of the loop.
+        Between two of them, and at the start and the end, every other task gets turns enough to reach its next wait.
         """
         end = self._now + duration
-        await _settle()
-        while self._sleepers and self._sleepers[0][0] <= end:
-            self._now, _, woken = heapq.heappop(self._sleepers)
-            if not woken.done():
-                woken.set_result(None)
-                await _settle()
+        await _let_others_run()
+        while self._timers and self._timers[0][0] <= end:
+            when, _, timer = heapq.heappop(self._timers)
+            self._now = max(self._now, when)
+            timer.ring()
+            await _let_others_run()
         self._now = end
 
 
-async def _settle() -> None:
-    """Give every task that is ready some turns, so that it reaches its next wait."""
-    for _ in range(10):
+async def _let_others_run() -> None:
+    for _ in range(20):
         await asyncio.sleep(0)

@@ -16,27 +16,23 @@ import pytest
 
 # So that a failure shows the values, as in a test module. It has to be said before they are imported.
 for _part in (
-    "subject",
-    "journal",
-    "claims",
-    "endings",
-    "finding",
-    "signals",
-    "life",
-    "reopening",
-    "processes",
-    "model",
+    *("subject", "journal", "claims", "endings", "finding", "signals", "life"),
+    *("reopening", "processes", "crash"),
 ):
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
-from holdfast.testing.store_suite.claims import ClaimClauses, FenceClauses, WorkerClauses  # noqa: E402
-from holdfast.testing.store_suite.endings import PurgeClauses, RemoveClauses, SettleClauses  # noqa: E402
-from holdfast.testing.store_suite.finding import ClaimNextClauses, ListingClauses  # noqa: E402
-from holdfast.testing.store_suite.journal import AppendClauses, CreateClauses, LoadClauses, RewriteClauses  # noqa: E402
-from holdfast.testing.store_suite.life import IsolationClauses, NameClauses, OpenClauses  # noqa: E402
-from holdfast.testing.store_suite.signals import CancelClauses, ChangeClauses  # noqa: E402
+# ruff: noqa: E402
+from holdfast.testing.store_suite.claims import ClaimClauses, FenceClauses, WorkerClauses
+from holdfast.testing.store_suite.crash import CrashClauses
+from holdfast.testing.store_suite.endings import PurgeClauses, RemoveClauses, SettleClauses
+from holdfast.testing.store_suite.finding import ClaimNextClauses, ListingClauses
+from holdfast.testing.store_suite.journal import AppendClauses, CreateClauses, LoadClauses, RewriteClauses
+from holdfast.testing.store_suite.life import IsolationClauses, NameClauses, OpenClauses
+from holdfast.testing.store_suite.processes import DeathClauses, RaceClauses
+from holdfast.testing.store_suite.reopening import DamageClauses, ReopeningClauses, SharingClauses
+from holdfast.testing.store_suite.signals import CancelClauses, ChangeClauses
 
-__all__ = ["StoreSuite"]
+__all__ = ["DurableStoreSuite", "StoreSuite"]
 
 
 class StoreSuite(
@@ -59,3 +55,7 @@ class StoreSuite(
     NameClauses,
 ):
     """What every store promises, within one process."""
+
+
+class DurableStoreSuite(ReopeningClauses, SharingClauses, DamageClauses, RaceClauses, DeathClauses, CrashClauses):
+    """What a durable store promises beyond that: over reopening, between processes, and when one of them is killed."""

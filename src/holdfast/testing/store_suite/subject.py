@@ -1,10 +1,9 @@
 """The store under test: how it is built, and what the clauses are tried with."""
 
-import importlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import pytest
 import pytest_asyncio
@@ -14,15 +13,10 @@ from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.liveness import this_process
 from holdfast.checkpoint.record import NewRun, RunFilter, RunRecord
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.testing.store_child import store_builder
 
 #: For waits that end by themselves when the store does its part. Long, so that a busy machine is no failure.
 PATIENCE = timedelta(seconds=60)
-
-
-def store_builder(factory: str) -> Callable[[str], CheckpointStore]:
-    """The function that `module:function` names."""
-    module, _, name = factory.partition(":")
-    return cast(Callable[[str], CheckpointStore], getattr(importlib.import_module(module), name))
 
 
 class StoreUnderTest:

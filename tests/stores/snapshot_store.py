@@ -1,0 +1,196 @@
+"""A durable store that is slow and plainly right: all of it is one file, read and written anew by every call.
+
+It stands in for a store of a third party. The broken stores are variations of it.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.errors import RunDamaged
+from holdfast.checkpoint.journal import Entry, Write
+from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
+from holdfast.checkpoint.liveness import ProcessIdentity, is_alive
+from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
+from holdfast.checkpoint.stores.memory import MemoryStore, _Run
+
+
+class Snapshot(msgspec.Struct):
+    """Everything that is in the store."""
+
+    token: int = 0
+    workers: dict[str, ProcessIdentity] = msgspec.field(default_factory=dict)
+    runs: dict[str, _Run] = msgspec.field(default_factory=dict)
+    children: dict[str, set[str]] = msgspec.field(default_factory=dict)
+    cancel_asked: set[str] = msgspec.field(default_factory=set)
+    #: Counts the changes, for those who wait for one.
+    changes: int = 0
+    #: Of the entries of each run.
+    checksums: dict[str, list[int]] = msgspec.field(default_factory=dict)
+
+
+class SnapshotStore(MemoryStore):
+    """Does in memory what is asked, between reading all of the file and replacing all of it, under a lock."""
+
+    durable = True
+
+    def __init__(self, location: str) -> None:
+        super().__init__()
+        self.path = Path(location)
+        self._processes: dict[str, ProcessIdentity] = {}
+        self._changes = 0
+        self._known: dict[str, list[int]] = {}
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        self._check_open()
+        with self.lock():
+            self.read()
+            yield
+            self.write()
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def read(self) -> None:
+        packed = self.path.read_bytes() if self.path.exists() else msgspec.msgpack.encode(Snapshot())
+        snapshot = msgspec.msgpack.decode(packed, type=Snapshot)
+        self._token, self._processes, self._runs = snapshot.token, snapshot.workers, snapshot.runs
+        self._children, self._cancel_asked = snapshot.children, snapshot.cancel_asked
+        self._changes, self._known = snapshot.changes, snapshot.checksums
+        self._workers = {worker_id for worker_id in self._processes if self.lives(worker_id)}
+
+    def write(self) -> None:
+        self.replace(msgspec.msgpack.encode(self.snapshot()))
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            token=self._token,
+            workers=self._processes,
+            runs=self._runs,
+            children=self._children,
+            cancel_asked=self._cancel_asked,
+            changes=self._changes,
+            checksums=self._known,
+        )
+
+    def replace(self, packed: bytes) -> None:
+        temporary = self.path.with_suffix(f".{uuid.uuid4().hex}")
+        with temporary.open("wb") as file:
+            file.write(packed)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self.path)
+
+    def lives(self, worker_id: str) -> bool:
+        return is_alive(self._processes[worker_id]) is not False
+
+    def note(self, run_id: str) -> None:
+        """Keep the checksums of what the run's journal holds now."""
+        if run_id in self._runs:
+            self._known[run_id] = [entry.checksum() for entry in self._runs[run_id].journal]
+
+    def _signal(self) -> None:
+        self._changes += 1
+        super()._signal()
+
+    async def enlist(self, worker: Worker) -> None:
+        with self.turn():
+            self._processes[worker.worker_id] = worker.process
+
+    async def discharge(self, worker_id: str) -> None:
+        with self.turn():
+            self._processes.pop(worker_id, None)
+            await super().discharge(worker_id)
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        with self.turn():
+            claim = await super().create(run, worker_id=worker_id)
+            self.note(run.run_id)
+            return claim
+
+    async def append(self, claim: Claim, write: Write) -> None:
+        with self.turn():
+            await super().append(claim, write)
+            self.note(claim.run_id)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        with self.turn():
+            stored = await super().load(run_id, after=after)
+            self.check(run_id, self._runs[run_id].journal)
+            return stored
+
+    def check(self, run_id: str, journal: Sequence[Entry]) -> None:
+        if [entry.checksum() for entry in journal] != self._known[run_id]:
+            raise RunDamaged(run_id, "an entry is not what was written")
+
+    async def settle(self, claim: Claim, ending: Ending) -> None:
+        with self.turn():
+            await super().settle(claim, ending)
+            self.note(claim.run_id)
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        with self.turn():
+            await super().remove(run_id, claim=claim)
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        with self.turn():
+            found = [record async for record in super().records(wanted)]
+        for record in found:
+            yield record
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
+    ) -> Claim:
+        with self.turn():
+            return await super().claim(run_id, worker_id, statuses=statuses, steal=steal)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        with self.turn():
+            return await super().claim_next(worker_id, agents=agents, limit=limit)
+
+    async def request_cancel(self, run_id: str) -> None:
+        with self.turn():
+            await super().request_cancel(run_id)
+
+    async def cancels(self, worker_id: str) -> Sequence[str]:
+        with self.turn():
+            return await super().cancels(worker_id)
+
+    async def changed(self, within: timedelta) -> bool:
+        with self.turn():
+            before = self._changes
+        deadline = time.monotonic() + within.total_seconds()
+        while time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+            with self.turn():
+                if self._changes != before:
+                    return True
+        return False
+
+    async def purge(self, *, limit: int = 100) -> int:
+        with self.turn():
+            return await super().purge(limit=limit)
+
+
+def damage(location: str, run_id: str) -> None:
+    """Flip a bit in the run's second entry."""
+    path = Path(location)
+    snapshot = msgspec.msgpack.decode(path.read_bytes(), type=Snapshot)
+    journal = snapshot.runs[run_id].journal
+    body = bytearray(journal[1].body)
+    body[0] ^= 1
+    journal[1] = msgspec.structs.replace(journal[1], body=bytes(body))
+    path.write_bytes(msgspec.msgpack.encode(snapshot))
