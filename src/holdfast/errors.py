@@ -5,10 +5,10 @@ HoldfastError
 │   ├── InvalidRunId, RunAlreadyLive, NotDurable, InvalidReply, PayloadError
 │   ├── DefinitionError         UnknownTool
 │   ├── BoundExceeded           IterationsExceeded, RuntimeExceeded, RepeatedToolCalls
-│   ├── ToolFailed, RunKilled, RunCancelled
+│   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               waits for a person or a condition, with a reason
 │   ├── RunInterrupted          stopped on purpose or by trouble; goes on later: Shutdown, NotAdmitted,
-│   │                           UnknownPhase
+│   │                           NotKnownHere
 │   └── RunLost                 another worker owns the run
 ├── CheckpointError             what can go wrong with saved runs: `holdfast.checkpoint.errors`
 │   ├── StoreError              StoreUnavailable, StoreFull, StoreDenied, StoreClosed, SchemaTooNew

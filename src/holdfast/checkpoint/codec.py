@@ -1,7 +1,7 @@
 """How a run is written into journal entries, and read back. Plain JSON; nothing in it names code."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -104,6 +104,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             phases=len(state.phases),
             notes=state.notes,
         )
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of the entry that ends a step."""
+
+    at: datetime
+    progress: Progress
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,12 @@
 """What is new in a run since its last successful save, found without looking at what is old."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.codec import FORMAT_VERSION, Begin, RecordedResult, RunMeta, encode
+from holdfast.checkpoint.codec import FORMAT_VERSION, Begin, Progress, RecordedResult, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.run.history import History
 from holdfast.run.state import RunState
@@ -42,9 +43,9 @@ class Mark:
 class Delta:
     """The entries that bring the store from a mark to the state as it is now, and the mark that follows."""
 
-    __slots__ = ("after", "entries", "finished_step", "replace")
+    __slots__ = ("after", "entries", "finished_step", "progress", "replace")
 
-    def __init__(self, mark: Mark, state: RunState, meta: RunMeta) -> None:
+    def __init__(self, mark: Mark, state: RunState, meta: RunMeta, now: datetime) -> None:
         same_history = state.history is mark._history
         #: The history was rewritten, or put in the place of another: the journal is written anew, the old one dropped.
         self.replace = mark._history is not None and (
@@ -54,9 +55,13 @@ class Delta:
         bodies = list(_bodies(since, state, same_history and not self.replace))
         if since._history is None:
             bodies.insert(0, (EntryKind.BEGIN, encode(Begin(version=FORMAT_VERSION, meta=meta))))
+        self.finished_step = state.iteration > mark.iteration
+        progress = Progress.of(state)
+        if self.finished_step:
+            bodies.append((EntryKind.STEP, encode(Step(at=now, progress=progress))))
+        self.progress = encode(progress)
         first = mark.next_seq
         self.entries = [Entry(seq=first + number, kind=kind, body=body) for number, (kind, body) in enumerate(bodies)]
-        self.finished_step = state.iteration > mark.iteration
         size = (0 if self.replace else mark.size) + sum(len(body) for _, body in bodies)
         self.after = Mark.at(state, next_seq=first + len(bodies), size=size)
 

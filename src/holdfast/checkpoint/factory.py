@@ -8,13 +8,14 @@ from datetime import timedelta
 from holdfast.checkpoint.claim import Claim, Worker
 from holdfast.checkpoint.codec import RunMeta, read_checkpoint
 from holdfast.checkpoint.delta import Mark
-from holdfast.checkpoint.errors import RunBusy, RunNotFound
+from holdfast.checkpoint.errors import RunBusy, RunNotFound, StoreError
 from holdfast.checkpoint.handle import HandleSettings, NoCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.liveness import this_process
 from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.run.errors import RunLost
 from holdfast.run.info import RunInfo
 from holdfast.run.message import MessageCodec
 from holdfast.run.ports import Checkpointer, Finished, Resumption
@@ -33,6 +34,8 @@ class Checkpoints:
         self._store, self._clock = store, clock
         self._settings = settings or HandleSettings()
         self.worker_id = f"w-{secrets.token_hex(8)}"
+        #: Handles of runs whose end the store would not take.
+        self._unsettled: list[StoreCheckpointer] = []
         self._opening = asyncio.Lock()
         self._open = False
 
@@ -62,6 +65,7 @@ class Checkpoints:
             settings=self._settings,
             clock=self._clock,
             keep_result=info.parent_run_id is not None,
+            on_unsettled=self._unsettled.append,
         )
 
     def resume(
@@ -90,6 +94,7 @@ class Checkpoints:
             clock=self._clock,
             keep_result=checkpoint.meta.submitted or checkpoint.meta.parent_run_id is not None,
             retention=retention,
+            on_unsettled=self._unsettled.append,
         )
         return Resumption(info=checkpoint.meta.info(), checkpointer=handle, state=checkpoint.state)
 
@@ -120,6 +125,17 @@ class Checkpoints:
                 await self._store.remove(run_id)
             except RunBusy:
                 continue  # it is being driven again; it goes with its parent
+
+    async def settle_again(self) -> None:
+        """Repeat what the store would not take when a run ended: else the run stays with this worker for ever."""
+        waiting, self._unsettled = self._unsettled, []
+        for handle in waiting:
+            try:
+                await handle.settle_again()
+            except RunLost:
+                continue  # somebody else has it: so it is looked after
+            except StoreError:
+                self._unsettled.append(handle)
 
     async def close(self) -> None:
         """Discharge this worker and close the store."""

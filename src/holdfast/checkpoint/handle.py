@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, encode
+from holdfast.checkpoint.codec import Outcome, RunMeta, encode
 from holdfast.checkpoint.delta import Delta, Mark
-from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
+from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending, NewRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
-from holdfast.run.errors import PayloadError, RunCancelled
+from holdfast.run.errors import PayloadError, RunCancelled, RunLost
 from holdfast.run.state import RunState
 from holdfast.run.usage import Usage
 
@@ -55,11 +55,13 @@ class StoreCheckpointer:
         clock: Clock = SYSTEM_CLOCK,
         keep_result: bool = False,
         retention: timedelta | None = None,
+        on_unsettled: Callable[["StoreCheckpointer"], None] = lambda handle: None,
     ) -> None:
         """The handle of a run that is not in the store yet: its first save puts it there.
 
         Args:
             keep_result: the run's end stays in the store, for somebody else to read; for `retention` if that is given.
+            on_unsettled: told when the store would not take the run's end; `settle_again` repeats it.
         """
         self._store, self._meta, self._worker_id = store, meta, worker_id
         self._settings, self._clock = settings or HandleSettings(), clock
@@ -76,6 +78,8 @@ class StoreCheckpointer:
         self._flushes: set[asyncio.Task[None]] = set()
         self._latest: RunState | None = None
         self._progressed = False
+        self._on_unsettled = on_unsettled
+        self._unsettled: Callable[[], Awaitable[None]] | None = None
 
     @classmethod
     def resumed(
@@ -137,24 +141,23 @@ class StoreCheckpointer:
         async with self._lock:
             if self._closed:
                 return
-            delta = Delta(self._mark, state, self._meta)
+            delta = Delta(self._mark, state, self._meta, self._clock.now())
             if delta.is_empty(self._mark) and self._claim is not None:
                 self._nothing_held_back()
                 return
             cap = self._settings.max_bytes
             if cap is not None and delta.after.size > cap:
                 raise TranscriptTooLarge(self._meta.run_id, delta.after.size, cap)
-            progress = encode(Progress.of(state))
             if patient:
-                await self._patiently(lambda: self._send(delta, progress))
+                await self._patiently(lambda: self._send(delta))
             else:
-                await self._send(delta, progress)
-            self._mark, self._progress = delta.after, progress
+                await self._send(delta)
+            self._mark, self._progress = delta.after, delta.progress
             self._progressed = self._progressed or delta.finished_step
             self._saved_at = self._clock.monotonic()
             self._nothing_held_back()
 
-    async def _send(self, delta: Delta, progress: bytes) -> None:
+    async def _send(self, delta: Delta) -> None:
         if self._claim is None:
             run = NewRun(
                 run_id=self._meta.run_id,
@@ -162,13 +165,13 @@ class StoreCheckpointer:
                 caller_id=self._meta.caller_id,
                 parent_run_id=self._meta.parent_run_id,
                 meta=encode(self._meta.head()),
-                progress=progress,
+                progress=delta.progress,
                 entries=delta.entries,
             )
             self._claim = await self._store.create(run, worker_id=self._worker_id)
             return
         write = Write(
-            entries=delta.entries, progress=progress, replace=delta.replace, finished_step=delta.finished_step
+            entries=delta.entries, progress=delta.progress, replace=delta.replace, finished_step=delta.finished_step
         )
         await self._store.append(self._claim, write)
 
@@ -221,12 +224,12 @@ class StoreCheckpointer:
         """The run waits for a person or a condition."""
         await self._settle(lambda: self._end(Status.PARKED, reason=reason))
 
-    async def release(self) -> None:
-        """Leave the run for recovery. A clean stop is no strike."""
+    async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
+        """Leave the run for recovery, which waits for `delay`. A clean stop is no strike."""
         if self._held_back is not None:
             await self.save(self._held_back, urgent=True)
         strikes = 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - 1)
-        await self._settle(lambda: self._end(Status.INTERRUPTED, strikes=strikes))
+        await self._settle(lambda: self._end(Status.INTERRUPTED, reason=reason, strikes=strikes, delay=delay))
 
     async def _settle(self, how: Callable[[], Awaitable[None]]) -> None:
         if self._closed:
@@ -238,8 +241,24 @@ class StoreCheckpointer:
 
     async def _settle_last(self, how: Callable[[], Awaitable[None]]) -> None:
         async with self._lock:
-            if self._claim is not None:
+            if self._claim is None:
+                return
+            try:
                 await self._patiently(how)
+            except RunLost:
+                raise
+            except StoreError:
+                # Until somebody settles it, the run stays with this live worker, where no recovery looks for it.
+                self._unsettled = how
+                self._on_unsettled(self)
+                raise
+
+    async def settle_again(self) -> None:
+        """Repeat what the store would not take when the run ended. Raises as it did then."""
+        async with self._lock:
+            if self._unsettled is not None:
+                await self._unsettled()
+                self._unsettled = None
 
     async def _remove(self) -> None:
         assert self._claim is not None
@@ -252,6 +271,7 @@ class StoreCheckpointer:
         reason: str = "",
         outcome: bytes | None = None,
         strikes: int = 0,
+        delay: timedelta = timedelta(0),
         keep: timedelta | None = None,
     ) -> None:
         assert self._claim is not None
@@ -259,7 +279,9 @@ class StoreCheckpointer:
         if outcome is not None:
             seq = self._mark.next_seq + len(entries)
             entries = [*entries, Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome)]
-        ending = Ending(status=status, reason=reason, entries=entries, progress=progress, strikes=strikes, keep=keep)
+        ending = Ending(
+            status=status, reason=reason, entries=entries, progress=progress, strikes=strikes, delay=delay, keep=keep
+        )
         await self._store.settle(self._claim, ending)
 
     def _rest(self) -> tuple[list[Entry], bytes | None]:
@@ -267,10 +289,10 @@ class StoreCheckpointer:
         if self._latest is None:
             return [], None
         try:
-            delta = Delta(self._mark, self._latest, self._meta)
+            delta = Delta(self._mark, self._latest, self._meta, self._clock.now())
             if delta.replace or (self._settings.max_bytes or delta.after.size) < delta.after.size:
                 return [], None
-            return list(delta.entries), encode(Progress.of(self._latest))
+            return list(delta.entries), delta.progress
         except PayloadError:
             return [], None
 
@@ -321,5 +343,5 @@ class NoCheckpointer:
     async def park(self, reason: str) -> None:
         return
 
-    async def release(self) -> None:
+    async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
         return

@@ -18,6 +18,8 @@ class EntryKind(StrEnum):
     RESULT = "result"
     #: Recorded tool results enter the conversation, in this order.
     ADOPT = "adopt"
+    #: A step is finished: how far the run had come by then, and when.
+    STEP = "step"
     #: A phase is finished, with its output. The conversation starts anew.
     PHASE = "phase"
     #: The run is over: its output, or its error.

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from string import Template
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from holdfast.run.errors import DefinitionError, UnknownTool
 from holdfast.run.info import RunInfo
@@ -38,6 +38,10 @@ class Bounds:
         if self.max_runtime is not None and self.max_runtime <= timedelta(0):
             raise DefinitionError(f"max_runtime is {self.max_runtime}: give a positive duration, or None for no end")
 
+
+#: What becomes of a resumed run that was about to call a tool its agent no longer has: it is left for a process that
+#: knows the tool, or the model is told, or the run is parked for a person.
+RemovedTools = Literal["leave", "tell", "park"]
 
 #: What the prompt of a phase may be made from: the run's prompt and the finished phases.
 PhasePrompt = Callable[[str, Sequence[PhaseOutput]], str]
@@ -82,6 +86,7 @@ class Agent:
     agent_id: str = ""
     model_tier: str = ""
     compact: Compact | None = None
+    removed_tools: RemovedTools = "leave"
     #: Drives another kind of agent. `None`: the native loop.
     loop: "Loop | None" = None
 
@@ -107,6 +112,7 @@ class Agent:
             tools=tool_table(self.tools),
             bounds=self.bounds,
             compact=self.compact,
+            removed_tools=self.removed_tools,
         )
         if phase is None:
             return own
@@ -117,6 +123,7 @@ class Agent:
             bounds=own.bounds,
             phase_bounds=phase.bounds,
             compact=own.compact,
+            removed_tools=own.removed_tools,
         )
 
 
@@ -143,6 +150,7 @@ class Profile:
     #: Of this phase, beside those of the run.
     phase_bounds: Bounds | None = None
     compact: Compact | None = None
+    removed_tools: RemovedTools = "leave"
 
     @property
     def max_repeats(self) -> int:

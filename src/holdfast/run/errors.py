@@ -89,6 +89,10 @@ class RunCancelled(RunError):
     """Somebody asked for the run to be cancelled."""
 
 
+class RunFailed(RunError):
+    """The run failed, in another process or earlier: what is known of it is the text of its error."""
+
+
 class RunParked(RunError):
     """The run waits for a person or a condition. Its checkpoint is kept; it goes on when it is unparked."""
 
@@ -102,13 +106,18 @@ class RunParked(RunError):
 class RunInterrupted(RunError):
     """The run stopped before its end and its checkpoint is kept: recovery goes on with it."""
 
+    #: Recovery leaves the run alone for so long.
+    retry_after = timedelta(0)
+
 
 class Shutdown(RunInterrupted):
     """The host shuts down. The run goes on when somebody recovers it."""
 
 
-class UnknownPhase(RunInterrupted):
-    """The saved run has finished phases that this agent does not have. It is left for a process that knows them."""
+class NotKnownHere(RunInterrupted):
+    """The saved run needs a tool or a phase that this process does not have. It is left for one that does."""
+
+    retry_after = timedelta(minutes=1)
 
 
 class NotAdmitted(RunInterrupted):

@@ -9,7 +9,15 @@ from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.run.agent import Agent, AgentSource
-from holdfast.run.errors import NotAdmitted, NotDurable, RunAlreadyLive, RunError, RuntimeExceeded, Shutdown
+from holdfast.run.errors import (
+    NotAdmitted,
+    NotDurable,
+    RunAlreadyLive,
+    RunError,
+    RunInterrupted,
+    RuntimeExceeded,
+    Shutdown,
+)
 from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.live import LiveRun
 from holdfast.run.loop import Loop
@@ -221,7 +229,9 @@ class Executor:
             if way is Settlement.PARK:
                 await checkpointer.park(str(error))
             else:
-                await checkpointer.release()
+                # The host's own shutdown exception says nothing worth keeping.
+                left = error if isinstance(error, RunInterrupted) and not isinstance(error, Shutdown) else None
+                await checkpointer.release(str(left or ""), left.retry_after if left else timedelta(0))
 
     async def _save_rest(self, live: LiveRun) -> None:
         """What the run did since its last save, so that recovery begins there. What was saved before is safe anyway."""

@@ -8,7 +8,15 @@ import msgspec
 
 from holdfast.run.drive import CallRequest, Drive
 from holdfast.run.effects import Effect
-from holdfast.run.errors import InvalidReply, RepeatedToolCalls, RunInterrupted, RunLost, RunParked, ToolFailed
+from holdfast.run.errors import (
+    InvalidReply,
+    NotKnownHere,
+    RepeatedToolCalls,
+    RunInterrupted,
+    RunLost,
+    RunParked,
+    ToolFailed,
+)
 from holdfast.run.message import NATIVE_CODEC, MessageCodec, Reply, System, ToolCall, ToolResult, User
 from holdfast.run.payload import plain
 from holdfast.run.tool import Tool
@@ -85,6 +93,8 @@ class _Conversation:
 
     async def call_tools(self, calls: Sequence[ToolCall], *, resumed: bool) -> list[ToolResult]:
         """The results of all calls, in their order; the calls run side by side."""
+        if resumed:
+            self._check_removed(calls)
         requests = [self._request(call) for call in calls]
         await self._drive.intend(requests, resumed=resumed)
         if len(requests) == 1:
@@ -97,6 +107,17 @@ class _Conversation:
                 task.cancel()
             # A sibling that is ended here must be over before the run is settled.
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _check_removed(self, calls: Sequence[ToolCall]) -> None:
+        """A saved reply may ask for a tool that a deploy has removed: that is not the model's mistake."""
+        missing = [
+            call.name for call in calls if call.name not in self._tools and call.id not in self._drive.state.results
+        ]
+        policy = self._drive.profile.removed_tools
+        if missing and policy == "leave":
+            raise NotKnownHere(f"run {self._drive.run_id} was about to call {missing}, which this process lacks")
+        if missing and policy == "park":
+            raise RunParked("removed tool", f"the run was about to call {missing}, which its agent no longer has")
 
     def _request(self, call: ToolCall) -> CallRequest:
         tool = self._tools.get(call.name)

@@ -7,7 +7,7 @@ from holdfast.clock import Timer
 from holdfast.run.agent import Agent, Bounds, Phase, Profile
 from holdfast.run.children import StartChild
 from holdfast.run.drive import Drive
-from holdfast.run.errors import RuntimeExceeded, UnknownPhase
+from holdfast.run.errors import NotKnownHere, RuntimeExceeded
 from holdfast.run.live import LiveRun
 from holdfast.run.loop import Loop
 from holdfast.run.ports import RunEvent
@@ -67,7 +67,7 @@ class Pipeline:
         finished = [phase.name for phase in self._live.state.phases]
         known = [phase.name for phase in self._agent.phases]
         if known[: len(finished)] != finished:
-            raise UnknownPhase(
+            raise NotKnownHere(
                 f"run {self._live.info.run_id} has finished the phases {finished}, but agent {self._agent.name} has "
                 f"{known}: it is left for a process that knows them"
             )

@@ -47,8 +47,8 @@ class Checkpointer(Protocol):
         """The run waits for a person or a condition; its checkpoint stays."""
         ...
 
-    async def release(self) -> None:
-        """Write what a throttle held back, and leave the checkpoint for recovery."""
+    async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
+        """Write what a throttle held back, and leave the checkpoint for recovery, which waits for `delay`."""
         ...
 
 
