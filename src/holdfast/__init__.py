@@ -1,5 +1,6 @@
 """LLM agent runs that survive: an interrupted run goes on where it stopped."""
 
+from holdfast.app import App
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.handle import HandleSettings
 from holdfast.checkpoint.opening import store_from_url
@@ -19,13 +20,14 @@ __all__ = [
     "DID_NOT_HAPPEN",
     "UNKNOWN",
     "Agent",
+    "App",
     "Bounds",
     "CallContext",
     "Checkpoints",
     "Effect",
     "Executor",
-    "Happened",
     "HandleSettings",
+    "Happened",
     "HoldfastError",
     "Message",
     "Model",

@@ -8,12 +8,12 @@ HoldfastError
 │   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               waits for a person or a condition, with a reason
 │   ├── RunInterrupted          stopped on purpose or by trouble; goes on later: Shutdown, NotAdmitted,
-│   │                           NotKnownHere
+│   │                           NotKnownHere, NotSaved
 │   └── RunLost                 another worker owns the run
 ├── CheckpointError             what can go wrong with saved runs: `holdfast.checkpoint.errors`
 │   ├── StoreError              StoreUnavailable, StoreFull, StoreDenied, StoreClosed, SchemaTooNew
 │   │   └── ClaimLost           is a RunLost too
-│   ├── RunBusy, RunExists (is a RunError too), RunNotFound, RunNotClaimable, RunDamaged
+│   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunNotClaimable, RunDamaged
 │   └── UnknownVersion, UndecodableRecord, TranscriptTooLarge (is a RunParked too)
 └── one branch for each battery, in that battery's own `errors` module
 """

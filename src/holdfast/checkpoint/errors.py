@@ -63,6 +63,16 @@ class RunExists(CheckpointError, RunError):
         self.run_id = run_id
 
 
+class RunConflict(CheckpointError):
+    """A run with this id is in the store, and it is another one."""
+
+    def __init__(self, run_id: str, agent_name: str) -> None:
+        super().__init__(
+            f"run {run_id} exists with another agent or prompt (agent {agent_name}): choose another id for a new run"
+        )
+        self.run_id, self.agent_name = run_id, agent_name
+
+
 class RunNotFound(CheckpointError):
     """No run with this id is in the store: it never was, or it is over and was removed."""
 

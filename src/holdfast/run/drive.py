@@ -21,6 +21,13 @@ from holdfast.run.usage import Usage
 INTENT_DELAY = timedelta(milliseconds=2)
 
 
+#: What a model is told about a call in doubt.
+UNKNOWN_OUTCOME = (
+    "Unknown outcome: the process stopped after this call was started and before its result was recorded. "
+    "It may or may not have taken effect. Check before you call it again."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
     """One tool call that a loop wants made, or its recorded result."""
@@ -212,10 +219,7 @@ class Drive:
             self._live.recorder.event("in doubt", f"{request.tool} {request.call_id}")
         if request.in_doubt == "park":
             raise RunParked("in doubt", f"call {request.call_id} of {request.tool} may or may not have happened")
-        return request.tell(
-            "Unknown outcome: the process stopped after this call was started and before its result was recorded. "
-            "It may or may not have taken effect. Check before you call it again."
-        )
+        return request.tell(UNKNOWN_OUTCOME)
 
     # -- the intent of harmless calls ---------------------------------------------------------------------------
 

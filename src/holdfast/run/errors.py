@@ -97,8 +97,10 @@ class RunParked(RunError):
     """The run waits for a person or a condition. Its checkpoint is kept; it goes on when it is unparked."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"parked, {reason}: {detail}" if detail else f"parked, {reason}")
-        #: One word: `approval`, `in doubt`, `poison`, `budget`, `size`, ...
+        #: What is kept with the run, and shown.
+        self.why = f"{reason}: {detail}" if detail else reason
+        super().__init__(f"parked, {self.why}")
+        #: In a word or two: `approval`, `in doubt`, `poison`, `budget`, `size`, ...
         self.reason = reason
         self.detail = detail
 
@@ -118,6 +120,12 @@ class NotKnownHere(RunInterrupted):
     """The saved run needs a tool or a phase that this process does not have. It is left for one that does."""
 
     retry_after = timedelta(minutes=1)
+
+
+class NotSaved(RunInterrupted):
+    """The run cannot go on because its store does not take what it must not go on without."""
+
+    retry_after = timedelta(seconds=5)
 
 
 class NotAdmitted(RunInterrupted):

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Coroutine, Mapping
 from datetime import timedelta
 from typing import Any
@@ -15,16 +14,17 @@ from holdfast.run.errors import (
     RunAlreadyLive,
     RunError,
     RunInterrupted,
+    RunParked,
     RuntimeExceeded,
     Shutdown,
 )
 from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.live import LiveRun
-from holdfast.run.loop import Loop
-from holdfast.run.native import NATIVE_LOOP
+from holdfast.run.native import loop_of
 from holdfast.run.outcome import Result, Settlement, settlement
 from holdfast.run.phases import Pipeline
 from holdfast.run.ports import Finished, Ports, Resumption, RunEvent
+from holdfast.run.signals import on_first_signal
 from holdfast.run.state import RunState
 
 log = logging.getLogger("holdfast.run")
@@ -111,11 +111,16 @@ class Executor:
     def live_runs(self) -> frozenset[str]:
         return frozenset(self._live)
 
+    @property
+    def draining(self) -> bool:
+        """Whether a shutdown has begun: no new runs are admitted."""
+        return self._draining
+
     def _for_live(self) -> dict[str, Any]:
         return {"ports": self._ports, "clock": self._clock, "required": self._required}
 
     async def _start_child(self, parent: LiveRun, agent: AgentSource, info: RunInfo) -> Result:
-        loop = getattr(agent, "loop", None) or NATIVE_LOOP
+        loop = loop_of(agent)
         if self._ports.checkpoints is not None and parent.checkpointer is not None:
             met = await self._ports.checkpoints.rejoin(info, loop.codec)
             if isinstance(met, Finished):
@@ -162,7 +167,7 @@ class Executor:
                 live.recorder = self._ports.audit.begin(live.info)
                 live.recorder.start(resumed=live.resumed)
             agent = await source.build(live.info)
-            loop: Loop = agent.loop or NATIVE_LOOP
+            loop = loop_of(agent)
             live.state.codec = loop.codec
             if live.resumed:
                 await live.emit(RunEvent(kind="resumed", iteration=live.state.iteration))
@@ -226,8 +231,8 @@ class Executor:
             await checkpointer.fail(error)
         elif way is not Settlement.ABANDON:
             await self._save_rest(live)
-            if way is Settlement.PARK:
-                await checkpointer.park(str(error))
+            if isinstance(error, RunParked):
+                await checkpointer.park(error.why)
             else:
                 # The host's own shutdown exception says nothing worth keeping.
                 left = error if isinstance(error, RunInterrupted) and not isinstance(error, Shutdown) else None
@@ -284,16 +289,7 @@ class Executor:
 
     def shutdown_on_signals(self, grace: timedelta = timedelta(seconds=30)) -> None:
         """Shut down on SIGTERM and SIGINT. A second signal ends the process as it would have without this."""
-        loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
-
-        def begin() -> None:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-            tasks.add(loop.create_task(self.shutdown(grace)))
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, begin)
+        on_first_signal(lambda: self.shutdown(grace))
 
 
 def _result(live: LiveRun, output: Any) -> Result:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.run.errors import RunError, RunInterrupted, RunKilled, Shutdown
+from holdfast.run.errors import RunError, RunKilled, Shutdown
 from holdfast.run.info import RunInfo
 from holdfast.run.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
 from holdfast.run.state import RunState
@@ -106,9 +106,7 @@ class LiveRun:
             raise
         except Exception as exc:  # whatever a store raises: it must never become the run's result
             if essential or self._required:
-                raise RunInterrupted(
-                    f"run {self.info.run_id} could not be saved and waits for recovery: {exc}"
-                ) from exc
+                raise NotSaved(f"run {self.info.run_id} could not be saved and waits for recovery: {exc}") from exc
             log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
 
     async def confirm(self) -> None:

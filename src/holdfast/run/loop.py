@@ -1,11 +1,22 @@
 """The seam between the executor and whatever drives a conversation."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from holdfast.run.message import MessageCodec
 
 if TYPE_CHECKING:
     from holdfast.run.drive import Drive
+
+
+class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call that a reply asks for."""
+
+    call_id: str
+    tool: str
+    arguments: Any = None
 
 
 class Loop(Protocol):
@@ -27,6 +38,14 @@ class Loop(Protocol):
 
     async def drive(self, drive: "Drive") -> Any:
         """Go on to the end of the conversation and return its output."""
+        ...
+
+    def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
+        """The tool calls that the last reply asks for; none if the conversation does not end with one."""
+        ...
+
+    def told(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
+        """A tool result in the form that this loop records: what somebody else says became of a call."""
         ...
 
     def dump_output(self, output: Any) -> Any:

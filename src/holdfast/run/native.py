@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.run.agent import AgentSource
 from holdfast.run.drive import CallRequest, Drive
 from holdfast.run.effects import Effect
 from holdfast.run.errors import (
@@ -17,6 +18,7 @@ from holdfast.run.errors import (
     RunParked,
     ToolFailed,
 )
+from holdfast.run.loop import Loop, PendingCall
 from holdfast.run.message import NATIVE_CODEC, MessageCodec, Reply, System, ToolCall, ToolResult, User
 from holdfast.run.payload import plain
 from holdfast.run.tool import Tool
@@ -29,6 +31,15 @@ class NativeLoop:
     @property
     def codec(self) -> MessageCodec:
         return NATIVE_CODEC
+
+    def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
+        last = history[-1] if history else None
+        if not isinstance(last, Reply):
+            return ()
+        return [PendingCall(call_id=call.id, tool=call.name, arguments=call.arguments) for call in last.tool_calls]
+
+    def told(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
+        return ToolResult(call_id=call.call_id, tool=call.tool, content=plain(content, "the answer"), error=error)
 
     def dump_output(self, output: Any) -> Any:
         return plain(output, "the output")
@@ -215,3 +226,9 @@ class _Repeats:
 
 
 NATIVE_LOOP = NativeLoop()
+
+
+def loop_of(source: AgentSource) -> Loop:
+    """What drives the runs of this agent."""
+    loop: Loop | None = getattr(source, "loop", None)
+    return loop or NATIVE_LOOP

@@ -1,0 +1,217 @@
+"""What a person or another process does to stored runs: submit, await, cancel, unpark, fork."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.codec import (
+    FORMAT_VERSION,
+    Begin,
+    Checkpoint,
+    Progress,
+    RunMeta,
+    Step,
+    decode,
+    encode,
+    read_checkpoint,
+)
+from holdfast.checkpoint.errors import CheckpointError, RunBusy, RunConflict, RunExists
+from holdfast.checkpoint.factory import Checkpoints
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
+from holdfast.checkpoint.record import Ending, NewRun, RunRecord, StoredRun
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.run.agent import AgentSource
+from holdfast.run.drive import UNKNOWN_OUTCOME
+from holdfast.run.errors import RunCancelled, RunFailed, RunParked
+from holdfast.run.info import RunInfo, new_run_id
+from holdfast.run.loop import Loop
+from holdfast.run.native import NATIVE_LOOP, loop_of
+from holdfast.run.outcome import Result
+from holdfast.run.ports import Resumption
+
+#: Past every entry: loads the record alone.
+_RECORD_ONLY = 2**62
+
+#: How long a waiter trusts that a sign will come before it looks by itself.
+_LOOK = timedelta(seconds=1)
+
+
+class Operations:
+    """Acts on the runs of one store, whoever drives them."""
+
+    def __init__(self, checkpoints: Checkpoints, agents: Mapping[str, AgentSource]) -> None:
+        self._checkpoints, self._agents = checkpoints, agents
+
+    @property
+    def _store(self) -> CheckpointStore:
+        assert self._checkpoints.store is not None, "an App without a store makes no Operations"
+        return self._checkpoints.store
+
+    def _loop(self, agent_name: str) -> Loop:
+        agent = self._agents.get(agent_name)
+        return loop_of(agent) if agent is not None else NATIVE_LOOP
+
+    async def record(self, run_id: str) -> RunRecord:
+        """The run's record, without its journal."""
+        return (await self._store.load(run_id, after=_RECORD_ONLY)).record
+
+    async def submit(self, info: RunInfo) -> str:
+        """Put a run into the store for whoever takes it. Durable when this returns; the same again is fine.
+
+        Raises:
+            RunConflict: a run with this id has another agent or another prompt.
+        """
+        meta = RunMeta.of(info, submitted=True)
+        try:
+            await self._store.create(_new_run(meta, Progress(), []))
+        except RunExists:
+            await self._check_same(meta)
+        return info.run_id
+
+    async def _check_same(self, meta: RunMeta) -> None:
+        stored = await self._store.load(meta.run_id)
+        there = decode(stored.entries[0].body, Begin).meta
+        if (there.agent_name, there.prompt) != (meta.agent_name, meta.prompt):
+            raise RunConflict(meta.run_id, there.agent_name)
+
+    async def result(self, run_id: str) -> Result:
+        """Wait for the end of a submitted run, whichever process drives it.
+
+        Raises:
+            RunNotFound: there is no such run, or its result has been kept for long enough.
+            RunFailed: it failed. RunCancelled: it was cancelled. RunParked: it waits for a person.
+        """
+        while True:
+            record = await self.record(run_id)
+            if record.status is Status.PARKED:
+                reason, _, detail = record.reason.partition(": ")
+                raise RunParked(reason, detail)
+            if record.over:
+                return await self._end(run_id)
+            await self._store.changed(_LOOK)
+
+    async def _end(self, run_id: str) -> Result:
+        stored = await self._store.load(run_id)
+        loop = self._loop(stored.record.agent_name)
+        checkpoint = read_checkpoint(stored, loop.codec)
+        outcome = checkpoint.outcome
+        if stored.record.status is Status.CANCELLED:
+            raise RunCancelled(f"run {run_id} was cancelled")
+        if outcome is None or stored.record.status is Status.FAILED:
+            raise RunFailed(f"run {run_id} failed: {stored.record.reason}")
+        return Result(
+            run_id=run_id,
+            output=loop.load_output(outcome.output),
+            usage=outcome.usage,
+            iterations=checkpoint.state.iteration,
+            phases=tuple(checkpoint.state.phases),
+            messages=checkpoint.state.history,
+        )
+
+    async def cancel(self, run_id: str) -> None:
+        """Cancel a run that nobody drives, or ask its owner to.
+
+        Raises:
+            RunNotFound: there is no such run. RunNotClaimable: it is over already.
+        """
+        try:
+            claim = await self._store.claim(run_id, self._checkpoints.worker_id, statuses={*CLAIMABLE, Status.PARKED})
+        except RunBusy:
+            await self._store.request_cancel(run_id)
+            return
+        try:
+            resumption = await self._resumption(claim)
+        except CheckpointError as exc:
+            # It cannot be read, so it cannot be said who waits for its end: keep it, over.
+            await self._store.settle(claim, Ending(status=Status.CANCELLED, reason=f"cancelled; {exc}"))
+            return
+        await resumption.checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
+
+    async def unpark(self, run_id: str, answers: Mapping[str, Any] | None = None) -> None:
+        """Let a parked run go on: recovery takes it from now on, with its strikes cleared.
+
+        Args:
+            answers: for calls in doubt, by call id: what became of them. The model is told that of the others the
+                outcome is unknown.
+
+        Raises:
+            RunNotFound: there is no such run. RunNotClaimable: it is not parked. CheckpointError: an answer is for a
+                call that does not wait for one.
+        """
+        reason = (await self.record(run_id)).reason
+        claim = await self._store.claim(run_id, self._checkpoints.worker_id, statuses={Status.PARKED})
+        try:
+            await self._answer(claim, answers or {}, in_doubt=reason.startswith("in doubt"))
+        except BaseException:
+            await self._store.settle(claim, Ending(status=Status.PARKED, reason=reason))
+            raise
+        await self._store.settle(claim, Ending(status=Status.INTERRUPTED))
+
+    async def _answer(self, claim: Claim, answers: Mapping[str, Any], *, in_doubt: bool) -> None:
+        """Record what became of the calls that the run was parked for."""
+        resumption = await self._resumption(claim)
+        state, loop = resumption.state, self._loop(resumption.info.agent_name)
+        waiting = [call for call in loop.pending_calls(state.history) if call.call_id not in state.results]
+        unknown = set(answers) - {call.call_id for call in waiting}
+        if unknown:
+            raise CheckpointError(f"run {claim.run_id}: no call waits for the answers {sorted(unknown)}")
+        for call in waiting:
+            if call.call_id in answers:
+                state.results[call.call_id] = loop.told(call, answers[call.call_id])
+            elif in_doubt:
+                state.results[call.call_id] = loop.told(call, UNKNOWN_OUTCOME, error=True)
+        await resumption.checkpointer.save(state, urgent=True)
+
+    async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
+        """Submit a new run that begins where `run_id` was after `at_step`. The old one is not touched.
+
+        Raises:
+            CheckpointError: that step is not in the journal: not reached, saved together with a later one, or
+                compacted away.
+        """
+        stored = await self._store.load(run_id)
+        steps = [(place, decode(entry.body, Step)) for place, entry in _numbered(stored, EntryKind.STEP)]
+        found = [(place, step) for place, step in steps if step.progress.iteration == at_step]
+        if not found:
+            known = ", ".join(str(step.progress.iteration) for _, step in steps) or "none"
+            raise CheckpointError(f"run {run_id} cannot be forked at step {at_step}: its journal has {known}")
+        place, step = found[-1]
+        old = decode(stored.entries[0].body, Begin).meta
+        labels = {**old.labels, "forked_from": run_id, "forked_at": str(at_step)}
+        meta = msgspec.structs.replace(
+            old, run_id=new_id or new_run_id(), parent_run_id=None, labels=labels, submitted=True
+        )
+        await self._store.create(_new_run(meta, step.progress, list(stored.entries[1 : place + 1])))
+        return meta.run_id
+
+    async def checkpoint(self, run_id: str) -> Checkpoint:
+        """What is stored of a run. Changes nothing."""
+        stored = await self._store.load(run_id)
+        return read_checkpoint(stored, self._loop(stored.record.agent_name).codec)
+
+    async def _resumption(self, claim: Claim) -> Resumption:
+        stored = await self._store.load(claim.run_id)
+        return self._checkpoints.resume(claim, stored, self._loop(stored.record.agent_name).codec)
+
+
+def _numbered(stored: StoredRun, kind: EntryKind) -> list[tuple[int, Entry]]:
+    return [(place, entry) for place, entry in enumerate(stored.entries) if entry.kind is kind]
+
+
+def _new_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:
+    """A queued run: its begin, and what it takes over from another."""
+    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin(version=FORMAT_VERSION, meta=meta)))
+    taken = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
+    return NewRun(
+        run_id=meta.run_id,
+        agent_name=meta.agent_name,
+        caller_id=meta.caller_id,
+        parent_run_id=meta.parent_run_id,
+        meta=encode(meta.head()),
+        progress=encode(progress),
+        entries=[begin, *taken],
+    )
