@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.run.errors import RunError, RunKilled, Shutdown
+from holdfast.run.errors import NotSaved, RunError, RunKilled, Shutdown
 from holdfast.run.info import RunInfo
 from holdfast.run.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
 from holdfast.run.state import RunState
