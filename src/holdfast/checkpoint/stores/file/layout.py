@@ -1,0 +1,136 @@
+"""Which file is where in the folder, and which version of this format wrote it."""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint.errors import SchemaTooNew, StoreError
+from holdfast.checkpoint.stores.file.disk import Disk
+
+VERSION = 1
+JOURNAL_SUFFIX = ".jsonl"
+LOCK_SUFFIX = ".lock"
+#: Whoever writes a temporary file is done in moments. Should its file go nevertheless, its call fails, and no more.
+_LEFTOVER_AFTER = 600.0
+
+
+class _Format(msgspec.Struct, kw_only=True):
+    format: str = "holdfast file store"
+    version: int = VERSION
+
+
+class Layout:
+    """The paths of one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.format = folder / "format.json"
+        #: The counter of fencing tokens.
+        self.tokens = folder / "tokens"
+        #: Grows whenever somebody who waits for a change should look.
+        self.changes = folder / "changes"
+        #: Touched to ask the file system for its time.
+        self.clock = folder / "clock"
+        self.runs = folder / "runs"
+        self.locks = folder / "locks"
+        self.temporary = folder / "temporary"
+        self.workers = folder / "workers"
+        #: An empty file for each run that was asked to cancel.
+        self.cancels = folder / "cancels"
+        #: An empty file `parent+child` for each run that was started by another.
+        self.children = folder / "children"
+
+    def journal(self, name: str) -> Path:
+        return self.runs / f"{name}{JOURNAL_SUFFIX}"
+
+    def lock(self, name: str) -> Path:
+        return self.locks / f"{name}{LOCK_SUFFIX}"
+
+    def worker(self, name: str) -> Path:
+        return self.workers / f"{name}.json"
+
+    def child(self, parent: str, child: str) -> Path:
+        return self.children / f"{parent}+{child}"
+
+    def new_temporary(self, name: str) -> Path:
+        """A path that nobody else uses."""
+        return self.temporary / f"{name}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
+
+    def run_names(self) -> list[str]:
+        return [name.removesuffix(JOURNAL_SUFFIX) for name in os.listdir(self.runs) if name.endswith(JOURNAL_SUFFIX)]
+
+    def children_of(self, parent: str) -> list[str]:
+        return [name.partition("+")[2] for name in os.listdir(self.children) if name.startswith(f"{parent}+")]
+
+    def prepare(self, disk: Disk) -> None:
+        """Make the folder ready. One that is ready is not written to, so a read-only one can be opened.
+
+        Raises:
+            SchemaTooNew: a newer holdfast wrote it. Nothing was changed.
+        """
+        known = self._check_version()
+        try:
+            self._make_folders(disk)
+            if not known:
+                self._publish_format(disk)
+        except OSError:
+            if not known:
+                raise
+
+    def _check_version(self) -> bool:
+        try:
+            text = self.format.read_bytes()
+        except FileNotFoundError:
+            return False
+        try:
+            found = msgspec.json.decode(text, type=_Format)
+        except msgspec.DecodeError as error:
+            raise StoreError(f"{self.format} does not say which format this folder has: {error}") from error
+        if found.version > VERSION:
+            raise SchemaTooNew(str(self.folder), found.version, VERSION)
+        return True
+
+    def _make_folders(self, disk: Disk) -> None:
+        missing = [folder for folder in reversed(self.folder.absolute().parents) if not folder.exists()]
+        inner = (self.runs, self.locks, self.temporary, self.workers, self.cancels, self.children)
+        for folder in (*missing, self.folder, *inner):
+            if not folder.exists():
+                with contextlib.suppress(FileExistsError):
+                    disk.make_folder(folder)
+                disk.sync_folder(folder.parent)
+
+    def _publish_format(self, disk: Disk) -> None:
+        """Last of all, so that a folder with a format is a whole one."""
+        for path in (self.tokens, self.changes, self.clock):
+            os.close(disk.open_or_create(path))
+        temporary = self.new_temporary("format")
+        with created(disk, temporary, msgspec.json.encode(_Format()) + b"\n"), contextlib.suppress(FileExistsError):
+            disk.link(temporary, self.format)
+        disk.sync_folder(self.folder)
+
+    def remove_leftovers(self, disk: Disk) -> None:
+        """Delete the temporary files of processes that died."""
+        for path in self.temporary.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _LEFTOVER_AFTER:
+                    disk.unlink(path)
+
+
+@contextlib.contextmanager
+def created(disk: Disk, temporary: Path, data: bytes) -> Iterator[None]:
+    """A temporary file with `data` in it, safe on disk, for the time of the block."""
+    fd = disk.create(temporary)
+    try:
+        try:
+            disk.write(fd, data, 0)
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+        yield
+    finally:
+        disk.unlink(temporary)

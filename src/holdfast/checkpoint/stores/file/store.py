@@ -1,0 +1,206 @@
+"""The file store: what callers see. The work is done in threads, so no disk ever holds up the event loop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.errors import StoreClosed, StoreUnavailable
+from holdfast.checkpoint.journal import Write
+from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
+from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
+from holdfast.checkpoint.stores.file.disk import Disk, store_error
+from holdfast.checkpoint.stores.file.finding import Finder
+from holdfast.checkpoint.stores.file.layout import Layout
+from holdfast.checkpoint.stores.file.locks import LockHeld
+from holdfast.checkpoint.stores.file.runs import Runs
+from holdfast.checkpoint.stores.file.signals import Signals
+from holdfast.checkpoint.stores.file.workers import Workers
+from holdfast.clock import SYSTEM_CLOCK, Clock
+
+T = TypeVar("T")
+
+#: Syncs of several runs go to the disk side by side, which then takes them together.
+_THREADS = 8
+_LOOK_EVERY = 0.1
+
+
+class FileStore:
+    """Runs in one folder, a readable JSON-lines journal for each. For small hosts, and for people who want to look.
+
+    Any number of processes on one host may use a folder. On a network file system it is as safe as that system's
+    `flock` and `fsync` are; docs/stores/file.md says more.
+
+    Args:
+        durability: `full`: what was acknowledged survives a power cut. `process`: it survives the process.
+        dead_after: a worker on another host is dead once it showed no sign of life for so long.
+        patience: how long to wait for another process that is changing the same run.
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        durability: Literal["full", "process"] = "full",
+        dead_after: timedelta = timedelta(seconds=30),
+        patience: timedelta = timedelta(seconds=10),
+        clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
+    ) -> None:
+        self._layout = Layout(Path(folder))
+        self._disk = disk or Disk(synced=durability == "full")
+        self._workers = Workers(self._layout, self._disk, dead_after=dead_after)
+        self._runs = Runs(self._layout, self._disk, self._workers, clock=clock, patience=patience.total_seconds())
+        self._finder = Finder(self._layout, self._runs, self._workers, clock=clock)
+        self._signals = Signals(self._layout.changes, self._disk)
+        self._pool: ThreadPoolExecutor | None = None
+        self._under_way: set[asyncio.Future[Any]] = set()
+        #: Set, and replaced by a new one, at each change made through this store.
+        self._sign = asyncio.Event()
+        self._seen = (0, 0)
+
+    async def open(self) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-file")
+            try:
+                await self._do(self._prepare)
+            except BaseException:
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        self._wake()
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+        if pool is not None:
+            await asyncio.to_thread(self._workers.stop)
+            pool.shutdown()
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    async def enlist(self, worker: Worker) -> None:
+        await self._do(lambda: self._workers.enlist(worker))
+
+    async def discharge(self, worker_id: str) -> None:
+        await self._change(lambda: self._workers.discharge(worker_id))
+
+    # -- one run ------------------------------------------------------------------------------------------------
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        return await self._change(lambda: self._runs.create(run, worker_id))
+
+    async def append(self, claim: Claim, write: Write) -> None:
+        await self._do(lambda: self._runs.append(claim, write))
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        def load() -> StoredRun:
+            head, entries = self._runs.load(run_id, after)
+            return StoredRun(record=self._finder.record(head), entries=entries)
+
+        return await self._do(load)
+
+    async def settle(self, claim: Claim, ending: Ending) -> None:
+        await self._change(lambda: self._runs.settle(claim, ending))
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        await self._change(lambda: self._runs.remove(run_id, claim))
+
+    # -- finding and claiming -----------------------------------------------------------------------------------
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        for record in await self._do(lambda: self._finder.records(wanted)):
+            yield record
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
+    ) -> Claim:
+        return await self._do(lambda: self._runs.claim(run_id, worker_id, statuses, steal=steal))
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        return await self._do(lambda: self._finder.claim_next(worker_id, agents, limit))
+
+    # -- signals between processes ------------------------------------------------------------------------------
+
+    async def request_cancel(self, run_id: str) -> None:
+        await self._change(lambda: self._runs.request_cancel(run_id))
+
+    async def cancels(self, worker_id: str) -> Sequence[str]:
+        return await self._do(lambda: self._finder.cancels(worker_id))
+
+    async def changed(self, within: timedelta) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within.total_seconds()
+        seen = self._seen
+        while True:
+            sign = self._sign
+            last = await self._do(self._signals.last)
+            left = deadline - loop.time()
+            if last != seen:
+                self._seen = last
+                return True
+            if left <= 0:
+                return False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(sign.wait(), min(left, _LOOK_EVERY))
+
+    async def purge(self, *, limit: int = 100) -> int:
+        return await self._change(lambda: self._finder.purge(limit))
+
+    # -- within -------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._layout.prepare(self._disk)
+        self._seen = self._signals.last()
+        # What others left behind can wait, and in a folder we may only read it has to.
+        with contextlib.suppress(OSError):
+            self._layout.remove_leftovers(self._disk)
+            self._workers.forget_the_dead()
+
+    async def _change(self, work: Callable[[], T]) -> T:
+        """Do what others may wait for, and tell them."""
+
+        def work_and_tell() -> T:
+            result = work()
+            self._signals.give()
+            return result
+
+        result = await self._do(work_and_tell)
+        self._wake()
+        return result
+
+    def _wake(self) -> None:
+        self._sign.set()
+        self._sign = asyncio.Event()
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """The result of `work`, done in a thread. A caller that is cancelled still waits for its end."""
+        if self._pool is None:
+            raise StoreClosed(
+                f"the file store {self._layout.folder} is not open: call open() first, and nothing after close()"
+            )
+        job = asyncio.get_running_loop().run_in_executor(self._pool, self._translated, work)
+        self._under_way.add(job)
+        job.add_done_callback(self._under_way.discard)
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            while not job.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([job])
+            job.exception()
+            raise
+
+    def _translated(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except LockHeld as held:
+            raise StoreUnavailable(f"{held} is held by another process, which may be stopped: try again") from None
+        except OSError as error:
+            raise store_error(error, self._layout.folder) from error

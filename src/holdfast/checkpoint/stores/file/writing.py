@@ -1,0 +1,97 @@
+"""Writing a journal: born whole, appended to in one write, replaced as a whole. Always under the run's lock."""
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.checkpoint.errors import RunExists
+from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.stores.file.disk import Disk
+from holdfast.checkpoint.stores.file.layout import Layout, created
+from holdfast.checkpoint.stores.file.lines import Origin, State, entry_line, origin_line, state_line
+from holdfast.checkpoint.stores.file.locks import write_mark
+from holdfast.checkpoint.stores.file.reading import Damaged, Head, read_journal
+
+#: Old state lines are cleared away once they are more than this, and more than the entries.
+STALE_BYTES = 256 * 1024
+
+
+def new_journal_id() -> str:
+    return secrets.token_hex(6)
+
+
+def whole_journal(origin: Origin, meta: bytes, state: State, progress: bytes, entries: Iterable[Entry]) -> bytes:
+    first = origin_line(origin, meta)
+    lines = b"".join(map(entry_line, entries))
+    state = msgspec.structs.replace(state, kept=len(lines))
+    return b"".join((first, lines, state_line(state, progress, at=len(first), written=lines)))
+
+
+def publish(disk: Disk, layout: Layout, name: str, origin: Origin, data: bytes, lock: int) -> None:
+    """A new journal gets its name once it is whole and safe. Of two that want the same name one fails.
+
+    Raises:
+        RunExists: the name is taken.
+    """
+    path, temporary = layout.journal(name), layout.new_temporary(name)
+    with created(disk, temporary, data):
+        try:
+            disk.link(temporary, path)
+        except FileExistsError:
+            raise RunExists(origin.run_id) from None
+        try:
+            disk.sync_folder(layout.runs)
+        except OSError:
+            disk.unlink(path)
+            raise
+    write_mark(lock, disk, origin.journal, len(data))
+
+
+class Journal:
+    """A run's journal, open for changing."""
+
+    def __init__(self, disk: Disk, layout: Layout, name: str, *, fd: int, lock: int, head: Head) -> None:
+        self._disk, self._layout, self._name = disk, layout, name
+        self._fd, self._lock = fd, lock
+        self.head = head
+
+    def add(self, state: State, progress: bytes, entries: Sequence[Entry] = ()) -> None:
+        """Append the entries and the state that is true with them, in one write. All of it is there, or nothing."""
+        lines = b"".join(map(entry_line, entries))
+        state = msgspec.structs.replace(state, kept=self.head.state.kept + len(lines))
+        at = self.head.end
+        data = lines + state_line(state, progress, at=at, written=lines)
+        if self.head.length > at:
+            # Nobody else is writing now, so what is there is torn.
+            self._disk.cut(self._fd, at)
+        if not self.head.safe:
+            # Its writer died between write and sync. Built on before it is safe, it could be torn in the middle.
+            self._disk.sync(self._fd)
+        try:
+            self._disk.write(self._fd, data, at)
+            self._disk.sync(self._fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._disk.cut(self._fd, at)
+            raise
+        write_mark(self._lock, self._disk, self.head.origin.journal, at + len(data))
+        if at + len(data) - self.head.start - state.kept > max(STALE_BYTES, state.kept):
+            self._clear_stale_lines()
+
+    def replace(self, state: State, progress: bytes, entries: Iterable[Entry]) -> None:
+        """The journal is exactly these entries from now on. The old one or the new one is there, never neither."""
+        origin = msgspec.structs.replace(self.head.origin, journal=new_journal_id())
+        data = whole_journal(origin, self.head.meta, state, progress, entries)
+        temporary = self._layout.new_temporary(self._name)
+        with created(self._disk, temporary, data):
+            self._disk.replace(temporary, self._layout.journal(self._name))
+        self._disk.sync_folder(self._layout.runs)
+        write_mark(self._lock, self._disk, origin.journal, len(data))
+
+    def _clear_stale_lines(self) -> None:
+        """The write is safe already: if this fails, the file is longer than it has to be and nothing else."""
+        with contextlib.suppress(OSError, Damaged):
+            head, entries = read_journal(self._fd, None)
+            self.replace(head.state, head.progress, entries)
