@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -24,7 +24,7 @@ from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.outcome import Result
 from holdfast.run.ports import Audit, Budget, Critic, Delivery, Palette, Ports
-from holdfast.run.signals import on_first_signal
+from holdfast.run.signals import on_first_signal, unclaimed
 
 log = logging.getLogger("holdfast.app")
 
@@ -48,6 +48,7 @@ class App:
         recover: bool = True,
         concurrency: int = 16,
         grace: timedelta = timedelta(seconds=30),
+        signals: bool = True,
         required: bool = True,
         throttle: timedelta = timedelta(0),
         max_bytes: int | None = None,
@@ -69,6 +70,8 @@ class App:
             recover: go on at entry with what an earlier process left behind.
             concurrency: how many recovered or served runs are driven at once.
             grace: how long runs may take at exit to reach their next step boundary.
+            signals: shut down on SIGTERM and SIGINT, unless somebody else handles them: every run is left for recovery,
+                and a second signal ends the process.
             required: refuse a run that cannot be made durable.
             throttle: lose at most this much progress, for fewer writes.
             max_bytes: park a run whose transcript grows beyond this.
@@ -86,6 +89,8 @@ class App:
         self._given, self._recover_at_entry, self._grace = given, recover, grace
         self._clock, self._required = clock, required
         self._concurrency, self._retention = concurrency, retention
+        self._signals = signals
+        self._unhandle_signals: Callable[[], None] = lambda: None
         self._executor: Executor | None = None
         self._stopping = asyncio.Event()
         self._housekeeping: asyncio.Task[None] | None = None
@@ -97,6 +102,8 @@ class App:
         await self._checkpoints.open()
         self._stopping = asyncio.Event()
         self._executor = Executor(self._ports, clock=self._clock, required=self._required)
+        if self._signals and unclaimed():
+            self._unhandle_signals = on_first_signal(self.shutdown)
         if self._given is not None:
             self._housekeeping = asyncio.create_task(self._keep_house(self._given))
             if self._recover_at_entry:
@@ -115,11 +122,7 @@ class App:
         # Recovered runs come to their boundary like any other; only then may what waits for them be ended.
         await self._executing.shutdown(self._grace if grace is None else grace)
         await _end(self._recovering)
-
-    def shutdown_on_signals(self) -> None:
-        """Shut down on SIGTERM and SIGINT: every run is left for recovery. A second signal ends the process."""
-        assert self._executing
-        on_first_signal(self.shutdown)
+        self._unhandle_signals()
 
     @property
     def _executing(self) -> Executor:
@@ -197,7 +200,6 @@ class App:
 
         async def whole() -> Result:
             async with self:
-                self.shutdown_on_signals()
                 return await self.run(
                     agent, prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id,
                     guild_id=guild_id, labels=labels,

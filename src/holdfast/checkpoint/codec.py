@@ -110,7 +110,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Body of the entry that ends a step."""
 
     at: datetime
-    progress: Progress
+    #: A `Progress`, encoded already.
+    progress: msgspec.Raw
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):

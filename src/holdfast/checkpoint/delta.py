@@ -56,10 +56,9 @@ class Delta:
         if since._history is None:
             bodies.insert(0, (EntryKind.BEGIN, encode(Begin(version=FORMAT_VERSION, meta=meta))))
         self.finished_step = state.iteration > mark.iteration
-        progress = Progress.of(state)
+        self.progress = encode(Progress.of(state))
         if self.finished_step:
-            bodies.append((EntryKind.STEP, encode(Step(at=now, progress=progress))))
-        self.progress = encode(progress)
+            bodies.append((EntryKind.STEP, encode(Step(at=now, progress=msgspec.Raw(self.progress)))))
         first = mark.next_seq
         self.entries = [Entry(seq=first + number, kind=kind, body=body) for number, (kind, body) in enumerate(bodies)]
         size = (0 if self.replace else mark.size) + sum(len(body) for _, body in bodies)

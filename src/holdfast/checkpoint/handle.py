@@ -43,7 +43,11 @@ class HandleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreCheckpointer:
-    """A `Checkpointer` on a store. Belongs to one event loop; its methods may be called concurrently."""
+    """A `Checkpointer` on a store. Belongs to one event loop; its methods may be called concurrently.
+
+    A call that was begun has to be seen through (`holdfast.run.uninterrupted`): a handle whose write was cancelled
+    half-way does not know any more what the store has.
+    """
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class StoreCheckpointer:
             if self._timer is None:
                 self._timer = self._clock.call_later(timedelta(seconds=wait), self._window_closed)
             return
-        await self._see_through(self._write(state, patient=urgent))
+        await self._write(state, patient=urgent)
 
     def _window(self) -> float:
         """Seconds until the throttle lets the next save through."""
@@ -187,7 +191,7 @@ class StoreCheckpointer:
             return
         if self._saved_at is not None and self._clock.monotonic() - self._saved_at < PROOF_LASTS.total_seconds():
             return
-        await self._see_through(self._prove())
+        await self._prove()
 
     async def _prove(self) -> None:
         async with self._lock:
@@ -237,7 +241,7 @@ class StoreCheckpointer:
         # From here on no save writes anything: what is under way is waited for, what comes later does nothing.
         self._closed = True
         self._nothing_held_back()
-        await self._see_through(self._settle_last(how))
+        await self._settle_last(how)
 
     async def _settle_last(self, how: Callable[[], Awaitable[None]]) -> None:
         async with self._lock:
@@ -311,18 +315,6 @@ class StoreCheckpointer:
                     raise
             await self._clock.sleep(pause)
             pause = min(pause * 2, timedelta(seconds=2))
-
-    async def _see_through(self, work: Any) -> None:
-        """Finish a write that was begun even if the caller is cancelled: the mark must tell what the store has."""
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done():
-                await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # seen; the caller's cancel is what comes out
-            raise
 
 
 class NoCheckpointer:

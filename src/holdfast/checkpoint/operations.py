@@ -22,7 +22,7 @@ from holdfast.checkpoint.errors import CheckpointError, RunBusy, RunConflict, Ru
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
-from holdfast.checkpoint.record import Ending, NewRun, RunRecord, StoredRun
+from holdfast.checkpoint.record import Ending, NewRun, RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.run.agent import AgentSource
 from holdfast.run.drive import UNKNOWN_OUTCOME
@@ -174,18 +174,22 @@ class Operations:
                 compacted away.
         """
         stored = await self._store.load(run_id)
-        steps = [(place, decode(entry.body, Step)) for place, entry in _numbered(stored, EntryKind.STEP)]
-        found = [(place, step) for place, step in steps if step.progress.iteration == at_step]
+        steps = [
+            (place, decode(bytes(decode(entry.body, Step).progress), Progress))
+            for place, entry in enumerate(stored.entries)
+            if entry.kind is EntryKind.STEP
+        ]
+        found = [(place, progress) for place, progress in steps if progress.iteration == at_step]
         if not found:
-            known = ", ".join(str(step.progress.iteration) for _, step in steps) or "none"
+            known = ", ".join(str(progress.iteration) for _, progress in steps) or "none"
             raise CheckpointError(f"run {run_id} cannot be forked at step {at_step}: its journal has {known}")
-        place, step = found[-1]
+        place, progress = found[-1]
         old = decode(stored.entries[0].body, Begin).meta
         labels = {**old.labels, "forked_from": run_id, "forked_at": str(at_step)}
         meta = msgspec.structs.replace(
             old, run_id=new_id or new_run_id(), parent_run_id=None, labels=labels, submitted=True
         )
-        await self._store.create(_new_run(meta, step.progress, list(stored.entries[1 : place + 1])))
+        await self._store.create(_new_run(meta, progress, list(stored.entries[1 : place + 1])))
         return meta.run_id
 
     async def checkpoint(self, run_id: str) -> Checkpoint:
@@ -196,10 +200,6 @@ class Operations:
     async def _resumption(self, claim: Claim) -> Resumption:
         stored = await self._store.load(claim.run_id)
         return self._checkpoints.resume(claim, stored, self._loop(stored.record.agent_name).codec)
-
-
-def _numbered(stored: StoredRun, kind: EntryKind) -> list[tuple[int, Entry]]:
-    return [(place, entry) for place, entry in enumerate(stored.entries) if entry.kind is kind]
 
 
 def _new_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +26,7 @@ from holdfast.run.phases import Pipeline
 from holdfast.run.ports import Finished, Ports, Resumption, RunEvent
 from holdfast.run.signals import on_first_signal
 from holdfast.run.state import RunState
+from holdfast.run.uninterrupted import uninterrupted
 
 log = logging.getLogger("holdfast.run")
 
@@ -139,7 +140,7 @@ class Executor:
             raise RunAlreadyLive(run_id)
         if self._draining:
             if live.checkpointer is not None:
-                await _uninterrupted(self._settle(live, Shutdown("not begun"), None))
+                await uninterrupted(self._settle(live, Shutdown("not begun"), None))
             raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
         self._live[run_id] = live
         self._idle.clear()
@@ -148,7 +149,7 @@ class Executor:
             live.runs_in(task)
             error = await _outcome(task, live)
             result = None if error is not None else task.result()
-            await _uninterrupted(self._settle(live, error, result))
+            await uninterrupted(self._settle(live, error, result))
             if error is not None:
                 raise error
             assert result is not None
@@ -310,23 +311,9 @@ async def _outcome(task: "asyncio.Task[Any]", live: LiveRun) -> BaseException | 
         await asyncio.wait([task])
     except asyncio.CancelledError as cancel:
         live.stop(cancel)
-        await _uninterrupted(asyncio.wait([task]), swallow=True)
+        await uninterrupted(asyncio.wait([task]), swallow=True)
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     if live.stopped_by is None or (error is None and isinstance(live.stopped_by, Shutdown)):
         return error
     # It was stopped: what its code made of the cancellation on the way out does not matter.
     return live.stopped_by
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, Any], *, swallow: bool = False) -> None:
-    """See `work` through to its end, whoever cancels the caller meanwhile. The cancel is raised then, or swallowed."""
-    task = asyncio.ensure_future(work)
-    cancel: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as exc:
-            cancel = exc
-    if cancel is not None and not swallow:
-        raise cancel
-    task.result()

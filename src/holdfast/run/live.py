@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from holdfast.run.errors import NotSaved, RunError, RunKilled, Shutdown
 from holdfast.run.info import RunInfo
 from holdfast.run.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
 from holdfast.run.state import RunState
+from holdfast.run.uninterrupted import uninterrupted
 
 log = logging.getLogger("holdfast.run")
 
@@ -38,6 +40,7 @@ class LiveRun:
         self._required = required
         self._inbox: deque[str] = deque()
         self._task: asyncio.Task[Any] | None = None
+        self._writing = False
         self._stopped_by: BaseException | None = None
         self._since = clock.monotonic()
         self._elapsed_before = state.elapsed
@@ -56,7 +59,8 @@ class LiveRun:
         """End the run with `error`, wherever it is. The first to say so decides how the run ended."""
         if self._stopped_by is None:
             self._stopped_by = error
-            if self._task is not None:
+            # A write under way is seen through first, so that what is known of the store stays true.
+            if self._task is not None and not self._writing:
                 self._task.cancel()
 
     def runs_in(self, task: asyncio.Task[Any]) -> None:
@@ -101,7 +105,7 @@ class LiveRun:
             return
         self.count_time()
         try:
-            await self.checkpointer.save(self.state, urgent=urgent or essential)
+            await self._see_through(self.checkpointer.save(self.state, urgent=urgent or essential))
         except RunError:
             raise
         except Exception as exc:  # whatever a store raises: it must never become the run's result
@@ -112,7 +116,20 @@ class LiveRun:
     async def confirm(self) -> None:
         """Raise unless this process still owns the run."""
         if self.checkpointer is not None:
-            await self.checkpointer.confirm()
+            await self._see_through(self.checkpointer.confirm())
+
+    async def _see_through(self, write: Coroutine[Any, Any, None]) -> None:
+        """Finish a write that was begun even if the run is stopped meanwhile; the stop comes into force then."""
+        if asyncio.current_task() is not self._task:
+            await uninterrupted(write)
+            return
+        self._writing = True
+        try:
+            await write
+        finally:
+            self._writing = False
+        if self._stopped_by is not None:
+            raise asyncio.CancelledError
 
     async def emit(self, event: RunEvent) -> None:
         """Tell the critic and the delivery that something happened."""
