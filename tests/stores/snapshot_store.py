@@ -1,12 +1,12 @@
 """A durable store that is slow and plainly right: all of it is one file, read and written anew by every call.
 
+It is durable as far as `kill -9` goes; a power cut it need not survive.
 It stands in for a store of a third party. The broken stores are variations of it.
 """
 
 import asyncio
 import contextlib
 import fcntl
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
@@ -88,10 +88,7 @@ class SnapshotStore(MemoryStore):
 
     def replace(self, packed: bytes) -> None:
         temporary = self.path.with_suffix(f".{uuid.uuid4().hex}")
-        with temporary.open("wb") as file:
-            file.write(packed)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.write_bytes(packed)
         temporary.rename(self.path)
 
     def lives(self, worker_id: str) -> bool:

@@ -92,10 +92,10 @@ class ChildProcess:
         self._process.stdin.write(frame(Call(number=self._last_number, method=method, arguments=packed)))
         return await waiting.answer
 
-    async def until_begun(self, method: str) -> None:
-        """Return when a call of `method` is under way over there."""
+    async def until_begun(self) -> None:
+        """Return when a call is under way over there."""
         async with self._begun:
-            await self._begun.wait_for(lambda: method in self._under_way())
+            await self._begun.wait_for(self._under_way)
 
     async def kill(self) -> None:
         """SIGKILL. Returns once the process is gone and everything it said was heard."""

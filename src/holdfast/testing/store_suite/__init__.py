@@ -17,7 +17,7 @@ import pytest
 # So that a failure shows the values, as in a test module. It has to be said before they are imported.
 for _part in (
     *("subject", "journal", "claims", "endings", "finding", "signals", "life"),
-    *("reopening", "processes", "crash"),
+    *("reopening", "processes", "crash", "model", "machine", "sequences"),
 ):
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
@@ -30,6 +30,7 @@ from holdfast.testing.store_suite.journal import AppendClauses, CreateClauses, L
 from holdfast.testing.store_suite.life import IsolationClauses, NameClauses, OpenClauses
 from holdfast.testing.store_suite.processes import DeathClauses, RaceClauses
 from holdfast.testing.store_suite.reopening import DamageClauses, ReopeningClauses, SharingClauses
+from holdfast.testing.store_suite.sequences import CrashingSequenceClauses, SequenceClauses
 from holdfast.testing.store_suite.signals import CancelClauses, ChangeClauses
 
 __all__ = ["DurableStoreSuite", "StoreSuite"]
@@ -53,9 +54,18 @@ class StoreSuite(
     OpenClauses,
     IsolationClauses,
     NameClauses,
+    SequenceClauses,
 ):
     """What every store promises, within one process."""
 
 
-class DurableStoreSuite(ReopeningClauses, SharingClauses, DamageClauses, RaceClauses, DeathClauses, CrashClauses):
+class DurableStoreSuite(
+    ReopeningClauses,
+    SharingClauses,
+    DamageClauses,
+    RaceClauses,
+    DeathClauses,
+    CrashClauses,
+    CrashingSequenceClauses,
+):
     """What a durable store promises beyond that: over reopening, between processes, and when one of them is killed."""

@@ -113,7 +113,7 @@ async def _kill_while_writing(child: StoreProcess, writers: list[_Writer]) -> No
     for _ in range(before_the_kill):
         await done.get()
     a_write_takes = (time.perf_counter() - started) / before_the_kill * WRITERS
-    await child.child.until_begun("append")
+    await child.child.until_begun()
     await asyncio.sleep(random.uniform(0, a_write_takes))
     await child.child.kill()
     await asyncio.gather(*writing)

@@ -1,0 +1,182 @@
+"""A store as plain as it can be: what the contract says, in lists and dictionaries, with nothing to go wrong."""
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from holdfast.checkpoint.claim import Claim, backoff
+from holdfast.checkpoint.errors import (
+    ClaimLost,
+    RunBusy,
+    RunExists,
+    RunNotClaimable,
+    RunNotFound,
+)
+from holdfast.checkpoint.journal import Entry, Write
+from holdfast.checkpoint.lifecycle import OVER, Status
+from holdfast.checkpoint.record import Ending, NewRun, RunRecord
+
+#: A store may take so long for a call that the model cannot tell on which side of it a backoff has ended.
+SLOW = 10.0
+
+
+@dataclass
+class ModelRun:
+    """What is known of a run."""
+
+    new: NewRun
+    entries: list[Entry]
+    next_seq: int
+    progress: bytes
+    #: When its backoff ends, at the earliest and at the latest, on the monotonic clock.
+    ready: tuple[float, float]
+    status: Status = Status.QUEUED
+    owner: str | None = None
+    #: `None`: claimed by a call that never answered; the store says.
+    token: int | None = 0
+    strikes: int = 0
+    reason: str = ""
+    cancel_requested: bool = False
+    keep: timedelta | None = None
+
+
+@dataclass
+class Model:
+    """Each method does what the store's method of that name has to do, and raises what that has to raise."""
+
+    runs: dict[str, ModelRun] = field(default_factory=dict)
+    alive: set[str] = field(default_factory=set)
+    #: The largest token ever seen.
+    token: int = 0
+
+    def driven(self, run: ModelRun) -> bool:
+        return run.status is Status.RUNNING and run.owner in self.alive
+
+    def interrupted(self, run: ModelRun) -> bool:
+        unfinished = run.status in (Status.QUEUED, Status.INTERRUPTED, Status.RUNNING)
+        return unfinished and not self.driven(run)
+
+    def create(self, began: float, run: NewRun, worker_id: str | None) -> None:
+        if run.run_id in self.runs:
+            raise RunExists(run.run_id)
+        self.runs[run.run_id] = ModelRun(
+            new=run,
+            entries=list(run.entries),
+            next_seq=len(run.entries),
+            progress=run.progress,
+            ready=(began, time.monotonic()),
+        )
+        if worker_id is not None:
+            self.take(began, run.run_id, worker_id)
+
+    def take(self, began: float, run_id: str, worker_id: str) -> None:
+        """The run is the worker's, under a token that the model does not know yet."""
+        run = self.runs[run_id]
+        run.status, run.owner, run.token = Status.RUNNING, worker_id, None
+        run.strikes += 1
+        wait = backoff(run.strikes).total_seconds()
+        run.ready = (began + wait, time.monotonic() + wait)
+
+    def held(self, claim: Claim) -> ModelRun:
+        run = self.runs.get(claim.run_id)
+        if run is None or run.token != claim.token or run.status is not Status.RUNNING:
+            raise ClaimLost(claim.run_id, claim.token, None)
+        return run
+
+    def append(self, claim: Claim, write: Write) -> None:
+        run = self.held(claim)
+        run.entries = [*([] if write.replace else run.entries), *write.entries]
+        run.next_seq += len(write.entries)
+        run.progress = write.progress
+        if write.finished_step:
+            run.strikes = 0
+
+    def settle(self, began: float, claim: Claim, ending: Ending) -> None:
+        run = self.held(claim)
+        run.entries = [*run.entries, *ending.entries]
+        run.next_seq += len(ending.entries)
+        run.progress = run.progress if ending.progress is None else ending.progress
+        run.status, run.reason, run.strikes, run.keep = ending.status, ending.reason, ending.strikes, ending.keep
+        wait = ending.delay.total_seconds()
+        run.ready = (began + wait, time.monotonic() + wait)
+        if ending.status in OVER:
+            run.cancel_requested = False
+
+    def remove(self, run_id: str, claim: Claim | None) -> None:
+        run = self.runs.get(run_id)
+        if claim is not None and (run is None or run.token != claim.token):
+            raise ClaimLost(run_id, claim.token, None)
+        if run is not None:
+            if claim is None and self.driven(run):
+                raise RunBusy(run_id, run.owner or "")
+            self.drop(run_id)
+
+    def drop(self, run_id: str) -> None:
+        self.runs.pop(run_id, None)
+        for child in [name for name, run in self.runs.items() if run.new.parent_run_id == run_id]:
+            self.drop(child)
+
+    def claim(self, began: float, run_id: str, worker_id: str, statuses: Collection[Status], steal: bool) -> None:
+        run = self.runs.get(run_id)
+        if run is None:
+            raise RunNotFound(run_id)
+        if run.status not in statuses:
+            raise RunNotClaimable(run_id, run.status)
+        if self.driven(run) and not steal:
+            raise RunBusy(run_id, run.owner or "")
+        self.take(began, run_id, worker_id)
+
+    def turns(self, agents: Collection[str], now: float) -> dict[str, int]:
+        """The runs that `claim_next` may take, and in which turn of its caller each of them is."""
+        turns: dict[str, int] = {}
+        callers: dict[str, int] = {}
+        for run_id, run in self.runs.items():
+            parent = self.runs.get(run.new.parent_run_id or "")
+            left_to_parent = parent is not None and parent.status not in OVER
+            if self.interrupted(run) and run.new.agent_name in agents and not left_to_parent and run.ready[1] <= now:
+                turns[run_id] = callers[run.new.caller_id] = callers.get(run.new.caller_id, 0) + 1
+        return turns
+
+    def time_will_tell(self, now: float) -> bool:
+        """Whether a backoff ends about now, so that the model cannot say what is to be taken."""
+        return any(now < run.ready[1] and run.ready[0] < now + SLOW for run in self.runs.values())
+
+    def request_cancel(self, run_id: str) -> None:
+        if run_id not in self.runs:
+            raise RunNotFound(run_id)
+        self.runs[run_id].cancel_requested = self.runs[run_id].status not in OVER
+
+    def cancels(self, worker_id: str) -> list[str]:
+        return sorted(
+            run_id
+            for run_id, run in self.runs.items()
+            if run.cancel_requested and run.status is Status.RUNNING and run.owner == worker_id
+        )
+
+    def expired(self) -> list[str]:
+        return [
+            run_id
+            for run_id, run in self.runs.items()
+            if run.status in OVER and run.keep is not None and run.keep <= timedelta(0)
+        ]
+
+    def agree_with(self, records: Iterable[RunRecord]) -> None:
+        """Compare with the records of the store, all of them, and learn the tokens that are not known yet."""
+        listed = {record.run_id: record for record in records}
+        assert list(listed) == list(self.runs), "the runs, oldest first"
+        for run_id, run in self.runs.items():
+            record = listed[run_id]
+            if run.token is None:
+                assert record.token > self.token, "tokens only grow"
+                run.token = record.token
+            shown = (record.status, record.owner, record.owner_alive, record.token, record.strikes)
+            assert shown == (run.status, run.owner, self.driven(run), run.token, run.strikes)
+            about = (record.agent_name, record.caller_id, record.parent_run_id, record.meta)
+            assert about == (run.new.agent_name, run.new.caller_id, run.new.parent_run_id, run.new.meta)
+            size = sum(len(entry.body) for entry in run.entries)
+            assert (record.progress, record.next_seq, record.size) == (run.progress, run.next_seq, size)
+            assert record.cancel_requested == run.cancel_requested
+            if run.status is not Status.RUNNING:
+                assert (record.reason, record.expires_at is None) == (run.reason, run.keep is None)
+        self.token = max([self.token, *(record.token for record in listed.values())])
