@@ -1,36 +1,32 @@
 """App: the one place where the parts are joined."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.checkpoint.errors import CheckpointError, RunNotFound, StoreError
+from holdfast.checkpoint.errors import RunBusy, RunNotFound
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.handle import HandleSettings
+from holdfast.checkpoint.housekeeping import Housekeeping
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.opening import store_from_url
 from holdfast.checkpoint.operations import Operations
-from holdfast.checkpoint.record import RunFilter
 from holdfast.checkpoint.recovery import Recovery, RecoveryReport
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
-from holdfast.run.errors import DefinitionError, RunCancelled, RunInterrupted
+from holdfast.run.errors import DefinitionError, RunAlreadyLive, RunCancelled
 from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.outcome import Result
 from holdfast.run.ports import Audit, Budget, Critic, Delivery, Palette, Ports
 from holdfast.run.signals import on_first_signal, unclaimed
 
-log = logging.getLogger("holdfast.app")
-
-#: How long a cancel that another process asked for may go unnoticed.
-_LOOK = timedelta(seconds=1)
-_HOUSEKEEPING = timedelta(seconds=30)
+#: How many ends of recovered runs are kept in mind for whoever asks for them by their id.
+_REMEMBERED = 10_000
 
 
 class App:
@@ -89,6 +85,7 @@ class App:
         self._given, self._recover_at_entry, self._grace = given, recover, grace
         self._clock, self._required = clock, required
         self._concurrency, self._retention = concurrency, retention
+        self._ends: dict[str, Result | Exception] = {}
         self._signals = signals
         self._unhandle_signals: Callable[[], None] = lambda: None
         self._executor: Executor | None = None
@@ -105,9 +102,10 @@ class App:
         if self._signals and unclaimed():
             self._unhandle_signals = on_first_signal(self.shutdown)
         if self._given is not None:
-            self._housekeeping = asyncio.create_task(self._keep_house(self._given))
+            house = Housekeeping(self._checkpoints, self._executor, clock=self._clock)
+            self._housekeeping = asyncio.create_task(house.keep())
             if self._recover_at_entry:
-                self._recovering = asyncio.create_task(self._recover_in_background(self._given))
+                self._recovering = asyncio.create_task(self._recovery.recover_at_boot(self._clock))
         return self
 
     async def __aexit__(
@@ -138,8 +136,9 @@ class App:
     @property
     def _recovery(self) -> Recovery:
         return Recovery(
-            self._durable, self._executing, self._agents, concurrency=self._concurrency, retention=self._retention
-        )
+            self._durable, self._executing, self._agents, concurrency=self._concurrency,
+            retention=self._retention, on_end=self._remember,
+        )  # fmt: skip
 
     @property
     def _durable(self) -> Checkpoints:
@@ -177,13 +176,61 @@ class App:
     ) -> Result:
         """Run an agent to its end, in this process.
 
+        With a `run_id` that is in the store already, the same run goes on instead: what an earlier process left is
+        resumed, what is under way here is waited for, what was submitted and is over gives its result.
+
         Raises:
             RunError: the run did not end with an answer; the kind says why. A model's own exception comes out as it is.
+            RunConflict: there is a run with this id, and it has another agent or prompt.
+            RunBusy: a live worker elsewhere owns the run with this id.
         """
+        source = self._known(agent)
+        info = _info(source, prompt, run_id, caller_id, channel_id, guild_id, labels)
+        if run_id is not None and self._given is not None:
+            earlier = await self._earlier(info)
+            if earlier is not None:
+                return earlier
         return await self._executing.run(
-            self._known(agent), prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id,
+            source, prompt, run_id=info.run_id, caller_id=caller_id, channel_id=channel_id,
             guild_id=guild_id, labels=labels,
         )  # fmt: skip
+
+    async def _earlier(self, info: RunInfo) -> Result | None:
+        """The result of the run that has this id already; `None` if there is none."""
+        try:
+            record = await self._operations.check_same(info)
+        except RunNotFound:
+            return self._recovered(info.run_id)
+        if record.over:
+            return await self.result(info.run_id)
+        while True:
+            try:
+                return await self._executing.join(info.run_id) or await self.resume(info.run_id)
+            except RunNotFound:
+                # It came to its end meanwhile. To begin it anew would do everything twice.
+                if (result := self._recovered(info.run_id)) is not None:
+                    return result
+                raise
+            except RunBusy as busy:
+                if busy.owner != self._checkpoints.worker_id:
+                    raise
+            except RunAlreadyLive:
+                continue
+            # Recovery has claimed it and is about to drive it.
+            await self._clock.sleep(timedelta(milliseconds=1))
+
+    def _recovered(self, run_id: str) -> Result | None:
+        """The result of a run that recovery has ended since this App was entered."""
+        end = self._ends.get(run_id)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def _remember(self, run_id: str, end: Result | Exception) -> None:
+        # Without the conversation: many ends may have to be remembered.
+        self._ends[run_id] = end if isinstance(end, Exception) else replace(end, messages=())
+        if len(self._ends) > _REMEMBERED:
+            del self._ends[next(iter(self._ends))]
 
     def run_sync(
         self,
@@ -223,18 +270,7 @@ class App:
         Raises:
             RunConflict: there is a run with this id, and it has another agent or prompt.
         """
-        known = self._known(agent)
-        info = RunInfo(
-            run_id=new_run_id() if run_id is None else run_id,
-            agent_name=known.name,
-            agent_id=getattr(known, "agent_id", ""),
-            caller_id=caller_id,
-            channel_id=channel_id,
-            guild_id=guild_id,
-            model_tier=getattr(known, "model_tier", ""),
-            labels=dict(labels or {}),
-            inputs={"prompt": prompt},
-        )
+        info = _info(self._known(agent), prompt, run_id, caller_id, channel_id, guild_id, labels)
         return await self._operations.submit(info)
 
     async def result(self, run_id: str) -> Result:
@@ -304,51 +340,27 @@ class App:
         assert store is not None
         return store
 
-    # -- in the background --------------------------------------------------------------------------------------
 
-    async def _recover_in_background(self, store: CheckpointStore) -> None:
-        """What was left behind goes on, and what is within its backoff as soon as that is over."""
-        while not self._stopping.is_set():
-            try:
-                log.info("%s", await self.recover())
-                waits = await self._next_backoff(store)
-            except RunInterrupted:
-                return
-            except StoreError as exc:
-                log.warning("recovery could not look for runs, will try again: %s", exc)
-                waits = _HOUSEKEEPING
-            if waits is None:
-                return
-            await self._clock.sleep(waits)
-
-    async def _next_backoff(self, store: CheckpointStore) -> timedelta | None:
-        now = self._clock.now()
-        waits = [
-            max(record.not_before - now, timedelta(milliseconds=100))
-            async for record in store.records(RunFilter(interrupted=True))
-            if record.agent_name in self._agents and record.not_before > now
-        ]
-        return min(waits, default=None)
-
-    async def _keep_house(self, store: CheckpointStore) -> None:
-        """One small look at the store for all runs of this process: cancels, expired results, unsettled ends."""
-        last = self._clock.monotonic() - _HOUSEKEEPING.total_seconds()
-        while True:
-            try:
-                await store.changed(_LOOK)
-                for run_id in await store.cancels(self._checkpoints.worker_id):
-                    live = self._executing.live(run_id)
-                    if live is not None:
-                        live.stop(RunCancelled(f"run {run_id} was cancelled"))
-                if self._clock.monotonic() - last >= _HOUSEKEEPING.total_seconds():
-                    last = self._clock.monotonic()
-                    await self._checkpoints.settle_again()
-                    while await store.purge():
-                        pass
-            except CheckpointError as exc:
-                log.warning("housekeeping failed, will try again: %s", exc)
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), _LOOK.total_seconds())
+def _info(
+    agent: AgentSource,
+    prompt: str,
+    run_id: str | None,
+    caller_id: str,
+    channel_id: str,
+    guild_id: str,
+    labels: Mapping[str, str] | None,
+) -> RunInfo:
+    return RunInfo(
+        run_id=new_run_id() if run_id is None else run_id,
+        agent_name=agent.name,
+        agent_id=getattr(agent, "agent_id", ""),
+        caller_id=caller_id,
+        channel_id=channel_id,
+        guild_id=guild_id,
+        model_tier=getattr(agent, "model_tier", ""),
+        labels=dict(labels or {}),
+        inputs={"prompt": prompt},
+    )
 
 
 async def _end(task: "asyncio.Task[None] | None") -> None:

@@ -69,14 +69,20 @@ class Operations:
         try:
             await self._store.create(_new_run(meta, Progress(), []))
         except RunExists:
-            await self._check_same(meta)
+            await self.check_same(info)
         return info.run_id
 
-    async def _check_same(self, meta: RunMeta) -> None:
-        stored = await self._store.load(meta.run_id)
+    async def check_same(self, info: RunInfo) -> RunRecord:
+        """The record of the run with this id, if it is the same run.
+
+        Raises:
+            RunConflict: it has another agent or another prompt. RunNotFound: there is none.
+        """
+        stored = await self._store.load(info.run_id)
         there = decode(stored.entries[0].body, Begin).meta
-        if (there.agent_name, there.prompt) != (meta.agent_name, meta.prompt):
-            raise RunConflict(meta.run_id, there.agent_name)
+        if (there.agent_name, there.prompt) != (info.agent_name, info.prompt):
+            raise RunConflict(info.run_id, there.agent_name)
+        return stored.record
 
     async def result(self, run_id: str) -> Result:
         """Wait for the end of a submitted run, whichever process drives it.

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -12,12 +12,14 @@ from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending, StoredRun
+from holdfast.checkpoint.record import Ending, RunFilter, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
 from holdfast.run.errors import NotKnownHere, RunCancelled, RunInterrupted, RunLost, RunParked
 from holdfast.run.executor import Executor
 from holdfast.run.native import loop_of
+from holdfast.run.outcome import Result
 from holdfast.run.ports import Resumption
 
 log = logging.getLogger("holdfast.recovery")
@@ -69,6 +71,7 @@ class Recovery:
         *,
         concurrency: int = 16,
         retention: timedelta | None = None,
+        on_end: Callable[[str, Result | Exception], None] = lambda run_id, end: None,
     ) -> None:
         """Make a recovery.
 
@@ -76,7 +79,9 @@ class Recovery:
             agents: by name. A run of an agent that is not among them is left for a process that knows it.
             concurrency: how many runs are loaded and driven at once.
             retention: how long the end of a submitted run is kept.
+            on_end: told how each run ended that this drove to its end.
         """
+        self._on_end = on_end
         self._checkpoints, self._executor, self._agents = checkpoints, executor, agents
         self._concurrency, self._retention = concurrency, retention
 
@@ -100,6 +105,31 @@ class Recovery:
                     task.result()
         finally:
             await _end(running)
+
+    async def recover_at_boot(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Go on with what was left behind, and with what is within its backoff as soon as that is over."""
+        while not self._executor.draining:
+            try:
+                log.info("%s", await self.recover())
+                wait = await self._next_backoff(clock)
+            except StoreError as exc:
+                if self._executor.draining:
+                    return
+                log.warning("could not look for runs to recover, will try again: %s", exc)
+                wait = POLL
+            if wait is None:
+                return
+            await clock.sleep(wait)
+
+    async def _next_backoff(self, clock: Clock) -> timedelta | None:
+        """How long until the next interrupted run may be taken; `None` if none waits for that."""
+        now = clock.now()
+        waits = [
+            max(record.not_before - now, timedelta(milliseconds=100))
+            async for record in self._store.records(RunFilter(interrupted=True))
+            if record.agent_name in self._agents and record.not_before > now
+        ]
+        return min(waits, default=None)
 
     async def serve(self, stopping: asyncio.Event) -> None:
         """Take queued and interrupted runs until `stopping` is set, then wait for those under way."""
@@ -175,13 +205,14 @@ class Recovery:
     async def drive(self, agent: AgentSource, resumption: Resumption) -> tuple[Fate, str]:
         """Drive a resumed run to its end and say what became of it."""
         try:
-            await self._executor.resume(agent, resumption)
+            self._on_end(resumption.info.run_id, await self._executor.resume(agent, resumption))
             return Fate.COMPLETED, ""
         except RunParked as exc:
             return Fate.PARKED, str(exc)
         except (RunInterrupted, RunLost) as exc:
             return Fate.LEFT, str(exc)
         except Exception as exc:  # the run's own error: it is settled, and the others go on
+            self._on_end(resumption.info.run_id, exc)
             return Fate.FAILED, f"{type(exc).__name__}: {exc}"
 
     async def resumption(self, claim: Claim, *, by_hand: bool = False) -> Resumption | None:

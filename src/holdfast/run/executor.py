@@ -108,6 +108,14 @@ class Executor:
         """The run, if this executor drives it at the moment: to steer it, or to stop it."""
         return self._live.get(run_id)
 
+    async def join(self, run_id: str) -> Result | None:
+        """Wait for a run that this executor drives and return its result, or raise its error; `None`: no such run."""
+        live = self._live.get(run_id)
+        if live is None:
+            return None
+        result: Result = await asyncio.shield(live.outcome)
+        return result
+
     @property
     def live_runs(self) -> frozenset[str]:
         return frozenset(self._live)
@@ -153,7 +161,12 @@ class Executor:
             if error is not None:
                 raise error
             assert result is not None
+            live.outcome.set_result(result[0])
             return result[0]
+        except BaseException as exc:
+            live.outcome.set_exception(exc)
+            live.outcome.exception()  # seen: nobody has to wait for it
+            raise
         finally:
             del self._live[run_id]
             if not self._live:

@@ -41,6 +41,8 @@ class LiveRun:
         self._inbox: deque[str] = deque()
         self._task: asyncio.Task[Any] | None = None
         self._writing = False
+        #: How the run ended, for whoever else waits for it: a `Result`, or its error.
+        self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._stopped_by: BaseException | None = None
         self._since = clock.monotonic()
         self._elapsed_before = state.elapsed
