@@ -1,0 +1,70 @@
+"""From rows to records and journals, checked on the way."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from holdfast.checkpoint.errors import RunDamaged
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.stores.sqlite.transaction import from_micros
+
+_KINDS = {kind.value: kind for kind in EntryKind}
+
+
+def record_from(row: Sequence[Any], alive: bool) -> RunRecord:
+    """The record in a row of the columns `{record}`.
+
+    Args:
+        alive: whether the worker named in the row is.
+    """
+    status = Status(row[5])
+    return RunRecord(
+        run_id=row[1],
+        agent_name=row[2],
+        caller_id=row[3],
+        parent_run_id=row[4],
+        status=status,
+        created_at=from_micros(row[6]),
+        updated_at=from_micros(row[7]),
+        owner=row[8],
+        owner_alive=alive and status is Status.RUNNING,
+        token=row[9],
+        strikes=row[10],
+        not_before=from_micros(row[11]),
+        reason=row[12],
+        cancel_requested=bool(row[13]),
+        expires_at=None if row[14] is None else from_micros(row[14]),
+        next_seq=row[15],
+        size=row[16],
+        meta=row[17],
+        progress=row[18],
+    )
+
+
+def journal_from(
+    rows: Iterable[Sequence[Any]], run_key: int, last_entry: int, record: RunRecord, after: int
+) -> tuple[Entry, ...]:
+    """The entries after `after`, from rows that are newest first and begin at `last_entry`.
+
+    Raises:
+        RunDamaged: one is missing, or is not what was written.
+    """
+    entries = []
+    due, before, size = record.next_seq, last_entry, 0
+    for key, seq, name, checksum, body, before in rows:  # noqa: B007 - the last one is looked at below
+        due -= 1
+        kind = _KINDS.get(name)
+        if key != run_key or seq != due or kind is None or type(body) is not bytes:
+            raise RunDamaged(record.run_id, f"something else is in the place of entry {due}")
+        entry = Entry(seq=seq, kind=kind, body=body)
+        if entry.checksum() != checksum:
+            raise RunDamaged(record.run_id, f"entry {seq} is not what was written")
+        entries.append(entry)
+        size += len(body)
+    if before != 0 and due > after + 1:
+        raise RunDamaged(record.run_id, f"entry {due - 1} is missing")
+    if before == 0 and size != record.size and due > after + 1:
+        raise RunDamaged(record.run_id, f"the journal has {size} bytes, {record.size} were written")
+    entries.reverse()
+    return tuple(entries)

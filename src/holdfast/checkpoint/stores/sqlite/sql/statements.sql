@@ -1,0 +1,220 @@
+-- The statements of the store. Each begins at a line `-- name: ...`; `{record}` stands for the columns of a record.
+-- Lines that begin with `--` are for the reader and are not sent.
+
+-- == transactions ====================================================================================================
+
+-- name: begin
+-- The lock is taken now, not at the first write: what a write checks cannot change before it is committed.
+BEGIN IMMEDIATE
+
+-- name: read_counters
+SELECT token, signal FROM counters
+
+-- name: write_counters
+UPDATE counters SET token = ?1, signal = ?2
+
+-- name: last_entry_key
+SELECT coalesce(max(entry_key), 0) FROM entries
+
+-- == one run =========================================================================================================
+
+-- name: insert_run
+INSERT INTO runs (
+    run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
+    not_before, next_seq, size, last_entry, meta, progress
+) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+
+-- name: run_exists
+SELECT EXISTS (SELECT 1 FROM runs WHERE run_id = ?1)
+
+-- name: write
+-- The fence and the order of entries are the condition. 5: the journal starts anew. 6: a step was finished.
+UPDATE runs SET
+    next_seq = next_seq + ?1,
+    size = iif(?5, 0, size) + ?2,
+    updated_at = ?3,
+    progress = coalesce(?4, progress),
+    strikes = iif(?6, 0, strikes),
+    link = last_entry,
+    last_entry = coalesce(?7, last_entry)
+WHERE run_id = ?8 AND token = ?9 AND status = 'running' AND next_seq = coalesce(?10, next_seq)
+RETURNING run_key, link
+
+-- name: insert_entry
+INSERT INTO entries (entry_key, run_key, before, seq, kind, checksum, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+
+-- name: settle
+UPDATE runs SET
+    status = ?2, reason = ?3, strikes = ?4, not_before = ?5, expires_at = ?6, updated_at = ?7,
+    cancel_requested = iif(?8, 0, cancel_requested)
+WHERE run_key = ?1
+
+-- name: standing
+-- What decides whether a write, a claim or a removal may be.
+SELECT run_key, token, status, next_seq, owner, strikes, reason FROM runs WHERE run_id = ?1
+
+-- name: take
+UPDATE runs SET
+    status = 'running', owner = ?2, token = ?3, strikes = ?4, not_before = ?5, updated_at = ?6, reason = '',
+    expires_at = NULL
+WHERE run_key = ?1
+
+-- name: request_cancel
+UPDATE runs SET cancel_requested = 1 WHERE run_key = ?1 AND status NOT IN ('done', 'failed', 'cancelled')
+
+-- name: cancels
+SELECT run_id FROM runs WHERE owner = ?1 AND cancel_requested = 1 AND status = 'running' ORDER BY run_key
+
+-- == removal =========================================================================================================
+
+-- name: family
+-- The run and all it started, with the ends of their journals.
+WITH RECURSIVE family (run_id) AS (
+    SELECT ?1
+    UNION
+    SELECT child.run_id FROM family JOIN runs AS child ON child.parent_run_id = family.run_id
+)
+SELECT run_key, last_entry FROM family JOIN runs USING (run_id)
+
+-- name: delete_run
+DELETE FROM runs WHERE run_key = ?1
+
+-- name: expired
+SELECT run_id FROM runs
+WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled') ORDER BY expires_at LIMIT ?2
+
+-- name: add_garbage
+INSERT INTO garbage (last_entry) VALUES (?1)
+
+-- name: drop_garbage
+DELETE FROM garbage WHERE last_entry = ?1
+
+-- name: newest_garbage
+-- From the end of the file, so that journals that lie between one another are deleted page by page.
+SELECT last_entry FROM garbage ORDER BY last_entry DESC LIMIT ?1
+
+-- name: delete_entry
+DELETE FROM entries WHERE entry_key = ?1 RETURNING before, length(body)
+
+-- == reading =========================================================================================================
+
+-- name: record
+run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
+not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress
+
+-- name: load_record
+SELECT last_entry, {record} FROM runs WHERE run_id = ?1
+
+-- name: load_entries
+-- Backwards from entry 1 as far as the first one after seq 2. A key that does not fall ends it: damage makes no circles.
+WITH RECURSIVE journal (entry_key, before) AS (
+    SELECT entry_key, before FROM entries WHERE entry_key = ?1 AND seq > ?2
+    UNION ALL
+    SELECT entry.entry_key, entry.before FROM journal JOIN entries AS entry ON entry.entry_key = journal.before
+    WHERE entry.entry_key < journal.entry_key AND entry.seq > ?2
+)
+-- CROSS: in the order of the walk.
+SELECT run_key, seq, kind, checksum, body, entries.before
+FROM journal CROSS JOIN entries ON entries.entry_key = journal.entry_key
+
+-- name: list_runs
+SELECT {record} FROM runs
+WHERE run_key > ?1
+    AND (?2 IS NULL OR status IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR agent_name = ?3)
+    AND (?4 IS NULL OR caller_id = ?4)
+ORDER BY run_key LIMIT ?5
+
+-- name: list_children
+SELECT {record} FROM runs
+WHERE run_key > ?1
+    AND (?2 IS NULL OR status IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR agent_name = ?3)
+    AND (?4 IS NULL OR caller_id = ?4)
+    AND parent_run_id = ?6
+ORDER BY run_key LIMIT ?5
+
+-- name: list_unfinished
+SELECT {record} FROM runs INDEXED BY runs_unfinished
+WHERE run_key > ?1
+    AND status IN ('queued', 'running', 'interrupted')
+    AND (?2 IS NULL OR status IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR agent_name = ?3)
+    AND (?4 IS NULL OR caller_id = ?4)
+    AND (?6 IS NULL OR parent_run_id = ?6)
+ORDER BY run_key LIMIT ?5
+
+-- == the next runs to take ===========================================================================================
+
+-- name: owners
+-- From one owner to the next, whatever the number of runs each holds.
+WITH RECURSIVE owners (owner) AS (
+    SELECT min(owner) FROM runs WHERE status = 'running'
+    UNION ALL
+    SELECT (SELECT min(runs.owner) FROM runs WHERE runs.status = 'running' AND runs.owner > owners.owner)
+    FROM owners WHERE owners.owner IS NOT NULL
+)
+SELECT owner FROM owners WHERE owner IS NOT NULL
+
+-- name: waiting_callers
+-- From one caller of agent 1 to the next, caller 2 being the first that counts, whatever the number of runs each has.
+WITH RECURSIVE callers (caller_id) AS (
+    SELECT min(caller_id) FROM runs
+    WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id >= ?2
+    UNION ALL
+    SELECT (
+        SELECT min(runs.caller_id) FROM runs
+        WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.caller_id > callers.caller_id
+    )
+    FROM callers WHERE callers.caller_id IS NOT NULL
+)
+SELECT caller_id FROM callers WHERE caller_id IS NOT NULL LIMIT ?3
+
+-- name: abandoned_callers
+-- The same among the runs that the dead worker 4 held.
+WITH RECURSIVE callers (caller_id) AS (
+    SELECT min(caller_id) FROM runs
+    WHERE status = 'running' AND owner = ?4 AND agent_name = ?1 AND caller_id >= ?2
+    UNION ALL
+    SELECT (
+        SELECT min(runs.caller_id) FROM runs
+        WHERE runs.status = 'running' AND runs.owner = ?4 AND runs.agent_name = ?1
+            AND runs.caller_id > callers.caller_id
+    )
+    FROM callers WHERE callers.caller_id IS NOT NULL
+)
+SELECT caller_id FROM callers WHERE caller_id IS NOT NULL LIMIT ?3
+
+-- name: waiting_runs
+SELECT run_key, run_id, strikes FROM runs
+WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id = ?2 AND not_before <= ?3
+    AND NOT EXISTS (
+        SELECT 1 FROM runs AS parent
+        WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
+    )
+ORDER BY run_key LIMIT ?4
+
+-- name: abandoned_runs
+SELECT run_key, run_id, strikes FROM runs
+WHERE status = 'running' AND owner = ?5 AND agent_name = ?1 AND caller_id = ?2 AND not_before <= ?3
+    AND NOT EXISTS (
+        SELECT 1 FROM runs AS parent
+        WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
+    )
+ORDER BY run_key LIMIT ?4
+
+-- == workers =========================================================================================================
+
+-- name: enlist
+INSERT INTO workers (worker_id, host, pid, started, heartbeat_at) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (worker_id) DO UPDATE SET
+    host = excluded.host, pid = excluded.pid, started = excluded.started, heartbeat_at = excluded.heartbeat_at
+
+-- name: discharge
+DELETE FROM workers WHERE worker_id = ?1
+
+-- name: worker
+SELECT worker_id, host, pid, started, heartbeat_at FROM workers WHERE worker_id = ?1
+
+-- name: workers
+SELECT worker_id, host, pid, started, heartbeat_at FROM workers

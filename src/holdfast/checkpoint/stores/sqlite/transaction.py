@@ -1,0 +1,97 @@
+"""One transaction of the writer: what it may use, and what it counts on the way."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import apsw
+
+from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.stores.sqlite.statements import statement
+
+#: `execute` of a connection, for rows of whatever types.
+Execute = Callable[..., Any]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+_INSERT_ENTRY = statement("insert_entry")
+_ADD_GARBAGE = statement("add_garbage")
+
+
+def to_micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+class Transaction:
+    """The work of one group commit, between BEGIN and COMMIT."""
+
+    def __init__(self, connection: apsw.Connection, now: datetime) -> None:
+        self.execute: Execute = connection.execute
+        self.now = now
+        self.now_micros = to_micros(now)
+        #: Whether another process may wait for something that was done here.
+        self.signals = False
+        #: Whether something was left for the sweep.
+        self.littered = False
+        #: How many entries were written.
+        self.written = 0
+        self._token: int | None = None
+        self._signal = 0
+        self._last_key: int | None = None
+
+    def next_token(self) -> int:
+        """A number larger than any this store has given."""
+        if self._token is None:
+            self._read_counters()
+        assert self._token is not None
+        self._token += 1
+        return self._token
+
+    def entry_keys(self, count: int) -> int:
+        """The first of `count` keys for new entries, larger than those of all entries there are."""
+        if self._last_key is None:
+            self._last_key = self.one(statement("last_entry_key"))
+        first = self._last_key + 1
+        self._last_key += count
+        return first
+
+    def insert_entries(self, entries: Sequence[Entry], first_key: int, run_key: int, before: int) -> None:
+        """Write `entries` behind the one with the key `before` (0: as the beginning of a journal)."""
+        for key, entry in enumerate(entries, first_key):
+            row = (key, run_key, before, entry.seq, entry.kind.value, entry.checksum(), entry.body)
+            self.execute(_INSERT_ENTRY, row)
+            before = key
+        self.written += len(entries)
+
+    def discard_journal(self, last_entry: int) -> None:
+        """Leave the journal that ends there to the sweep. It can be reached no more."""
+        if last_entry:
+            self.execute(_ADD_GARBAGE, (last_entry,))
+            self.littered = True
+
+    def one(self, sql: str, bindings: tuple[Any, ...] = ()) -> Any:
+        """The only row (its only value, if it has just one), or `None`."""
+        return self.execute(sql, bindings).get
+
+    def newest_signal(self) -> int:
+        self._read_counters()
+        return self._signal
+
+    def finish(self) -> int | None:
+        """Write back what was counted, just before COMMIT. Gives the signal, if there is one."""
+        if self.signals and self._token is None:
+            self._read_counters()
+        if self._token is None:
+            return None
+        if self.signals:
+            self._signal += 1
+        self.execute(statement("write_counters"), (self._token, self._signal))
+        return self._signal if self.signals else None
+
+    def _read_counters(self) -> None:
+        self._token, self._signal = self.one(statement("read_counters"))

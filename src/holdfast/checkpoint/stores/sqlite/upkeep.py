@@ -1,0 +1,148 @@
+"""What keeps the file small: deleting what was removed, giving space back, emptying the log. A little at a time."""
+
+import heapq
+import logging
+import time
+from collections.abc import Callable
+
+import apsw
+
+from holdfast.checkpoint.stores.sqlite.database import Database, sync_each_commit
+from holdfast.checkpoint.stores.sqlite.statements import statement
+
+_log = logging.getLogger(__name__)
+
+#: The log is copied into the database when it has grown by so many pages.
+_CHECKPOINT_PAGES = 1000
+#: If readers kept it from starting over until it has so many, the next writer waits for them no more.
+_LARGE_LOG_PAGES = 8 * _CHECKPOINT_PAGES
+
+#: The least time a slice of work may take, in seconds. Writes wait for it.
+_SLICE = 0.0005
+#: Between two looks at the time.
+_ENTRIES_AT_ONCE, _BYTES_AT_ONCE, _PAGES_AT_ONCE = 16, 2**20, 4
+#: Journals that are deleted side by side.
+_JOURNALS_AT_ONCE = 256
+
+#: Free pages are kept for the next runs: so many, or this part of the file.
+_KEPT_PAGES, _KEPT_PART = 32, 8
+
+#: How long closing may go on tidying up. The rest is done after the next opening.
+_LAST_EFFORT = 1.0
+
+
+class Upkeep:
+    """Work on the writer's connection, in its thread, between its transactions. None of it needs to be synced."""
+
+    def __init__(self, connection: apsw.Connection, database: Database) -> None:
+        self._connection = connection
+        self._syncs = database.syncs_each_commit
+        self._log_pages = 0
+        self._checkpoint_at = _CHECKPOINT_PAGES
+        self._failed = False
+        self._garbage = True
+        self._bloated = True
+        connection.set_wal_hook(self._committed)
+
+    @property
+    def due(self) -> bool:
+        """Whether `step` has something to do."""
+        return not self._failed and (self._garbage or self._bloated or self._log_pages >= self._checkpoint_at)
+
+    def littered(self) -> None:
+        """A transaction has left a journal to be deleted."""
+        self._garbage = True
+
+    def step(self, budget: float, *, idle: bool) -> None:
+        """Do a slice of what is due, for about `budget` seconds. A failure is logged, and tried again another time."""
+        if not self.due:
+            return
+        try:
+            if self._log_pages >= self._checkpoint_at:
+                self._checkpoint()
+            elif self._garbage:
+                self._unsynced(self._sweep, max(budget, _SLICE))
+            elif idle:
+                self._unsynced(self._shrink, max(budget, _SLICE))
+        except apsw.BusyError:
+            self._failed = True
+        except apsw.Error:
+            self._failed = True
+            _log.warning("could not tidy up %s", self._connection.filename, exc_info=True)
+
+    def finish(self) -> None:
+        """A last effort before the connection is closed."""
+        end = time.monotonic() + _LAST_EFFORT
+        self._failed = False
+        while self.due and time.monotonic() < end:
+            self.step(_SLICE, idle=True)
+        try:
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error as exc:
+            # Other processes read or write: the last of them does it.
+            _log.debug("the log of %s stays: %s", self._connection.filename, exc)
+
+    def _committed(self, connection: apsw.Connection, schema: str, pages: int) -> int:
+        self._log_pages = pages
+        self._failed = False
+        return apsw.SQLITE_OK
+
+    def _unsynced(self, work: Callable[[float], None], budget: float) -> None:
+        sync_each_commit(self._connection, False)
+        try:
+            work(time.perf_counter() + budget)
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            sync_each_commit(self._connection, self._syncs)
+
+    def _checkpoint(self) -> None:
+        large = self._log_pages >= _LARGE_LOG_PAGES
+        mode = apsw.SQLITE_CHECKPOINT_RESTART if large else apsw.SQLITE_CHECKPOINT_PASSIVE
+        in_log, copied = self._connection.wal_checkpoint(mode=mode)
+        self._checkpoint_at = _CHECKPOINT_PAGES + (in_log if copied < in_log else 0)
+        self._log_pages = 0
+
+    def _sweep(self, end: float) -> None:
+        """Delete entries that nobody can reach, newest first. Where it stopped is in the same transaction."""
+        execute = self._connection.execute
+        execute(statement("begin"))
+        before = {key for (key,) in execute(statement("newest_garbage"), (_JOURNALS_AT_ONCE,))}
+        keys = [-key for key in before]
+        heapq.heapify(keys)
+        while keys and time.perf_counter() < end:
+            self._delete_some(keys)
+        after = {-key for key in keys}
+        for key in before - after:
+            execute(statement("drop_garbage"), (key,))
+        for key in after - before:
+            execute(statement("add_garbage"), (key,))
+        execute("COMMIT")
+        self._garbage = bool(after) or len(before) == _JOURNALS_AT_ONCE
+        self._bloated = True
+
+    def _delete_some(self, keys: list[int]) -> None:
+        """Delete the newest of the entries named in the heap `keys` and put those before them in their place."""
+        size = 0
+        for _ in range(_ENTRIES_AT_ONCE):
+            if not keys or size > _BYTES_AT_ONCE:
+                return
+            row = self._connection.execute(statement("delete_entry"), (-keys[0],)).get
+            # A damaged journal may end early.
+            before, length = row or (0, 0)
+            size += length
+            if before and before < -keys[0]:
+                heapq.heapreplace(keys, -before)
+            else:
+                heapq.heappop(keys)
+
+    def _shrink(self, end: float) -> None:
+        """Move pages from the end of the file into free ones, and cut the end off."""
+        pragma = self._connection.pragma
+        while pragma("freelist_count") > max(_KEPT_PAGES, pragma("page_count") // _KEPT_PART):
+            if time.perf_counter() >= end:
+                return
+            self._connection.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
+            # The file itself becomes shorter when the log is copied into it.
+            self._checkpoint_at = 0
+        self._bloated = False

@@ -1,0 +1,259 @@
+"""One writer for all runs: whatever waits is committed as one transaction."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import apsw
+
+from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
+from holdfast.checkpoint.stores.sqlite.database import Database
+from holdfast.checkpoint.stores.sqlite.failures import as_store_error
+from holdfast.checkpoint.stores.sqlite.statements import statement
+from holdfast.checkpoint.stores.sqlite.transaction import Transaction
+from holdfast.checkpoint.stores.sqlite.upkeep import Upkeep
+from holdfast.clock import Clock
+
+T = TypeVar("T")
+
+_BEGIN = statement("begin")
+
+#: A run whose last write was so short a time ago is one whose pace the hand-over to the thread would set.
+_IN_PACE = 0.010
+#: And if that write took no longer than this, the event loop can bear to do the next one itself.
+_QUICK = 0.001
+
+
+class Job:
+    """One caller's write, and what became of it."""
+
+    __slots__ = ("done", "error", "result", "run_id", "work")
+
+    def __init__(self, work: Callable[[Transaction], Any], run_id: str | None, done: asyncio.Future[Any]) -> None:
+        self.work = work
+        self.run_id = run_id
+        self.done = done
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def tell(self) -> None:
+        """Let the caller go on. Only in the event loop's thread."""
+        if self.done.done():
+            return  # cancelled meanwhile
+        if self.error is None:
+            self.done.set_result(self.result)
+        else:
+            self.done.set_exception(self.error)
+
+
+class Writer:
+    """Commits jobs in groups, from a thread of its own.
+
+    The jobs of one turn of the event loop are handed over together, and the thread takes whatever was handed over
+    while it was busy: so many runs share one commit and one sync. A job that is refused, or that fails, fails alone.
+
+    The hand-over to another thread and back costs a lone run in a hurry a third of its speed. So the event loop's
+    thread commits a job itself, if it is the only one, the run's last write is just behind it, and that one was
+    quick. A run that waits for a model or for a slow disk is never written by the event loop's thread.
+    """
+
+    def __init__(self, database: Database, clock: Clock, on_signal: Callable[[int], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._on_signal = on_signal
+        self._gathered: list[Job] = []
+        self._queue: SimpleQueue[list[Job] | None] = SimpleQueue()
+        #: Held while the connection is used.
+        self._busy = threading.Lock()
+        #: Whether the thread that commits may wait for another process's lock.
+        self._may_wait = False
+        self._last_run: str | None = None
+        self._last_end = self._last_took = 0.0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
+        """Start the thread. Once the database is ready for jobs the future gives its newest signal."""
+        self._loop = loop
+        self._open = True
+        started: asyncio.Future[int] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="holdfast-sqlite-writer", daemon=True)
+        self._thread.start()
+        return started
+
+    async def do(self, work: Callable[[Transaction], T], run_id: str | None = None) -> T:
+        """Have `work` done in a transaction. Returns what it returned, once that is committed.
+
+        `work` raises a `CheckpointError` to refuse; it has changed nothing then.
+        """
+        if not self._open:
+            raise StoreClosed("this store is closed: nothing was written")
+        job = Job(work, run_id, self._loop.create_future())
+        if not self._gathered:
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append(job)
+        result: T = await job.done
+        return result
+
+    async def stop(self) -> None:
+        """Commit what was asked for, tidy up, close the connection, end the thread."""
+        self._open = False
+        self._hand_over()
+        self._queue.put(None)
+        await self._ended
+        self._thread.join()
+
+    # -- in the event loop's thread -----------------------------------------------------------------------------------
+
+    def _hand_over(self) -> None:
+        jobs, self._gathered = self._gathered, []
+        if not jobs or (len(jobs) == 1 and self._commit_here(jobs)):
+            return
+        self._queue.put(jobs)
+
+    def _commit_here(self, jobs: list[Job]) -> bool:
+        """Commit the only job without the thread, if that is quick. False: the thread has to do it."""
+        in_pace = self._last_took < _QUICK and time.perf_counter() - self._last_end < _IN_PACE
+        if not in_pace or jobs[0].run_id is None or jobs[0].run_id != self._last_run:
+            return False
+        if not self._queue.empty() or not self._busy.acquire(blocking=False):
+            return False
+        try:
+            self._commit(jobs)
+        except apsw.Error:
+            return False  # most likely another process writes: the thread can wait for it
+        finally:
+            self._busy.release()
+        jobs[0].tell()
+        if self._upkeep.due:
+            self._queue.put([])
+        return True
+
+    # -- in the writer's thread ---------------------------------------------------------------------------------------
+
+    def _run(self, started: asyncio.Future[int]) -> None:
+        try:
+            self._database.prepare()
+            self._connection = self._database.writer(may_wait=lambda: self._may_wait)
+            self._upkeep = Upkeep(self._connection, self._database)
+            signal = Transaction(self._connection, self._clock.now()).newest_signal()
+        except Exception as exc:  # whatever it is, it belongs to whoever opens the store
+            self._tell(_fail, started, exc)
+            return
+        self._tell(_succeed, started, signal)
+        going_on = True
+        while going_on:
+            jobs, going_on = self._next_jobs()
+            with self._busy:
+                if jobs:
+                    self._commit_waiting(jobs)
+                # Half as long again as the commit took, so that upkeep keeps up with the writes.
+                self._upkeep.step(self._last_took / 2 if jobs else 0, idle=self._queue.empty())
+        with self._busy:
+            self._upkeep.finish()
+            self._connection.close()
+        self._tell(_succeed, self._ended, None)
+
+    def _next_jobs(self) -> tuple[list[Job], bool]:
+        """Everything that waits, and whether more may come. Waits itself unless there is upkeep to do."""
+        jobs: list[Job] = []
+        try:
+            handed = self._queue.get(block=not self._upkeep.due)
+            while handed is not None:
+                jobs += handed
+                handed = self._queue.get_nowait()
+        except Empty:
+            return jobs, True
+        return jobs, False
+
+    def _commit_waiting(self, jobs: list[Job]) -> None:
+        self._may_wait = True
+        try:
+            self._commit(jobs)
+        except apsw.Error as exc:
+            for job in jobs:
+                job.error = self._as_store_error(exc)
+        finally:
+            self._may_wait = False
+        self._tell(_tell_all, jobs)
+
+    # -- in either, holding `_busy` -----------------------------------------------------------------------------------
+
+    def _commit(self, jobs: list[Job]) -> None:
+        """Do the jobs in one transaction; if one of them spoils it, each in its own.
+
+        Raises:
+            apsw.Error: the transaction could not be begun. No job was done.
+        """
+        began = time.perf_counter()
+        self._connection.execute(_BEGIN)
+        if not self._commit_begun(jobs) and len(jobs) > 1:
+            self._commit_apart(jobs)
+        self._last_run = jobs[0].run_id if all(job.run_id == jobs[0].run_id for job in jobs) else None
+        self._last_end = time.perf_counter()
+        self._last_took = self._last_end - began
+
+    def _commit_apart(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.error = None
+            try:
+                self._connection.execute(_BEGIN)
+            except apsw.Error as exc:
+                job.error = self._as_store_error(exc)
+            else:
+                self._commit_begun([job])
+
+    def _commit_begun(self, jobs: list[Job]) -> bool:
+        """Whether the transaction came about. If not, it was rolled back, and the last job has the error."""
+        transaction = Transaction(self._connection, self._clock.now())
+        job = jobs[0]
+        try:
+            for job in jobs:
+                try:
+                    job.result = job.work(transaction)
+                except CheckpointError as refusal:
+                    job.error = refusal
+            signal = transaction.finish()
+            self._connection.execute("COMMIT")
+        except BaseException as exc:  # whatever it is, it must not leave the transaction open
+            # A full disk makes SQLite roll back by itself.
+            error = self._as_store_error(exc) if isinstance(exc, apsw.Error) else exc
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if not isinstance(error, Exception):
+                raise
+            job.error = error
+            return False
+        if transaction.littered:
+            self._upkeep.littered()
+        if signal is not None:
+            self._on_signal(signal)
+        return True
+
+    def _as_store_error(self, exc: apsw.Error) -> StoreError:
+        error = as_store_error(exc, self._database.path, self._connection)
+        error.__cause__ = exc
+        return error
+
+    def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
+        # A loop that is closed has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _tell_all(jobs: list[Job]) -> None:
+    for job in jobs:
+        job.tell()
+
+
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], exc: Exception) -> None:
+    if not future.done():
+        future.set_exception(exc)
