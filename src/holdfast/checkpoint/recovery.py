@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Progress, decode
-from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreError, UndecodableRecord
+from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending, RunFilter, StoredRun
@@ -112,9 +112,9 @@ class Recovery:
             try:
                 log.info("%s", await self.recover())
                 wait = await self._next_backoff(clock)
+            except StoreClosed:
+                return
             except StoreError as exc:
-                if self._executor.draining:
-                    return
                 log.warning("could not look for runs to recover, will try again: %s", exc)
                 wait = POLL
             if wait is None:
