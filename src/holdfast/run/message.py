@@ -38,6 +38,11 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="re
     tool_calls: Sequence[ToolCall] = ()
     usage: Usage = NO_USAGE
 
+    def __post_init__(self) -> None:
+        # One that is read back equals the one that was stored.
+        if isinstance(self.tool_calls, list):
+            msgspec.structs.force_setattr(self, "tool_calls", tuple(self.tool_calls))
+
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="tool", omit_defaults=True):
     """What became of one tool call."""

@@ -22,7 +22,6 @@ from holdfast.run.loop import Loop, PendingCall
 from holdfast.run.message import NATIVE_CODEC, MessageCodec, Reply, System, ToolCall, ToolResult, User
 from holdfast.run.payload import plain
 from holdfast.run.tool import Tool
-from holdfast.run.usage import Usage
 
 
 class NativeLoop:
@@ -184,25 +183,31 @@ def _is_error(result: Any) -> bool:
 
 
 def _checked(reply: Any) -> Reply:
-    """`reply`, if it is one.
+    """`reply` as a store would give it back, the arguments of its calls lowered to plain data.
 
     Raises:
         InvalidReply: it is something else, or its tool calls cannot be told apart.
+        PayloadError: it holds something that would come back changed.
     """
     if not isinstance(reply, Reply):
         raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
-    if not isinstance(reply.text, str) or not isinstance(reply.usage, Usage):
-        raise InvalidReply("the model returned a Reply whose text is no str, or whose usage is no Usage")
     calls = reply.tool_calls
-    if not calls:
-        return reply
-    if not all(isinstance(call, ToolCall) and call.id and call.name for call in calls):
-        raise InvalidReply("every tool call of a reply has to be a ToolCall with an id and a name")
+    if not isinstance(calls, tuple) or not all(isinstance(call, ToolCall) for call in calls):
+        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
+    plain_calls = tuple(
+        msgspec.structs.replace(call, arguments=plain(call.arguments, f"the arguments of {call.name!r}"))
+        for call in calls
+    )
+    try:
+        stored = NATIVE_CODEC.decode(NATIVE_CODEC.encode(msgspec.structs.replace(reply, tool_calls=plain_calls)))
+    except msgspec.ValidationError as exc:
+        raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
+    if not all(call.id and call.name for call in calls):
+        raise InvalidReply("every tool call of a reply has to have an id and a name")
     if len({call.id for call in calls}) < len(calls):
         raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
-    for call in calls:
-        plain(call.arguments, f"the arguments of {call.name}")
-    return reply
+    assert isinstance(stored, Reply)
+    return stored
 
 
 class _Repeats:

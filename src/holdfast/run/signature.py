@@ -27,25 +27,27 @@ class Signature:
         try:
             self._struct = msgspec.defstruct(name, self._fields, kw_only=True, forbid_unknown_fields=True)
             self.schema = _flat(msgspec.json.schema(self._struct))
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, RuntimeError) as exc:
             raise DefinitionError(f"tool {name}: its parameters cannot be described as JSON: {exc}") from exc
 
     def arguments(self, given: Any) -> dict[str, Any]:
-        """`given` as keyword arguments of the function.
+        """`given` as keyword arguments of the function, its own to change.
 
         Raises:
             ValueError: they do not fit; the message is meant for the model.
         """
         try:
-            checked = msgspec.convert(given, self._struct)
+            checked = msgspec.convert(msgspec.to_builtins(given), self._struct)
         except msgspec.ValidationError as exc:
             raise ValueError(str(exc)) from exc
         return {name: getattr(checked, name) for name in self._struct.__struct_fields__}
 
 
 def _fields(function: Callable[..., Any], name: str) -> list[Any]:
+    # A partial is annotated where its function is, any other callable object at its class.
+    annotated = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(annotated, include_extras=True)
     except NameError as exc:
         raise DefinitionError(f"tool {name}: an annotation cannot be resolved: {exc}") from exc
     fields: list[Any] = []

@@ -63,7 +63,7 @@ class Tool:
         self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
         self._signature = Signature(function)
         # An object whose class has an async __call__ counts as async, too.
-        self._is_async = any(map(inspect.iscoroutinefunction, (inspect.unwrap(function), type(function).__call__)))
+        self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.schema = ToolSchema(
             name=self.name,
             description=description if description is not None else inspect.getdoc(function) or "",
@@ -82,7 +82,9 @@ class Tool:
         """What the function returns, or raises."""
         if self._is_async:
             return await self.function(**arguments)
-        return await asyncio.to_thread(self.function, **arguments)
+        result = await asyncio.to_thread(self.function, **arguments)
+        # A plain function may have wrapped an async one.
+        return await result if inspect.isawaitable(result) else result
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r}, effect={self.effect.value!r})"
