@@ -63,7 +63,7 @@ JSON = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
-    | st.integers(min_value=-(10**4299), max_value=10**4299)
+    | st.integers(min_value=-(10**4000), max_value=10**4000)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: (

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.run.errors import PayloadError
 
-#: A JSON value: None, bool, int of up to 4,300 digits, finite float, str, list, dict with str keys.
+#: A JSON value: None, bool, int of some 4,000 digits at most, finite float, str, list, dict with str keys.
 Plain = Any
 
 _BINARY = (bytes, bytearray, memoryview)
