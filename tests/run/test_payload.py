@@ -62,7 +62,7 @@ def _deep(levels: int) -> list[Any]:
 JSON = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers()
+    | st.integers(min_value=-(2**70), max_value=2**70)
     | st.integers(min_value=-(10**4000), max_value=10**4000)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
