@@ -74,7 +74,9 @@ class App:
             keep_failed: keep failed runs for so long, to be resumed by hand.
             retention: how long the ends of submitted runs are kept.
         """
+        made_of = {name: value for name, value in locals().items() if name != "self"}
         self._agents = _by_name(agents)
+        self._made_of = {**made_of, "agents": tuple(self._agents.values())}
         given = store_from_url(store or None) if isinstance(store, str) else store
         settings = HandleSettings(throttle=throttle, max_bytes=max_bytes, keep_failed=keep_failed)
         self._checkpoints = Checkpoints(given, settings=settings, clock=clock)
@@ -150,6 +152,20 @@ class App:
     def store(self) -> CheckpointStore | None:
         """The store that the runs of this App are in."""
         return self._given
+
+    @property
+    def agents(self) -> Mapping[str, AgentSource]:
+        """The agents, by name."""
+        return self._agents
+
+    @property
+    def ports(self) -> Ports:
+        """What the runs of this App are given."""
+        return self._ports
+
+    def variant(self, **changes: Any) -> "App":
+        """A new App, not open, made as this one was but for `changes`, which are arguments of `App`."""
+        return App(**{**self._made_of, **changes})
 
     def agent(self, name: str) -> AgentSource:
         """The agent of this name.
