@@ -28,7 +28,7 @@ from holdfast.checkpoint.stores.file.reading import Damaged, Head, read_head, re
 from holdfast.checkpoint.stores.file.tokens import Tokens
 from holdfast.checkpoint.stores.file.transitions import claim_of, extended, queued, settled, taken, written
 from holdfast.checkpoint.stores.file.workers import Workers
-from holdfast.checkpoint.stores.file.writing import Journal, new_journal_id, publish, whole_journal
+from holdfast.checkpoint.stores.file.writing import Journal, new_journal_id, publish, whole_journal, withdraw
 from holdfast.clock import Clock
 
 
@@ -258,9 +258,8 @@ class Runs:
             if child not in seen:
                 self._drop_child(child, run_id, seen)
             self._disk.unlink(self._layout.child(name, child))
+        withdraw(self._disk, self._layout, name)
         self._disk.unlink(self._layout.cancels / name)
-        self._disk.unlink(self._layout.journal(name))
-        self._disk.sync_folder(self._layout.runs)
 
     def _drop_child(self, name: str, parent_run_id: str, seen: set[str]) -> None:
         with contextlib.suppress(RunNotFound, Damaged, FileNotFoundError):

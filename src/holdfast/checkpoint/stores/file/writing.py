@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -49,6 +49,27 @@ def publish(disk: Disk, layout: Layout, name: str, origin: Origin, data: bytes, 
     write_mark(lock, disk, origin.journal, len(data))
 
 
+def withdraw(disk: Disk, layout: Layout, name: str) -> None:
+    """The journal is gone, after a power cut too."""
+    with _kept_aside(disk, layout, name):
+        disk.unlink(layout.journal(name))
+        disk.sync_folder(layout.runs)
+
+
+@contextlib.contextmanager
+def _kept_aside(disk: Disk, layout: Layout, name: str) -> Iterator[None]:
+    """If the block fails, the journal is the one that it was before."""
+    path, aside = layout.journal(name), layout.new_temporary(name)
+    disk.link(path, aside)
+    try:
+        yield
+    except OSError:
+        disk.replace(aside, path)
+        raise
+    finally:
+        disk.unlink(aside)
+
+
 class Journal:
     """A run's journal, open for changing."""
 
@@ -84,10 +105,10 @@ class Journal:
         """The journal is exactly these entries from now on. The old one or the new one is there, never neither."""
         origin = msgspec.structs.replace(self.head.origin, journal=new_journal_id())
         data = whole_journal(origin, self.head.meta, state, progress, entries)
-        temporary = self._layout.new_temporary(self._name)
-        with created(self._disk, temporary, data):
-            self._disk.replace(temporary, self._layout.journal(self._name))
-        self._disk.sync_folder(self._layout.runs)
+        path, temporary = self._layout.journal(self._name), self._layout.new_temporary(self._name)
+        with created(self._disk, temporary, data), _kept_aside(self._disk, self._layout, self._name):
+            self._disk.replace(temporary, path)
+            self._disk.sync_folder(self._layout.runs)
         write_mark(self._lock, self._disk, origin.journal, len(data))
 
     def _clear_stale_lines(self) -> None:
