@@ -182,12 +182,11 @@ class SnapshotStore(MemoryStore):
             return await super().purge(limit=limit)
 
 
-def damage(location: str, run_id: str) -> None:
-    """Flip a bit in the run's second entry."""
+def damage(location: str, run_id: str, body: bytes) -> None:
+    """Flip a bit in an entry of the run."""
     path = Path(location)
     snapshot = msgspec.msgpack.decode(path.read_bytes(), type=Snapshot)
     journal = snapshot.runs[run_id].journal
-    body = bytearray(journal[1].body)
-    body[0] ^= 1
-    journal[1] = msgspec.structs.replace(journal[1], body=bytes(body))
+    [n] = [n for n, entry in enumerate(journal) if entry.body == body]
+    journal[n] = msgspec.structs.replace(journal[n], body=bytes([body[0] ^ 1]) + body[1:])
     path.write_bytes(msgspec.msgpack.encode(snapshot))

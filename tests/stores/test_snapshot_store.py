@@ -15,5 +15,5 @@ class TestSnapshotStore(StoreSuite, DurableStoreSuite):
     def location(self, tmp_path: Path) -> str:
         return str(tmp_path / "runs.snapshot")
 
-    def damage(self, location: str, run_id: str) -> None:
-        snapshot_store.damage(location, run_id)
+    def damage(self, location: str, run_id: str, body: bytes) -> None:
+        snapshot_store.damage(location, run_id, body)

@@ -71,7 +71,7 @@ class ChildProcess:
         )
         hello = await _next_answer(process)
         if not isinstance(hello, Hello):
-            await process.wait()
+            await _reap(process)
             raise ProcessGone("the child process could not open its store; its standard error says why")
         return cls(process, hello)
 
@@ -123,11 +123,7 @@ class ChildProcess:
 
     async def _end(self) -> None:
         await self._listener
-        await self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            await self._process.stdin.wait_closed()
+        await _reap(self._process)
 
     async def _listen(self) -> None:
         while (answer := await _next_answer(self._process)) is not None:
@@ -222,6 +218,15 @@ class StoreProcess:
     async def purge(self, *, limit: int = 100) -> int:
         purged: int = await self.child.call("purge", limit=limit)
         return purged
+
+
+async def _reap(process: Process) -> None:
+    """Wait for the end of a process that has said its last, and let go of its pipes."""
+    await process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        await process.stdin.wait_closed()
 
 
 async def _next_answer(process: Process) -> Answer | None:

@@ -27,8 +27,8 @@ from holdfast.testing.store_suite.subject import (
 class DurableStoreUnderTest(StoreUnderTest):
     """What a subclass says about a durable store, beside `factory` and `location`."""
 
-    def damage(self, location: str, run_id: str) -> None:
-        """Flip a bit in the body of the run's second entry, behind the store's back. The store is closed."""
+    def damage(self, location: str, run_id: str, body: bytes) -> None:
+        """Flip a bit in `body`, which is the run's second entry, behind the store's back. The store is closed."""
         raise NotImplementedError("override `damage`: change one stored entry as a failing disk would")
 
     async def reopened(self, store: CheckpointStore, location: str) -> CheckpointStore:
@@ -186,11 +186,11 @@ class DamageClauses(DurableStoreUnderTest):
         self, store: CheckpointStore, worker: str, location: str
     ) -> None:
         for name in ("first", "damaged", "last"):
-            claim = await begun(store, worker, a_run(name, b"begin", b"a body that the disk may spoil", b"end"))
+            claim = await begun(store, worker, a_run(name, b"begin", b"the body of %s" % name.encode(), b"end"))
             await store.settle(claim, Ending(status=Status.INTERRUPTED))
         await store.discharge(worker)
         await store.close()
-        self.damage(location, "damaged")
+        self.damage(location, "damaged", b"the body of damaged")
         store = self.build(location)
         await store.open()
         try:

@@ -1,0 +1,63 @@
+"""The stores of holdfast, as a table for tests that run over all of them."""
+
+import base64
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+from tests.postgres_server import fresh_database
+
+
+class StoreKind(NamedTuple):
+    #: From an empty folder to the URL of an empty store.
+    place: Callable[[Path], AbstractContextManager[str]]
+    #: Spoil an entry of a store: its URL, the id of the run, the body. `None` for a store that is not durable.
+    damage: Callable[[str, str, bytes], None] | None = None
+
+
+def _damage_file(url: str, run_id: str, body: bytes) -> None:
+    _flip_a_bit(Path(url.removeprefix("file:")) / "runs" / f"{run_id}.jsonl", base64.b64encode(body))
+
+
+def _damage_sqlite(url: str, run_id: str, body: bytes) -> None:
+    _flip_a_bit(Path(url.removeprefix("sqlite:")), body)
+
+
+def _damage_postgres(url: str, run_id: str, body: bytes) -> None:
+    with psycopg.connect(url) as connection:
+        done = connection.execute(
+            "update holdfast.entry set body = set_byte(body, 5, get_byte(body, 5) # 1)"
+            " from holdfast.run where run.id = entry.run and run.run_id = %s and body = %s",
+            (run_id, body),
+        )
+        assert done.rowcount == 1
+
+
+def _flip_a_bit(path: Path, content: bytes) -> None:
+    """Change one bit of `content` wherever it is in the file."""
+    stored = path.read_bytes()
+    assert content in stored, f"{path} does not hold what is to be damaged"
+    damaged = bytearray(content)
+    damaged[5] ^= 1
+    path.write_bytes(stored.replace(content, damaged))
+
+
+#: Adding a store to holdfast means adding one line here.
+STORES = {
+    "memory": StoreKind(lambda folder: nullcontext("memory:")),
+    "file": StoreKind(lambda folder: nullcontext(f"file:{folder / 'runs'}"), _damage_file),
+    "sqlite": StoreKind(lambda folder: nullcontext(f"sqlite:{folder / 'runs.db'}"), _damage_sqlite),
+    "postgres": StoreKind(lambda folder: fresh_database(), _damage_postgres),
+}
+
+DURABLE = [name for name, kind in STORES.items() if kind.damage is not None]
+
+
+def damage(url: str, run_id: str, body: bytes) -> None:
+    """Change one bit of an entry, behind the back of whichever store this is."""
+    [name] = [name for name in STORES if url.startswith(name)]
+    spoil = STORES[name].damage
+    assert spoil is not None, f"a {name} store cannot be damaged"
+    spoil(url, run_id, body)
