@@ -60,11 +60,14 @@ def withdraw(disk: Disk, layout: Layout, name: str) -> None:
 def _kept_aside(disk: Disk, layout: Layout, name: str) -> Iterator[None]:
     """If the block fails, the journal is the one that it was before."""
     path, aside = layout.journal(name), layout.new_temporary(name)
-    disk.link(path, aside)
+    # On a disk without room for a name, removing a run is what helps.
+    with contextlib.suppress(OSError):
+        disk.link(path, aside)
     try:
         yield
     except OSError:
-        disk.replace(aside, path)
+        if aside.exists():
+            disk.replace(aside, path)
         raise
     finally:
         disk.unlink(aside)
