@@ -1,0 +1,125 @@
+"""The server a store talks to: how to connect to it, and how long to wait when it does not answer."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from holdfast.checkpoint.errors import StoreError, StoreUnavailable
+from holdfast.checkpoint.stores.postgres.scripts import Scripts
+from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_worth_another_try, translated
+
+_T = TypeVar("_T")
+
+#: What the URL may override. A peer that vanished without a word is noticed within a minute; nothing here is a setting
+#: of the server's session, so that a pooler may give every transaction to another one.
+_DEFAULTS = {
+    "fallback_application_name": "holdfast",
+    "client_encoding": "utf8",
+    "connect_timeout": "10",
+    "keepalives_idle": "20",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "45000",
+}
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_A_TRY = 1.0
+
+
+class Database:
+    """A PostgreSQL database, as one store uses it."""
+
+    def __init__(self, url: str, scripts: Scripts, patience: timedelta) -> None:
+        """Raises `StoreError` for a URL that names no database."""
+        try:
+            parts = conninfo_to_dict(url)
+        except psycopg.Error as exc:
+            raise StoreError(f"this is no URL of a PostgreSQL database: {exc}") from exc
+        self.conninfo = make_conninfo("", **(_DEFAULTS | parts))
+        self.scripts = scripts
+        self.patience = patience.total_seconds()
+        #: For messages; says nothing secret.
+        self.where = f"PostgreSQL ({parts.get('dbname', 'default')} at {parts.get('host', 'localhost')})"
+
+    async def connect(self) -> psycopg.AsyncConnection:
+        """A connection on which every statement is a transaction, and nothing is prepared.
+
+        Raises:
+            psycopg.Error: there is none to be had.
+        """
+        return await psycopg.AsyncConnection.connect(self.conninfo, autocommit=True, prepare_threshold=None)
+
+    async def persist(self, attempt: Callable[[], Awaitable[_T]], *, since: float | None = None) -> _T:
+        """What `attempt` gives, made again while the server is away, for as long as the store's patience lasts.
+
+        Args:
+            since: when the waiting began, by the event loop's clock; now, unless it is given.
+
+        Raises:
+            StoreUnavailable: it did not come back in time.
+            StoreError: it refused. The driver's error is the cause.
+        """
+        loop = asyncio.get_running_loop()
+        # However long it waited for others, everything gets its own try.
+        deadline = max((since or loop.time()) + self.patience, loop.time() + min(self.patience, _A_TRY))
+        pause, last = _FIRST_PAUSE, "it was not heard from"
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await attempt()
+            except TimeoutError as exc:
+                raise StoreUnavailable(f"{self.where} did not answer within {self.patience:g} s: {last}") from exc
+            except psycopg.Error as exc:
+                if not (connection_is_lost(exc) or is_worth_another_try(exc)):
+                    raise translated(exc, self.where) from exc
+                last = str(exc).strip()
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1), max(0, deadline - loop.time())))  # noqa: S311
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+class Readers:
+    """A few connections for all that is not the group commit. Each call is one statement, and may be repeated."""
+
+    def __init__(self, database: Database, size: int) -> None:
+        self._database = database
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[psycopg.AsyncConnection] = []
+
+    async def rows(self, statement: str, **parameters: object) -> list[tuple[Any, ...]]:
+        """All rows that the statement gives.
+
+        Raises:
+            StoreError: the server refused it, or was away for too long.
+        """
+
+        async def attempt() -> list[tuple[Any, ...]]:
+            async with self._connection() as connection:
+                cursor = await connection.execute(statement.encode(), parameters, binary=True)
+                return await cursor.fetchall() if cursor.description else []
+
+        return await self._database.persist(attempt)
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection]:
+        async with self._free:
+            connection = self._idle.pop() if self._idle else await self._database.connect()
+            try:
+                yield connection
+            except BaseException as exc:
+                # Lost, or left in the middle of an answer: of no use to anybody else. Those beside it share the fate of
+                # a lost one, and need not be tried one after the other.
+                await connection.close()
+                if isinstance(exc, psycopg.Error) and connection_is_lost(exc):
+                    await self.close()
+                raise
+            self._idle.append(connection)

@@ -1,0 +1,73 @@
+"""Writes whose callers were told that the server did not answer, though it turned out later that they were committed.
+
+To those callers nothing was changed, and they may make the same call again. So what can be undone is undone: runs that
+were created or taken are given back. What cannot is remembered until its caller comes again.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.checkpoint.lifecycle import ENDINGS
+from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Operation, Other
+from holdfast.checkpoint.stores.postgres.text import from_text
+
+
+class LateCommits:
+    """What is known of such writes."""
+
+    def __init__(self) -> None:
+        #: The newest of each claim, by its token.
+        self._newest: dict[int, Operation] = {}
+        #: What gives back the runs that nobody knows to be his.
+        self.undoing: list[Other] = []
+
+    def learn(self, operations: Sequence[Operation], answers: Mapping[int, Answer]) -> None:
+        """These were committed, with these answers by item."""
+        for item, operation in enumerate(operations, 1):
+            answer = answers.get(item) or {}
+            if "error" in answer:
+                continue
+            if isinstance(operation, Other) and operation.do in ("create", "claim", "take"):
+                self.undoing += _undo(operation, answer)
+            elif operation.token is not None:
+                self._newest[operation.token] = operation
+
+    def adapt(self, operation: Operation) -> bool:
+        """Make the operation fit what is there already. True: nothing is left to be done for it."""
+        late = self._newest.get(operation.token) if operation.token is not None else None
+        if isinstance(late, Other) and isinstance(operation, Other):
+            return late.do == operation.do
+        if isinstance(late, Append) and isinstance(operation, Append):
+            # What a rewrite replaced may be gone already, so that only another rewrite can follow in its place.
+            same_place = late.first is not None and late.first == operation.first
+            if same_place and (operation.replace or not late.replace):
+                operation.rewind = operation.entries[0].seq + len(late.entries)
+                operation.rewound_size = 0 if operation.replace else late.size
+        return False
+
+    def forget(self, operations: Sequence[Operation]) -> None:
+        """These were committed, and their callers know."""
+        if self._newest:
+            for operation in operations:
+                if operation.token is not None:
+                    self._newest.pop(operation.token, None)
+
+
+def _undo(operation: Other, answer: Answer) -> list[Other]:
+    if operation.do == "create":
+        # Somebody may drive a queued run by now: then its token is not zero any more, and it stays.
+        return [Other(do="remove", run_id=operation.run_id, token=answer.get("token", 0), about={})]
+    taken = answer["taken"] if operation.do == "take" else [answer]
+    return [
+        Other(
+            do="settle",
+            run_id=from_text(claim["run_id"]),
+            token=claim["token"],
+            about={
+                "status": claim["was"] if claim.get("was") in ENDINGS else "interrupted",
+                "reason": claim.get("reason", ""),
+                "strikes": claim["strikes"] - 1,
+                "delay": 0,
+            },
+        )
+        for claim in taken
+    ]

@@ -1,0 +1,29 @@
+-- One operation of a batch, other than an append.
+--
+-- `key` is the run to whose journal the operation's entries belong, none if it was refused. `answer` is what there is to say
+-- beyond that it was done. `sign` says that others may want to look.
+create or replace function holdfast.apply(p jsonb, out key bigint, out answer jsonb, out sign boolean)
+language plpgsql as $$
+begin
+    sign := true;
+    case p ->> 'do'
+        when 'create' then
+            select c.key, c.answer into key, answer from holdfast.create_run(p) c;
+            sign := p ->> 'worker_id' is null;
+        when 'settle' then
+            select s.key, s.answer into key, answer from holdfast.settle_run(p) s;
+        when 'remove' then
+            answer := holdfast.remove_run(p);
+        when 'claim' then
+            answer := holdfast.claim_run(p);
+            sign := false;
+        when 'take' then
+            answer := holdfast.take_runs(p);
+            sign := false;
+        when 'cancel' then
+            answer := holdfast.cancel_run(p);
+        when 'purge' then
+            answer := holdfast.purge_runs(p);
+    end case;
+end
+$$;

@@ -1,0 +1,28 @@
+-- Take one run by name.
+create or replace function holdfast.claim_run(p jsonb) returns jsonb
+language plpgsql as $$
+declare
+    found_run record;
+    driven boolean;
+begin
+    select r.id, r.status, r.owner, r.reason into found_run
+    from holdfast.run r where r.run_id = p ->> 'run_id' for update;
+    if not found then
+        return jsonb_build_object('error', 'missing');
+    end if;
+    driven := found_run.status = 'running' and holdfast.alive(
+        found_run.owner, p ->> 'here', array(select jsonb_array_elements_text(p -> 'dead'))
+    );
+    if driven and not (p ->> 'steal')::boolean then
+        return jsonb_build_object('error', 'busy', 'owner', found_run.owner);
+    end if;
+    -- A running run without a live owner is an interrupted one.
+    if not p -> 'statuses' ? found_run.status
+        and not (found_run.status = 'running' and not driven and p -> 'statuses' ? 'interrupted')
+    then
+        return jsonb_build_object('error', 'status', 'status', found_run.status, 'reason', found_run.reason);
+    end if;
+    return holdfast.take_run(found_run.id, p ->> 'worker_id', p -> 'backoff')
+        || jsonb_build_object('was', found_run.status, 'reason', found_run.reason);
+end
+$$;

@@ -1,0 +1,18 @@
+-- Remove runs that are over and expired, with the runs they started.
+create or replace function holdfast.purge_runs(p jsonb) returns jsonb
+language plpgsql as $$
+declare
+    expired bigint[];
+begin
+    select coalesce(array_agg(e.id), '{}') into expired
+    from (
+        select r.id from holdfast.run r
+        where r.expires_at <= now() and r.status in ('done', 'failed', 'cancelled')
+        order by r.expires_at
+        limit (p ->> 'limit')::bigint
+        for update skip locked
+    ) e;
+    perform holdfast.remove_runs(expired);
+    return jsonb_build_object('purged', cardinality(expired));
+end
+$$;

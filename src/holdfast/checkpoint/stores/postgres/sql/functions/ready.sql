@@ -1,0 +1,11 @@
+-- Whether `claim_next` may take the run now.
+create or replace function holdfast.ready(r holdfast.run, p_here text, p_dead text[]) returns boolean
+language sql stable as $$
+    select r.status in ('queued', 'running', 'interrupted')
+        and r.not_before <= now()
+        and not (r.status = 'running' and holdfast.alive(r.owner, p_here, p_dead))
+        and not exists (
+            select from holdfast.run parent
+            where parent.run_id = r.parent_run_id and parent.status not in ('done', 'failed', 'cancelled')
+        )
+$$;

@@ -1,0 +1,115 @@
+-- Everything that is waiting to be written, in one round trip and one commit. Each item stands or falls alone.
+--
+-- The appends come as arrays, one element for each; they are the items from 1 on. The other operations, few in comparison,
+-- follow as an array of objects. The entries of all of them come at the end, each with the number of its item.
+--
+-- Gives the answers by item, for every item that has more to say than that it was done. A batch that was committed before
+-- is not done again: it gives the answers it gave then. `null` says that a later batch was sent meanwhile.
+create or replace function holdfast.write_batch(
+    p_writer uuid,
+    p_batch bigint,
+    p_durable boolean,
+    p_run_ids text[],
+    p_tokens bigint[],
+    p_firsts bigint[],
+    p_counts bigint[],
+    p_sizes bigint[],
+    p_progresses bytea[],
+    p_finished boolean[],
+    p_replaces boolean[],
+    p_rewinds bigint[],
+    p_others jsonb,
+    p_items bigint[],
+    p_seqs bigint[],
+    p_kinds text[],
+    p_checksums bigint[],
+    p_bodies bytea[]
+) returns jsonb
+language plpgsql
+-- A plan that was made while the table was small is kept; it must not read the whole of what became a large one.
+set enable_seqscan = off
+as $$
+declare
+    written bigint[];
+    keys bigint[];
+    said jsonb := '{}';
+    operation jsonb;
+    done record;
+    sign boolean := false;
+begin
+    insert into holdfast.writer as w (writer_id, batch) values (p_writer, p_batch)
+    on conflict (writer_id) do update set batch = excluded.batch, answers = '{}', used_at = now()
+        where w.batch < excluded.batch;
+    if not found then
+        return (select w.answers from holdfast.writer w where w.writer_id = p_writer and w.batch = p_batch);
+    end if;
+    if not p_durable then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+
+    with appended as (
+        update holdfast.run r set
+            first_seq = case when a.replaces then coalesce(a.first, r.next_seq) else r.first_seq end,
+            next_seq = coalesce(a.first, r.next_seq) + a.count,
+            size = case when a.replaces then 0 else r.size end + a.size,
+            progress = a.progress,
+            strikes = case when a.finished then 0 else r.strikes end,
+            updated_at = now()
+        from unnest(
+            p_run_ids, p_tokens, p_firsts, p_counts, p_sizes, p_progresses, p_finished, p_replaces, p_rewinds
+        ) with ordinality as a (run_id, token, first, count, size, progress, finished, replaces, rewind, item)
+        where r.run_id = a.run_id and r.token = a.token and r.status = 'running'
+            and (a.first is null or r.next_seq in (a.first, a.rewind))
+        returning a.item, r.id
+    )
+    select coalesce(array_agg(item order by item), '{}'), coalesce(array_agg(id order by item), '{}')
+    into written, keys
+    from appended;
+
+    if cardinality(keys) < cardinality(p_run_ids) then
+        select array_agg(coalesce(w.key, 0) order by a.item),
+            coalesce(
+                jsonb_object_agg(a.item, holdfast.refusal(a.run_id, a.token)) filter (where w.key is null), '{}'
+            )
+        into keys, said
+        from unnest(p_run_ids, p_tokens) with ordinality as a (run_id, token, item)
+        left join unnest(written, keys) as w (item, key) on w.item = a.item;
+    end if;
+
+    if p_rewinds is not null then
+        -- Entries of a write that was committed without its writer's knowing, which now says what comes there instead.
+        delete from holdfast.entry e
+        using unnest(keys, p_firsts, p_rewinds) as a (key, first, rewind)
+        where a.rewind is not null and e.run = a.key and e.seq >= a.first;
+    end if;
+    if true = any (p_replaces) then
+        insert into holdfast.garbage (run, below)
+        select a.key, r.first_seq
+        from unnest(keys, p_replaces) as a (key, replaces) join holdfast.run r on r.id = a.key
+        where a.replaces;
+    end if;
+
+    for operation in select value from jsonb_array_elements(p_others) loop
+        select * into done from holdfast.apply(operation);
+        keys := keys || coalesce(done.key, 0);
+        sign := sign or done.sign;
+        if done.answer is not null then
+            said := said || jsonb_build_object(cardinality(keys)::text, done.answer);
+        end if;
+    end loop;
+
+    insert into holdfast.entry (run, seq, kind, checksum, body)
+    select keys[e.item], e.seq, e.kind, e.checksum, e.body
+    from unnest(p_items, p_seqs, p_kinds, p_checksums, p_bodies) as e (item, seq, kind, checksum, body)
+    where keys[e.item] > 0;
+
+    if said <> '{}' then
+        update holdfast.writer w set answers = said where w.writer_id = p_writer;
+    end if;
+    -- At its commit a notification holds a lock of the whole server: one for the batch, and none for appends.
+    if sign then
+        perform pg_notify('holdfast', '');
+    end if;
+    return said;
+end
+$$;

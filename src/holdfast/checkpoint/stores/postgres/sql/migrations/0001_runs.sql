@@ -1,0 +1,77 @@
+-- Everything a store keeps. Files here are written for the schema `holdfast`; another name is put in when they are read.
+
+-- Tokens of claims. A sequence never goes back, so they grow over removal and re-creation of a run id as well.
+create sequence holdfast.token;
+
+create table holdfast.run (
+    -- Grows with every creation: the order of listings, and the key of the journal. A run id may come again, this never.
+    id bigint generated always as identity primary key,
+    run_id text collate "C" not null unique,
+    agent_name text collate "C" not null,
+    caller_id text collate "C" not null,
+    parent_run_id text collate "C",
+    status text collate "C" not null,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    owner text collate "C",
+    token bigint not null default 0,
+    strikes integer not null default 0,
+    not_before timestamptz not null default now(),
+    reason text not null default '',
+    cancel_requested boolean not null default false,
+    expires_at timestamptz,
+    -- The journal is what has a `seq` from `first_seq` up to, not including, `next_seq`. Anything else is garbage.
+    first_seq bigint not null default 0,
+    next_seq bigint not null default 0,
+    size bigint not null default 0,
+    meta bytea not null,
+    progress bytea not null
+)
+-- Room beside each row, so that a save, which changes no indexed column, finds it and touches no index.
+with (fillfactor = 60);
+
+create index run_waiting on holdfast.run (id) where status in ('queued', 'running', 'interrupted');
+create index run_parent on holdfast.run (parent_run_id) where parent_run_id is not null;
+create index run_cancelled on holdfast.run (owner) where cancel_requested and status = 'running';
+create index run_expiring on holdfast.run (expires_at) where expires_at is not null;
+
+-- No foreign key: every entry is written by `write_batch`, after it locked the run, and a check for each row costs.
+create table holdfast.entry (
+    run bigint not null,
+    seq bigint not null,
+    kind text collate "C" not null,
+    checksum bigint not null,
+    body bytea not null,
+    primary key (run, seq)
+)
+-- A body of some kilobytes stays in its row. Longer ones go aside, neither is compressed: that costs more than the bytes.
+with (toast_tuple_target = 8160);
+alter table holdfast.entry alter column body set storage external;
+
+-- Entries that no run refers to any more: all of `run` with a `seq` below `below`. Deleted in slices by `sweep`.
+create table holdfast.garbage (
+    id bigint generated always as identity primary key,
+    run bigint not null,
+    below bigint not null
+);
+
+-- A worker is alive while its row is here and, seen from another host, until `alive_until`.
+create table holdfast.worker (
+    worker_id text collate "C" primary key,
+    host text collate "C" not null,
+    pid bigint not null,
+    started text not null,
+    alive_until timestamptz not null,
+    dead_after interval not null
+)
+with (fillfactor = 50);
+
+-- One row for each store that writes: its newest batch and what came of it. A batch that is sent again is answered from
+-- here, so that a commit whose answer was lost is known, not guessed.
+create table holdfast.writer (
+    writer_id uuid primary key,
+    batch bigint not null,
+    answers jsonb not null default '{}',
+    used_at timestamptz not null default now()
+)
+with (fillfactor = 20);

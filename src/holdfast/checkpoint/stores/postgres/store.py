@@ -1,0 +1,330 @@
+"""The PostgreSQL store: one database, any number of hosts."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from holdfast.checkpoint.claim import Claim, Worker, backoff
+from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
+from holdfast.checkpoint.journal import Write
+from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
+from holdfast.checkpoint.liveness import is_alive, this_process
+from holdfast.checkpoint.opening import Durability
+from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
+from holdfast.checkpoint.stores.postgres.database import Database, Readers
+from holdfast.checkpoint.stores.postgres.heartbeat import Heartbeat
+from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Operation, Other
+from holdfast.checkpoint.stores.postgres.refusals import check_order, refuse
+from holdfast.checkpoint.stores.postgres.rows import RecordReader, process, stored_run
+from holdfast.checkpoint.stores.postgres.schema import prepare
+from holdfast.checkpoint.stores.postgres.scripts import Scripts
+from holdfast.checkpoint.stores.postgres.signs import Signs
+from holdfast.checkpoint.stores.postgres.sweeper import Sweeper
+from holdfast.checkpoint.stores.postgres.text import from_text, to_text
+from holdfast.checkpoint.stores.postgres.writer import Writer
+
+#: Records that a listing reads at a time.
+_PAGE = 500
+#: Runs beyond those wanted that are looked at when others claim at the same time.
+_SPARE = 16
+#: How long `open` waits to hear its own notification, and `close` for a server that does not answer.
+_HEARING, _PARTING = timedelta(seconds=3), 5.0
+#: Nothing is put off or kept longer than this: PostgreSQL knows later dates, Python does not.
+_LONGEST = timedelta(days=365 * 1000).total_seconds()
+#: By strikes, in seconds; the last holds for more.
+_BACKOFF = [backoff(strikes).total_seconds() for strikes in range(16)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What an open store works with."""
+
+    readers: Readers
+    writer: Writer
+    heartbeat: Heartbeat
+    signs: Signs
+    sweeper: Sweeper
+
+
+class PostgresStore:
+    """Keeps runs in a PostgreSQL database, in a schema of its own.
+
+    Belongs to one event loop. Uses up to six connections: one to write, a few to read, one for the heartbeat and one to
+    listen. No transaction of it ever waits for its client, and none needs a session, so it works behind a transaction
+    pooler.
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        durability: Durability = "full",
+        schema: str = "holdfast",
+        dead_after: timedelta = timedelta(seconds=30),
+        patience: timedelta = timedelta(seconds=30),
+        readers: int = 3,
+        listen_url: str | None = None,
+        poll: timedelta = timedelta(seconds=1),
+    ) -> None:
+        """
+        Args:
+            url: as libpq takes it, `postgresql://user:password@host:port/database?sslmode=...`.
+            durability: `process` does not wait for the server's disk: a crash of the server may lose the last moment.
+            schema: where the tables are. Created if the user may.
+            dead_after: other hosts take a worker of this store for dead when it was not heard from for so long.
+            patience: how long a call waits for a server that does not answer before it raises `StoreUnavailable`.
+            readers: how many connections there may be beside the writer's.
+            listen_url: where to listen for changes when `url` leads to a transaction pooler.
+            poll: how often to look for changes where listening does not work.
+
+        Raises:
+            StoreError: the URL or the schema's name cannot be used.
+        """
+        try:
+            self._scripts = Scripts(schema)
+        except ValueError as exc:
+            raise StoreError(str(exc)) from exc
+        self._database = Database(url, self._scripts, patience)
+        self._listening = Database(listen_url or url, self._scripts, patience)
+        self._durability, self._dead_after, self._poll = durability, dead_after, poll
+        self._readers = readers
+        self._here = to_text(this_process().host)
+        self._parts: _Parts | None = None
+        self._lock = asyncio.Lock()
+        self._sql = {name: self._scripts.query(name) for name in ("load", "records", "candidates", "beat", "tidy")}
+
+    async def open(self) -> None:
+        async with self._lock:
+            if self._parts is not None:
+                return
+            await prepare(self._database)
+            readers = Readers(self._database, self._readers)
+            try:
+                await readers.rows(self._sql["tidy"])
+            except BaseException:
+                await readers.close()
+                raise
+            self._parts = _Parts(
+                readers=readers,
+                writer=Writer(self._database, durable=self._durability == "full"),
+                heartbeat=Heartbeat(self._database, self._dead_after),
+                signs=Signs(self._listening, readers, poll=self._poll),
+                sweeper=Sweeper(readers, self._scripts),
+            )
+            self._parts.sweeper.wake()
+            await self._parts.signs.start(_HEARING)
+
+    async def close(self) -> None:
+        async with self._lock:
+            parts, self._parts = self._parts, None
+            if parts is None:
+                return
+            await parts.writer.close()
+            await parts.heartbeat.stop()
+            # Other hosts need not wait for the silence of workers that are known to be gone.
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(_PARTING):
+                    await self._discharge(parts, parts.heartbeat.worker_ids)
+            await parts.sweeper.close()
+            await parts.signs.close()
+            await parts.readers.close()
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    async def enlist(self, worker: Worker) -> None:
+        parts = self._opened()
+        await parts.readers.rows(self._sql["beat"], **parts.heartbeat.parameters([worker]))
+        parts.heartbeat.add(worker)
+
+    async def discharge(self, worker_id: str) -> None:
+        parts = self._opened()
+        await parts.heartbeat.drop(worker_id)
+        await self._discharge(parts, [worker_id])
+
+    async def _discharge(self, parts: _Parts, worker_ids: list[str]) -> None:
+        if worker_ids:
+            statement = "with gone as (delete from holdfast.worker where worker_id = any (%(worker_ids)s::text[]))"
+            statement = self._scripts.inline(f"{statement} select pg_notify('holdfast', '')")
+            await parts.readers.rows(statement, worker_ids=[to_text(worker_id) for worker_id in worker_ids])
+
+    # -- one run ------------------------------------------------------------------------------------------------
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        check_order(run.run_id, run.entries, first=0)
+        answer = await self._commit(
+            Other(
+                do="create",
+                run_id=run.run_id,
+                entries=run.entries,
+                about={
+                    "agent_name": to_text(run.agent_name),
+                    "caller_id": to_text(run.caller_id),
+                    "parent_run_id": None if run.parent_run_id is None else to_text(run.parent_run_id),
+                    "worker_id": None if worker_id is None else to_text(worker_id),
+                    "wait": 0 if worker_id is None else _BACKOFF[1],
+                    "meta": run.meta,
+                    "progress": run.progress,
+                },
+            )
+        )
+        return None if worker_id is None else _claim(run.run_id, worker_id, answer)
+
+    async def append(self, claim: Claim, write: Write) -> None:
+        check_order(claim.run_id, write.entries)
+        await self._commit(
+            Append(
+                run_id=claim.run_id,
+                token=claim.token,
+                entries=write.entries,
+                progress=write.progress,
+                finished_step=write.finished_step,
+                replace=write.replace,
+            )
+        )
+        if write.replace:
+            self._opened().sweeper.wake()
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        rows = await self._opened().readers.rows(self._sql["load"], run_id=to_text(run_id), after=after)
+        stored = stored_run(rows, after)
+        if stored is None:
+            raise RunNotFound(run_id)
+        return stored
+
+    async def settle(self, claim: Claim, ending: Ending) -> None:
+        check_order(claim.run_id, ending.entries)
+        await self._commit(
+            Other(
+                do="settle",
+                run_id=claim.run_id,
+                token=claim.token,
+                entries=ending.entries,
+                about={
+                    "status": ending.status.value,
+                    "reason": to_text(ending.reason),
+                    "strikes": ending.strikes,
+                    "delay": min(ending.delay.total_seconds(), _LONGEST),
+                    "keep": None if ending.keep is None else min(ending.keep.total_seconds(), _LONGEST),
+                    "progress": ending.progress,
+                },
+            )
+        )
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        about = {} if claim is not None else {"here": self._here, "dead": await self._dead_here()}
+        token = None if claim is None else claim.token
+        await self._commit(Other(do="remove", run_id=run_id, token=token, about=about))
+        self._opened().sweeper.wake()
+
+    # -- finding and claiming -----------------------------------------------------------------------------------
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        wanted = wanted or RunFilter()
+        parameters = {
+            "here": self._here,
+            "dead": await self._dead_here() if wanted.interrupted else [],
+            "interrupted": wanted.interrupted,
+            "statuses": None if wanted.statuses is None else [status.value for status in wanted.statuses],
+            "agent_name": None if wanted.agent_name is None else to_text(wanted.agent_name),
+            "caller_id": None if wanted.caller_id is None else to_text(wanted.caller_id),
+            "parent_run_id": None if wanted.parent_run_id is None else to_text(wanted.parent_run_id),
+            "limit": _PAGE,
+        }
+        after = -1
+        while True:
+            # Each page is a statement of its own: a consumer that takes its time holds nothing up.
+            rows = await self._opened().readers.rows(self._sql["records"], after=after, **parameters)
+            reader = RecordReader()
+            for row in rows:
+                yield reader.record(row)
+            if len(rows) < _PAGE:
+                return
+            after = rows[-1][-1]
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
+    ) -> Claim:
+        about = {
+            "worker_id": to_text(worker_id),
+            "statuses": [status.value for status in statuses],
+            "steal": steal,
+            "here": self._here,
+            "dead": await self._dead_here(),
+            "backoff": _BACKOFF,
+        }
+        return _claim(run_id, worker_id, await self._commit(Other(do="claim", run_id=run_id, about=about)))
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        parts, dead = self._opened(), await self._dead_here()
+        around = {"here": self._here, "dead": dead}
+        claims: list[Claim] = []
+        tried: list[int] = []
+        while agents and len(claims) < limit:
+            # Looked for beside the writer, whom that would hold up; taken by it, so that a lost answer loses no run.
+            wanted = limit - len(claims)
+            rows = await parts.readers.rows(
+                self._sql["candidates"],
+                agents=[to_text(agent) for agent in agents],
+                tried=tried,
+                limit=wanted + _SPARE,
+                **around,
+            )
+            if not rows:
+                break
+            ids = [row[0] for row in rows]
+            about = {"worker_id": to_text(worker_id), "ids": ids, "limit": wanted, "backoff": _BACKOFF} | around
+            answer = await self._commit(Other(do="take", run_id=None, about=about))
+            assert answer is not None
+            claims += [_claim(from_text(taken["run_id"]), worker_id, taken) for taken in answer["taken"]]
+            tried += ids
+        return tuple(claims)
+
+    # -- signals between processes ------------------------------------------------------------------------------
+
+    async def request_cancel(self, run_id: str) -> None:
+        await self._commit(Other(do="cancel", run_id=run_id, about={}))
+
+    async def cancels(self, worker_id: str) -> Sequence[str]:
+        statement = (
+            "select run_id from holdfast.run where owner = %(owner)s and cancel_requested and status = 'running'"
+        )
+        rows = await self._opened().readers.rows(self._scripts.inline(statement), owner=to_text(worker_id))
+        return tuple(from_text(run_id) for (run_id,) in rows)
+
+    async def changed(self, within: timedelta) -> bool:
+        return await self._opened().signs.wait(within)
+
+    async def purge(self, *, limit: int = 100) -> int:
+        answer = await self._commit(Other(do="purge", run_id=None, about={"limit": limit}))
+        self._opened().sweeper.wake()
+        assert answer is not None
+        purged: int = answer["purged"]
+        return purged
+
+    # -- within -------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> _Parts:
+        if self._parts is None:
+            raise StoreClosed("this PostgreSQL store is not open: call open() first, and nothing after close()")
+        return self._parts
+
+    async def _commit(self, operation: Operation) -> Answer | None:
+        answer = await self._opened().writer.commit(operation)
+        if answer is not None and "error" in answer:
+            refuse(operation, answer)
+        return answer
+
+    async def _dead_here(self) -> list[str]:
+        """The workers of this host whose processes are gone: known at once, without waiting for their silence."""
+        statement = "select worker_id, host, pid, started from holdfast.worker where host = %(here)s"
+        rows = await self._opened().readers.rows(self._scripts.inline(statement), here=self._here)
+        return [worker_id for worker_id, *about in rows if is_alive(process(*about)) is False]
+
+
+def _claim(run_id: str, worker_id: str, answer: Answer | None) -> Claim:
+    assert answer is not None
+    return Claim(run_id=run_id, worker_id=worker_id, token=answer["token"], strikes=answer["strikes"])

@@ -1,0 +1,47 @@
+"""Deletes, bit by bit, the journals of runs that are gone."""
+
+import asyncio
+import logging
+
+from holdfast.checkpoint.errors import StoreError
+from holdfast.checkpoint.stores.postgres.database import Readers
+from holdfast.checkpoint.stores.postgres.scripts import Scripts
+
+log = logging.getLogger("holdfast.checkpoint.postgres")
+
+#: Entries deleted in one transaction.
+SLICE = 200
+
+
+class Sweeper:
+    """Works beside the writer and rests as long as it works, so that no save waits for it.
+
+    What it does not get done, another store or the next to be opened does.
+    """
+
+    def __init__(self, readers: Readers, scripts: Scripts) -> None:
+        self._readers = readers
+        self._statement = scripts.inline("select holdfast.sweep(%(slice)s)")
+        self._dirty = asyncio.Event()
+        self._task = asyncio.create_task(self._work(), name="holdfast-postgres-sweeper")
+
+    def wake(self) -> None:
+        """There may be something to sweep up."""
+        self._dirty.set()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            try:
+                started = loop.time()
+                while (await self._readers.rows(self._statement, slice=SLICE))[0][0]:
+                    await asyncio.sleep(loop.time() - started)
+                    started = loop.time()
+            except StoreError as exc:
+                log.warning("journals of removed runs are left to be swept up later: %s", exc)

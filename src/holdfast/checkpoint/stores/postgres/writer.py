@@ -1,0 +1,213 @@
+"""The group commit: everything that is waiting goes to the server in one round trip and is committed together."""
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import psycopg
+
+from holdfast.checkpoint.errors import StoreClosed, StoreError
+from holdfast.checkpoint.stores.postgres import wire
+from holdfast.checkpoint.stores.postgres.database import Database
+from holdfast.checkpoint.stores.postgres.doubt import LateCommits
+from holdfast.checkpoint.stores.postgres.operations import (
+    STATEMENT,
+    TYPES,
+    Answer,
+    Append,
+    Operation,
+    Other,
+    arguments,
+    decoded,
+)
+from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_about_one_item
+
+#: Of one batch. Beyond them a larger one is no faster, and a server has to hold all of it in memory.
+MOST_OPERATIONS, MOST_BYTES = 2000, 8 * 1024 * 1024
+
+#: These grant tokens. A server that forgot one in a crash would grant it again: they are always committed to its disk.
+_GRANTS = frozenset({"create", "claim", "take"})
+
+
+class Writer:
+    """Commits what it is given in batches, on one connection, each batch exactly once.
+
+    Every batch carries a number, which the server keeps with the answers in the same transaction. When the connection
+    is lost and nobody knows what came of a batch, the same batch is sent again: if it was committed, the server gives
+    the answers of then and does nothing.
+    """
+
+    def __init__(self, database: Database, *, durable: bool) -> None:
+        self._database, self._durable = database, durable
+        self._write_batch = database.scripts.inline(STATEMENT).encode()
+        self._resolve_batch = database.scripts.inline("select holdfast.resolve_batch($1, $2)").encode()
+        self._id = uuid.uuid4().bytes
+        self._number = 0
+        self._connection: psycopg.AsyncConnection | None = None
+        self._waiting: deque[Operation] = deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+        #: A batch that was sent and not answered yet: its number, and what was in it.
+        self._unanswered: tuple[int, Sequence[Operation]] | None = None
+        self._late = LateCommits()
+        self._task = asyncio.create_task(self._work(), name="holdfast-postgres-writer")
+
+    async def commit(self, operation: Operation) -> Answer | None:
+        """Returns once the operation is committed, with what the server has to say of it. A refusal is an answer too.
+
+        Raises:
+            StoreError: nothing was written.
+        """
+        if self._closing:
+            raise StoreClosed("this PostgreSQL store is closed; nothing was written")
+        loop = asyncio.get_running_loop()
+        operation.asked_at, operation.answer = loop.time(), loop.create_future()
+        self._waiting.append(operation)
+        self._wake.set()
+        return await operation.answer
+
+    async def close(self) -> None:
+        """Commit what is waiting, then let go of the connection."""
+        self._closing = True
+        self._wake.set()
+        await asyncio.wait([self._task])
+        await self._drop_connection()
+
+    # -- within -------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch:
+                await self._settle(batch)
+            elif self._closing:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _next_batch(self) -> list[Operation]:
+        """What is waiting, in order, but of each run one operation only: the next has to see what came of it."""
+        batch: list[Operation] = []
+        not_yet: list[Operation] = []
+        runs: set[str] = set()
+        size = 0
+        while self._waiting and len(batch) < MOST_OPERATIONS and size < MOST_BYTES:
+            operation = self._waiting.popleft()
+            if operation.answer.done():
+                continue  # who asked was cancelled before it was sent
+            if operation.run_id is not None:
+                if operation.run_id in runs:
+                    not_yet.append(operation)
+                    continue
+                runs.add(operation.run_id)
+            batch.append(operation)
+            size += operation.size
+        self._waiting.extendleft(reversed(not_yet))
+        return batch
+
+    async def _settle(self, batch: Sequence[Operation]) -> None:
+        """Write the batch and tell everybody who waits for it."""
+        since = min(operation.asked_at for operation in batch)
+        try:
+            await self._resolve(since)
+            answers = await self._write([op for op in batch if not self._late.adapt(op)], since)
+        except StoreError as exc:
+            if len(batch) > 1 and isinstance(exc.__cause__, psycopg.Error) and is_about_one_item(exc.__cause__):
+                for operation in batch:
+                    await self._settle([operation])
+            else:
+                _fail(batch, exc)
+        except BaseException as exc:  # whatever it is, nobody may be left waiting for ever
+            failure = StoreError(f"{self._database.where}: the writer broke down: {exc!r}")
+            failure.__cause__ = exc
+            _fail(batch, failure)
+            if not isinstance(exc, Exception):
+                raise
+        else:
+            self._late.forget(batch)
+            for operation in batch:
+                if not operation.answer.done():
+                    operation.answer.set_result(answers.get(operation))
+
+    async def _write(self, batch: Sequence[Operation], since: float) -> Mapping[Operation, Answer]:
+        """Commit the batch, whatever happens to the connection meanwhile. Gives the answers there are."""
+        appends = [operation for operation in batch if isinstance(operation, Append)]
+        others = [operation for operation in batch if isinstance(operation, Other)]
+        items: list[Operation] = [*appends, *others]
+        if not items:
+            return {}
+        # Every second number: the one after it marks a batch that was given up.
+        self._number += 2
+        number = self._number
+        durable = self._durable or any(other.do in _GRANTS for other in others)
+        values = [self._id, wire.bigint(number), b"\1" if durable else b"\0", *arguments(appends, others)]
+
+        async def attempt() -> bytes | None:
+            connection = await self._connected()
+            self._unanswered = (number, items)
+            try:
+                answers = await self._call(connection, self._write_batch, TYPES, values)
+            except psycopg.Error as exc:
+                if not connection_is_lost(exc):
+                    self._unanswered = None  # refused as a whole
+                raise
+            self._unanswered = None
+            return answers
+
+        answers = await self._database.persist(attempt, since=since)
+        assert answers is not None, "a batch is never sent after a later one"
+        return {items[item - 1]: answer for item, answer in decoded(answers).items()}
+
+    async def _resolve(self, since: float) -> None:
+        """Find out what came of a batch that was given up, and put right what its callers do not know of."""
+        if self._unanswered is not None:
+            number, items = self._unanswered
+
+            async def attempt() -> bytes | None:
+                connection = await self._connected()
+                types, values = (wire.UUID, wire.BIGINT), (self._id, wire.bigint(number))
+                return await self._call(connection, self._resolve_batch, types, values)
+
+            answers = await self._database.persist(attempt, since=since)
+            self._unanswered = None
+            if answers is not None:
+                self._late.learn(items, decoded(answers))
+        if self._late.undoing:
+            await self._write(self._late.undoing, since)
+            self._late.undoing = []
+
+    async def _call(
+        self,
+        connection: psycopg.AsyncConnection,
+        statement: bytes,
+        types: Sequence[int],
+        values: Sequence[bytes | None],
+    ) -> bytes | None:
+        try:
+            return await wire.call(connection, statement, types, values)
+        except BaseException as exc:
+            # Lost, or given up in the middle of an answer: of no use any more.
+            if not isinstance(exc, psycopg.Error) or connection_is_lost(exc):
+                await self._drop_connection()
+            raise
+
+    async def _connected(self) -> psycopg.AsyncConnection:
+        if self._connection is None:
+            self._connection = await self._database.connect()
+        return self._connection
+
+    async def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+def _fail(batch: Sequence[Operation], exc: StoreError) -> None:
+    for operation in batch:
+        if not operation.answer.done():
+            # Each its own: it is raised in as many places.
+            own = type(exc)(*exc.args)
+            own.__cause__ = exc.__cause__
+            operation.answer.set_exception(own)
