@@ -1,0 +1,102 @@
+"""A battery's tables in a SQLite file."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from holdfast.batteries.database.errors import TablesError, TablesUnavailable
+from holdfast.batteries.database.tables import Cursor, Schema
+
+_T = TypeVar("_T")
+
+_VERSIONS = (
+    "CREATE TABLE IF NOT EXISTS holdfast_battery (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+)
+
+
+class _Cursor:
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+        return list(self._connection.execute(sql, parameters))
+
+
+class SqliteTables:
+    """One connection on a thread of its own. Several processes may use the same file."""
+
+    def __init__(self, path: str | Path, *, patience_ms: int = 10_000) -> None:
+        self._path, self._patience_ms = Path(path), patience_ms
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-tables")
+        self._connection: apsw.Connection | None = None
+
+    async def open(self, schema: Schema) -> None:
+        """Make the tables, or bring them up to date."""
+        await self._on_thread(self._connect)
+        await self.write(lambda cursor: _migrate(cursor, schema))
+
+    async def write(self, work: Callable[[Cursor], _T]) -> _T:
+        """Run `work` in one transaction that excludes other writers."""
+
+        def whole() -> _T:
+            connection = self._open_connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(_Cursor(connection))
+                connection.execute("COMMIT")
+                return result
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+        return await self._on_thread(whole)
+
+    async def read(self, work: Callable[[Cursor], _T]) -> _T:
+        """Run `work`, which only reads."""
+        return await self._on_thread(lambda: work(_Cursor(self._open_connection())))
+
+    async def close(self) -> None:
+        """Let go of the connection. May be called again."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
+        self._thread.shutdown()
+
+    def _connect(self) -> None:
+        if self._connection is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            connection = apsw.Connection(str(self._path))
+            connection.set_busy_timeout(self._patience_ms)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            self._connection = connection
+
+    def _open_connection(self) -> apsw.Connection:
+        if self._connection is None:
+            raise TablesError(f"the tables in {self._path} are not open")
+        return self._connection
+
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except (apsw.BusyError, apsw.LockedError) as exc:
+            raise TablesUnavailable(f"{self._path} is locked by another process: try again") from exc
+        except (apsw.Error, OSError) as exc:
+            raise TablesError(f"could not use the tables in {self._path}: {exc}") from exc
+
+
+def _migrate(cursor: Cursor, schema: Schema) -> None:
+    cursor.execute(_VERSIONS)
+    rows = cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.battery,))
+    version = rows[0][0] if rows else 0
+    if version > len(schema.steps):
+        raise TablesError(f"a newer holdfast made the {schema.battery} tables (version {version}): upgrade holdfast")
+    for step in schema.steps[version:]:
+        for statement in step:
+            cursor.execute(statement)
+    cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.battery, len(schema.steps)))
