@@ -11,7 +11,6 @@ from holdfast.checkpoint.lifecycle import ENDINGS, Status
 from holdfast.checkpoint.record import Ending, RunFilter
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_suite.subject import (
-    PATIENCE,
     StoreUnderTest,
     a_run,
     a_write,
@@ -176,7 +175,7 @@ class ClaimNextClauses(StoreUnderTest):
     async def test_a_run_whose_backoff_is_over_is_taken(self, store: CheckpointStore, worker: str) -> None:
         claim = await begun(store, worker)
         await store.settle(claim, Ending(status=Status.INTERRUPTED, delay=timedelta(milliseconds=200)))
-        async with asyncio.timeout(PATIENCE.total_seconds()):
+        async with asyncio.timeout(self.patience.total_seconds()):
             while not await store.claim_next(worker, agents=["agent"], limit=1):
                 await store.changed(timedelta(milliseconds=20))
         assert (await record_of(store)).owner_alive

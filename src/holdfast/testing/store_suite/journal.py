@@ -32,6 +32,27 @@ BODIES = {
 }
 
 
+async def watch_a_run_grow(writing: CheckpointStore, reading: CheckpointStore, worker_id: str) -> None:
+    """Load a run again and again while it is written and rewritten: each time all of it is from one moment."""
+    claim = await begun(writing, worker_id, a_run("run-1", b"begin", progress=b"1"))
+
+    async def write() -> None:
+        for n in range(40):
+            first = 1 + 2 * n
+            progress = b"%d" % (first + 2)
+            await writing.append(claim, a_write(first, b"x" * n, b"y", progress=progress, replace=n % 4 == 3))
+
+    growing = asyncio.ensure_future(write())
+    while not growing.done():
+        stored = await reading.load("run-1")
+        seqs = [entry.seq for entry in stored.entries]
+        assert seqs == list(range(seqs[0], stored.record.next_seq))
+        assert stored.record.size == sum(len(entry.body) for entry in stored.entries)
+        assert stored.record.progress == b"%d" % stored.record.next_seq
+        await asyncio.sleep(0)
+    await growing
+
+
 @pytest.mark.asyncio
 class CreateClauses(StoreUnderTest):
     async def test_a_run_created_without_a_worker_is_queued_and_unclaimed(self, store: CheckpointStore) -> None:
@@ -255,6 +276,9 @@ class LoadClauses(StoreUnderTest):
         for _ in range(3):
             await store.load("run-1", after=0)
         assert await contents(store) == before
+
+    async def test_what_is_loaded_during_writes_is_of_one_moment(self, store: CheckpointStore, worker: str) -> None:
+        await watch_a_run_grow(store, store, worker)
 
     async def test_a_run_that_never_was_is_not_found(self, store: CheckpointStore) -> None:
         await store.create(a_run("run-1"))

@@ -3,6 +3,7 @@
 import asyncio
 import string
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -14,7 +15,6 @@ from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_suite.subject import (
-    PATIENCE,
     StoreUnderTest,
     a_run,
     a_worker,
@@ -41,7 +41,7 @@ CALLS: dict[str, Callable[[CheckpointStore], Awaitable[object]]] = {
     "claim_next": lambda store: store.claim_next("worker", agents=["agent"], limit=1),
     "request_cancel": lambda store: store.request_cancel("run-1"),
     "cancels": lambda store: store.cancels("worker"),
-    "changed": lambda store: store.changed(PATIENCE),
+    "changed": lambda store: store.changed(timedelta(seconds=1)),
     "purge": lambda store: store.purge(),
 }
 
@@ -107,10 +107,10 @@ class OpenClauses(StoreUnderTest):
         await self.build(location).close()
 
     async def test_closing_ends_the_waits_for_a_change(self, store: CheckpointStore) -> None:
-        waiting = asyncio.ensure_future(store.changed(PATIENCE * 2))
+        waiting = asyncio.ensure_future(store.changed(self.patience * 2))
         await asyncio.wait([waiting], timeout=0.05)
         await store.close()
-        async with asyncio.timeout(PATIENCE.total_seconds()):
+        async with asyncio.timeout(self.patience.total_seconds()):
             [result] = await asyncio.gather(waiting, return_exceptions=True)
         assert isinstance(result, bool | StoreClosed)
 

@@ -17,6 +17,7 @@ from holdfast.checkpoint.liveness import ProcessIdentity, this_process
 from holdfast.checkpoint.record import Ending, RunFilter
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_process import StoreProcess
+from holdfast.testing.store_suite.journal import watch_a_run_grow
 from holdfast.testing.store_suite.reopening import DurableStoreUnderTest
 from holdfast.testing.store_suite.signals import STIRS, wakes
 from holdfast.testing.store_suite.subject import (
@@ -112,10 +113,16 @@ class RaceClauses(DurableStoreUnderTest):
                 expected = [b"begin", *(f"{claim.worker_id} {seq}".encode() * 50 for seq in range(1, 21))]
                 assert await bodies_of(racing[0][0], claim.run_id) == expected
 
+    async def test_what_is_loaded_while_another_process_writes_is_of_one_moment(
+        self, store: CheckpointStore, location: str
+    ) -> None:
+        async with StoreProcess(self.factory, location) as other:
+            await watch_a_run_grow(other, store, await enlisted_as(other, other.child.identity))
+
     async def test_a_change_wakes_who_waits_in_another_process(self, store: CheckpointStore, location: str) -> None:
         async with StoreProcess(self.factory, location) as other:
             worker = await enlisted_as(store, this_process())
-            assert await wakes(other, store, worker, STIRS["submitted"])
+            assert await wakes(other, store, worker, STIRS["submitted"], self.patience)
 
 
 @pytest.mark.asyncio

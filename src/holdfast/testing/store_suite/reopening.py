@@ -163,7 +163,7 @@ class SharingClauses(DurableStoreUnderTest):
         second = self.build(location)
         await second.open()
         try:
-            assert await wakes(second, store, worker, stir)
+            assert await wakes(second, store, worker, stir, self.patience)
         finally:
             await second.close()
 

@@ -11,7 +11,6 @@ from holdfast.checkpoint.lifecycle import ENDINGS, OVER, Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_suite.subject import (
-    PATIENCE,
     StoreUnderTest,
     a_run,
     begun,
@@ -46,17 +45,19 @@ async def _cancel(store: CheckpointStore, worker_id: str, run_id: str) -> None:
 STIRS = {"submitted": _submit, "released": _release, "settled": _complete, "removed": _remove, "cancelled": _cancel}
 
 
-async def wakes(waiting: CheckpointStore, acting: CheckpointStore, worker_id: str, stir: Stir) -> bool:
-    """What `changed` gives while `stir` is done again and again, in the hope that it is missed at most at first."""
+async def wakes(
+    waiting: CheckpointStore, acting: CheckpointStore, worker_id: str, stir: Stir, patience: timedelta
+) -> bool:
+    """What `changed` gives while `stir` is done again and again: the wait may begin too late for the first of them."""
     for n in range(20):
         await begun(acting, worker_id, a_run(f"run-{n}"))
-    sign = asyncio.ensure_future(waiting.changed(PATIENCE / 2))
+    sign = asyncio.ensure_future(waiting.changed(patience / 2))
     for n in range(20):
-        await asyncio.wait([sign], timeout=0.05 * (n + 1))
+        await asyncio.wait([sign], timeout=0.01 * (n + 1))
         if sign.done():
             break
         await stir(acting, worker_id, f"run-{n}")
-    async with asyncio.timeout(PATIENCE.total_seconds()):
+    async with asyncio.timeout(patience.total_seconds()):
         return await sign
 
 
@@ -123,24 +124,27 @@ class CancelClauses(StoreUnderTest):
 class ChangeClauses(StoreUnderTest):
     @pytest.mark.parametrize("stir", STIRS.values(), ids=STIRS.keys())
     async def test_who_waits_for_a_change_is_woken(self, store: CheckpointStore, worker: str, stir: Stir) -> None:
-        assert await wakes(store, store, worker, stir)
+        assert await wakes(store, store, worker, stir, self.patience)
 
     async def test_all_who_wait_are_woken(self, store: CheckpointStore, worker: str) -> None:
-        others = [asyncio.ensure_future(store.changed(PATIENCE / 2)) for _ in range(3)]
-        assert await wakes(store, store, worker, _submit)
-        async with asyncio.timeout(PATIENCE.total_seconds()):
+        others = [asyncio.ensure_future(store.changed(self.patience / 2)) for _ in range(3)]
+        assert await wakes(store, store, worker, _submit, self.patience)
+        async with asyncio.timeout(self.patience.total_seconds()):
             assert await asyncio.gather(*others) == [True] * 3
 
     async def test_without_a_change_the_wait_ends_by_itself(self, store: CheckpointStore) -> None:
         await store.create(a_run())
-        async with asyncio.timeout(PATIENCE.total_seconds()):
-            while await store.changed(timedelta(milliseconds=20)):
-                pass  # a sign may come too often; in a quiet store it stays away sooner or later
+        async with asyncio.timeout(self.patience.total_seconds()):
+            # A sign may come too often. In a quiet store it stays away sooner or later.
+            for _ in range(1000):
+                if not await store.changed(timedelta(milliseconds=20)):
+                    return
+        pytest.fail("there is always a sign, though nothing changes")
 
     async def test_a_wait_that_is_given_up_harms_nobody(self, store: CheckpointStore, worker: str) -> None:
-        waiting = asyncio.ensure_future(store.changed(PATIENCE))
+        waiting = asyncio.ensure_future(store.changed(self.patience))
         await asyncio.wait([waiting], timeout=0.05)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert waiting.cancelled()
-        assert await wakes(store, store, worker, _submit)
+        assert await wakes(store, store, worker, _submit, self.patience)

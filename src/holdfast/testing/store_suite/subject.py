@@ -15,15 +15,14 @@ from holdfast.checkpoint.record import NewRun, RunFilter, RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_child import store_builder
 
-#: For waits that end by themselves when the store does its part. Long, so that a busy machine is no failure.
-PATIENCE = timedelta(seconds=60)
-
 
 class StoreUnderTest:
     """What a subclass says about its store: `factory` and `location`."""
 
     #: `module:function`. Called with a location, gives a store that is not open yet. Child processes import it too.
     factory: ClassVar[str] = "holdfast.checkpoint.opening:store_from_url"
+    #: How long to wait for what a store has to do by itself. Long, so that a busy machine is no failure.
+    patience: ClassVar[timedelta] = timedelta(seconds=60)
 
     @pytest.fixture
     def location(self) -> str:
