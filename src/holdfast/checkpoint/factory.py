@@ -8,14 +8,14 @@ from datetime import timedelta
 from holdfast.checkpoint.claim import Claim, Worker
 from holdfast.checkpoint.codec import RunMeta, read_checkpoint
 from holdfast.checkpoint.delta import Mark
-from holdfast.checkpoint.errors import RunBusy, RunNotFound, StoreError
+from holdfast.checkpoint.errors import RunBusy, RunDamaged, RunNotFound, UndecodableRecord, UnknownVersion
 from holdfast.checkpoint.handle import HandleSettings, NoCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.liveness import this_process
 from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.run.errors import RunLost
+from holdfast.run.errors import NotKnownHere, RunLost, RunParked
 from holdfast.run.info import RunInfo
 from holdfast.run.message import MessageCodec
 from holdfast.run.ports import Checkpointer, Finished, Resumption
@@ -115,6 +115,10 @@ class Checkpoints:
             return self.resume(claim, await self._store.load(info.run_id), codec)
         except RunNotFound:
             return None
+        except (RunDamaged, UndecodableRecord) as exc:
+            raise RunParked("damaged", f"a child run cannot be read: {exc}") from exc
+        except UnknownVersion as exc:
+            raise NotKnownHere(f"a child run cannot be read here: {exc}") from exc
 
     async def forget(self, run_ids: Sequence[str]) -> None:
         """Remove finished children whose results are safe with their parent."""
@@ -134,12 +138,14 @@ class Checkpoints:
                 await handle.settle_again()
             except RunLost:
                 continue  # somebody else has it: so it is looked after
-            except StoreError:
+            except Exception:  # a host's own store may raise anything
                 self._unsettled.append(handle)
 
     async def close(self) -> None:
         """Discharge this worker and close the store."""
         if self._store is not None and self._open:
             self._open = False
-            await self._store.discharge(self.worker_id)
-            await self._store.close()
+            try:
+                await self._store.discharge(self.worker_id)
+            finally:
+                await self._store.close()

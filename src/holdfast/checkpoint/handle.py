@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.codec import Outcome, RunMeta, encode
+from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Mark
-from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge
+from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending, NewRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
-from holdfast.run.errors import PayloadError, RunCancelled, RunLost
+from holdfast.run.errors import RunCancelled, RunLost, described
 from holdfast.run.state import RunState
-from holdfast.run.usage import Usage
+from holdfast.run.usage import NO_USAGE, Usage
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -76,6 +76,7 @@ class StoreCheckpointer:
         self._lock = asyncio.Lock()
         self._closed = False
         self._saved_at: float | None = None
+        self._proven_at: float | None = None
         #: The newest state that the throttle held back, and what will write it.
         self._held_back: RunState | None = None
         self._timer: Timer | None = None
@@ -113,9 +114,7 @@ class StoreCheckpointer:
         self._latest = state
         wait = self._window() if not urgent else 0.0
         if wait > 0:
-            self._held_back = state
-            if self._timer is None:
-                self._timer = self._clock.call_later(timedelta(seconds=wait), self._window_closed)
+            self._hold_back(state, timedelta(seconds=wait))
             return
         await self._write(state, patient=urgent)
 
@@ -124,6 +123,11 @@ class StoreCheckpointer:
         if self._saved_at is None:
             return 0.0
         return self._saved_at + self._settings.throttle.total_seconds() - self._clock.monotonic()
+
+    def _hold_back(self, state: RunState, wait: timedelta) -> None:
+        self._held_back = state
+        if self._timer is None:
+            self._timer = self._clock.call_later(wait, self._window_closed)
 
     def _window_closed(self) -> None:
         self._timer = None
@@ -138,28 +142,37 @@ class StoreCheckpointer:
             await self._write(self._held_back, patient=False)
         except Exception as exc:  # nobody waits for this one; the next save will raise what does not pass
             log.warning("run %s: a throttled save failed, the next one carries it: %s", self._meta.run_id, exc)
-            if self._timer is None and not self._closed:
-                self._timer = self._clock.call_later(self._settings.throttle, self._window_closed)
 
     async def _write(self, state: RunState, *, patient: bool) -> None:
         async with self._lock:
             if self._closed:
                 return
-            delta = Delta(self._mark, state, self._meta, self._clock.now())
-            if delta.is_empty(self._mark) and self._claim is not None:
-                self._nothing_held_back()
-                return
-            cap = self._settings.max_bytes
-            if cap is not None and delta.after.size > cap:
-                raise TranscriptTooLarge(self._meta.run_id, delta.after.size, cap)
-            if patient:
-                await self._patiently(lambda: self._send(delta))
-            else:
-                await self._send(delta)
-            self._mark, self._progress = delta.after, delta.progress
-            self._progressed = self._progressed or delta.finished_step
-            self._saved_at = self._clock.monotonic()
+            # Before the first wait: what is held back while this is written is newer than what is written.
             self._nothing_held_back()
+            try:
+                await self._write_new(state, patient=patient)
+            except Exception:
+                if self._settings.throttle > timedelta(0):
+                    self._hold_back(state, self._settings.throttle)
+                raise
+
+    async def _write_new(self, state: RunState, *, patient: bool) -> None:
+        delta = Delta(self._mark, state, self._meta, self._clock.now())
+        if delta.is_empty(self._mark) and self._claim is not None:
+            return
+        if self._is_too_large(delta):
+            raise TranscriptTooLarge(self._meta.run_id, delta.after.size, self._settings.max_bytes or 0)
+        if patient:
+            await self._patiently(lambda: self._send(delta))
+        else:
+            await self._send(delta)
+        self._mark, self._progress = delta.after, delta.progress
+        self._progressed = self._progressed or delta.finished_step
+        self._saved_at = self._proven_at = self._clock.monotonic()
+
+    def _is_too_large(self, delta: Delta) -> bool:
+        cap = self._settings.max_bytes
+        return cap is not None and delta.after.size > cap
 
     async def _send(self, delta: Delta) -> None:
         if self._claim is None:
@@ -189,15 +202,15 @@ class StoreCheckpointer:
         """Prove by a fenced write that the claim still holds, unless a write has just done so."""
         if self._claim is None or self._closed:
             return
-        if self._saved_at is not None and self._clock.monotonic() - self._saved_at < PROOF_LASTS.total_seconds():
+        if self._proven_at is not None and self._clock.monotonic() - self._proven_at < PROOF_LASTS.total_seconds():
             return
-        await self._prove()
+        async with self._lock:
+            await self._patiently(self._prove)
 
     async def _prove(self) -> None:
-        async with self._lock:
-            assert self._claim is not None
-            await self._store.append(self._claim, Write(entries=(), progress=self._progress))
-            self._saved_at = self._clock.monotonic()
+        assert self._claim is not None
+        await self._store.append(self._claim, Write(entries=(), progress=self._progress))
+        self._proven_at = self._clock.monotonic()
 
     # -- settling -----------------------------------------------------------------------------------------------
 
@@ -216,13 +229,17 @@ class StoreCheckpointer:
         if keep is None and not self._keep_result:
             await self._settle(self._remove)
             return
-        text = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
-        usage = self._latest.usage if self._latest is not None else Usage()
+        text = described(error)
         status = Status.CANCELLED if cancelled else Status.FAILED
-        outcome = encode(Outcome(error=text, usage=usage))
+        outcome = encode(Outcome(error=text, usage=self._usage()))
         # A child's end is kept until its parent has recorded it, however long the parent is down.
         how_long = self._retention if self._keep_result and keep is None else keep
         await self._settle(lambda: self._end(status, reason=text, outcome=outcome, keep=how_long))
+
+    def _usage(self) -> Usage:
+        if self._latest is not None:
+            return self._latest.usage
+        return decode(self._progress, Progress).usage if self._progress else NO_USAGE
 
     async def park(self, reason: str) -> None:
         """The run waits for a person or a condition."""
@@ -231,7 +248,10 @@ class StoreCheckpointer:
     async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
         """Leave the run for recovery, which waits for `delay`. A clean stop is no strike."""
         if self._held_back is not None:
-            await self.save(self._held_back, urgent=True)
+            try:
+                await self.save(self._held_back, urgent=True)
+            except Exception as exc:  # the run has to be left even so
+                log.warning("run %s: its last moments were not saved: %s", self._meta.run_id, exc)
         strikes = 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - 1)
         await self._settle(lambda: self._end(Status.INTERRUPTED, reason=reason, strikes=strikes, delay=delay))
 
@@ -251,7 +271,7 @@ class StoreCheckpointer:
                 await self._patiently(how)
             except RunLost:
                 raise
-            except StoreError:
+            except Exception:  # a host's own store may raise anything
                 # Until somebody settles it, the run stays with this live worker, where no recovery looks for it.
                 self._unsettled = how
                 self._on_unsettled(self)
@@ -283,8 +303,10 @@ class StoreCheckpointer:
         if outcome is not None:
             seq = self._mark.next_seq + len(entries)
             entries = [*entries, Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome)]
+        # No store has to be able to keep half a surrogate pair or a NUL.
+        shown = reason.encode(errors="replace").decode().replace("\0", "\ufffd")
         ending = Ending(
-            status=status, reason=reason, entries=entries, progress=progress, strikes=strikes, delay=delay, keep=keep
+            status=status, reason=shown, entries=entries, progress=progress, strikes=strikes, delay=delay, keep=keep
         )
         await self._store.settle(self._claim, ending)
 
@@ -294,11 +316,12 @@ class StoreCheckpointer:
             return [], None
         try:
             delta = Delta(self._mark, self._latest, self._meta, self._clock.now())
-            if delta.replace or (self._settings.max_bytes or delta.after.size) < delta.after.size:
-                return [], None
-            return list(delta.entries), delta.progress
-        except PayloadError:
+        except Exception as exc:  # of whatever codec; the run ends even so
+            log.warning("run %s: its last moments were not saved: %s", self._meta.run_id, exc)
             return [], None
+        if delta.replace or self._is_too_large(delta):
+            return [], None
+        return list(delta.entries), delta.progress
 
     # -- trouble ------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ class CallContext:
     """One tool call of one run."""
 
     info: RunInfo
+    #: Counted from one over the whole run. Models use the id of a call again in a later step.
+    step: int
     call_id: str
     tool: str
     arguments: Any
@@ -30,7 +32,7 @@ class CallContext:
     @property
     def idempotency_key(self) -> str:
         """The same whenever this call of this run is made, and different for every other. Hand it to the far side."""
-        digest = hashlib.sha256(f"{self.info.run_id}\n{self.call_id}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self.info.run_id}\n{self.step}\n{self.call_id}".encode()).hexdigest()
         return f"hf-{digest[:32]}"
 
     async def run(self, agent: Any, prompt: str, *, key: str | None = None) -> Any:

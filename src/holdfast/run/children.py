@@ -10,14 +10,14 @@ from holdfast.run.live import LiveRun
 from holdfast.run.outcome import Result
 from holdfast.run.usage import NO_USAGE, Usage
 
-#: Drives a child run of a live run to its end, or finds it ended.
-StartChild = Callable[[LiveRun, AgentSource, RunInfo], Awaitable[Result]]
+#: Drives a child run of a live run to its end, or finds it ended; tells what it has used, however it ended.
+StartChild = Callable[[LiveRun, AgentSource, RunInfo, Callable[[Usage], None]], Awaitable[Result]]
 
 
-def child_run_id(parent_run_id: str, call_id: str, key: str) -> str:
+def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:
     """The id of the child that this call of the parent starts: the same in every life of the parent."""
-    digest = hashlib.sha256("\n".join((parent_run_id, call_id, key)).encode(errors="surrogatepass")).hexdigest()
-    return f"{parent_run_id[:100]}:{digest[:20]}"
+    digest = hashlib.sha256("\n".join((parent_run_id, str(step), call_id, key)).encode(errors="surrogatepass"))
+    return f"{parent_run_id[:100]}:{digest.hexdigest()[:20]}"
 
 
 class Brood:
@@ -25,7 +25,9 @@ class Brood:
 
     def __init__(self, parent: LiveRun, call_id: str, start_child: StartChild | None) -> None:
         self._parent, self._call_id, self._start_child = parent, call_id, start_child
+        self._step = parent.state.iteration + 1
         self._started = 0
+        self._stopped: BaseException | None = None
         self.run_ids: list[str] = []
         #: Joins the parent's usage when the call's result is recorded, so that it is counted exactly once.
         self.usage: Usage = NO_USAGE
@@ -36,9 +38,34 @@ class Brood:
             key = str(self._started)
             self._started += 1
         assert self._start_child is not None, "only an executor makes drives"
+        info = self._info(agent, prompt, key)
+        self.run_ids.append(info.run_id)
+        try:
+            return await self._start_child(self._parent, agent, info, self._count)
+        except Exception as exc:
+            if self._parent.is_left_by(exc):
+                self._stopped = exc
+            raise
+
+    async def around(self, execute: Callable[[], Awaitable[Any]]) -> Any:
+        """What the call gives; but a child that is left stops its parent, whatever the tool made of that."""
+        try:
+            result = await execute()
+        except Exception as exc:
+            if self._stopped is None or self._stopped is exc:
+                raise
+            raise self._stopped from exc
+        if self._stopped is not None:
+            raise self._stopped
+        return result
+
+    def _count(self, usage: Usage) -> None:
+        self.usage = self.usage + usage
+
+    def _info(self, agent: AgentSource, prompt: str, key: str) -> RunInfo:
         above = self._parent.info
-        info = RunInfo(
-            run_id=child_run_id(above.run_id, self._call_id, key),
+        return RunInfo(
+            run_id=child_run_id(above.run_id, self._step, self._call_id, key),
             agent_name=agent.name,
             agent_id=getattr(agent, "agent_id", ""),
             caller_id=above.caller_id,
@@ -49,7 +76,3 @@ class Brood:
             labels=above.labels,
             inputs={"prompt": prompt},
         )
-        self.run_ids.append(info.run_id)
-        result = await self._start_child(self._parent, agent, info)
-        self.usage = self.usage + result.usage
-        return result

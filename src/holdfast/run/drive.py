@@ -1,10 +1,10 @@
 """What a loop is given to drive a conversation: steps, bounds, tool calls, and durability under all of it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.clock import Timer
 from holdfast.run.agent import Profile
@@ -15,7 +15,7 @@ from holdfast.run.errors import IterationsExceeded, RunParked
 from holdfast.run.live import LiveRun, log
 from holdfast.run.ports import RunEvent
 from holdfast.run.state import RunState
-from holdfast.run.usage import Usage
+from holdfast.run.usage import NO_USAGE, Usage
 
 #: The reply that asks for harmless tools is written if they are not done by then: quick ones share one write with it.
 INTENT_DELAY = timedelta(milliseconds=2)
@@ -26,6 +26,16 @@ UNKNOWN_OUTCOME = (
     "Unknown outcome: the process stopped after this call was started and before its result was recorded. "
     "It may or may not have taken effect. Check before you call it again."
 )
+
+
+class Intended(Protocol):
+    """A call that a reply asks for, as far as it matters before the call is made. A `CallRequest` is one."""
+
+    @property
+    def call_id(self) -> str: ...
+
+    @property
+    def effect(self) -> Effect: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +68,7 @@ class Drive:
         self._doubtful: frozenset[str] = frozenset()
         self._ran_once = False
         self._intent: Timer | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[bool]] = set()
         #: Children whose results are in this step.
         self._raised: list[str] = []
 
@@ -83,7 +93,7 @@ class Drive:
 
     async def begin_step(self) -> list[str]:
         """Before each model call: bounds, budget, shutdown. Returns the messages that were steered in."""
-        steered = self._live.boundary()
+        self._live.boundary()
         for done, bounds in (
             (self.state.iteration, self.profile.bounds),
             (self.state.phase_iteration, self.profile.phase_bounds),
@@ -93,6 +103,8 @@ class Drive:
         if self._live.ports.budget is not None:
             await self._live.ports.budget.check(self._live.info, self.state)
         await self._live.emit(RunEvent(kind="step", iteration=self.state.iteration + 1))
+        # Taken last: what stops the run before its step must not lose what somebody said to it.
+        steered = self._live.take_steering()
         for text in steered:
             await self._live.emit(RunEvent(kind="steered", iteration=self.state.iteration + 1, text=text))
         return steered
@@ -111,15 +123,24 @@ class Drive:
         self.state.iteration += 1
         self.state.results.clear()
         self._outstanding, self._doubtful = 0, frozenset()
-        urgent, self._ran_once = self._ran_once, False
-        await self._live.save(urgent=urgent)
-        if self._raised and self._live.ports.checkpoints is not None:
-            await self._live.ports.checkpoints.forget(self._raised)
-            self._raised = []
+        urgent, self._ran_once = self._ran_once or bool(self._raised), False
+        if await self._live.save(urgent=urgent) and self._raised:
+            await self._forget_children()
         if self._live.ports.budget is not None:
             await self._live.ports.budget.commit(self._live.info, self.state)
         if self._live.recorder is not None:
             self._live.recorder.step(self.state.iteration, self.state.own_usage)
+
+    async def _forget_children(self) -> None:
+        """What children left behind may go: their results are in the store with this run."""
+        if self._live.ports.checkpoints is None:
+            return
+        try:
+            await self._live.ports.checkpoints.forget(self._raised)
+        except Exception as exc:  # trouble with the store must never become the run's result
+            log.warning("run %s: its children will be removed later: %s", self.run_id, exc)
+        else:
+            self._raised = []
 
     @property
     def has_steering(self) -> bool:
@@ -128,18 +149,20 @@ class Drive:
 
     # -- tool calls ---------------------------------------------------------------------------------------------
 
-    async def intend(self, calls: Sequence[CallRequest], *, resumed: bool = False) -> None:
+    async def intend(self, calls: Sequence[Intended], *, resumed: bool = False, untried: Collection[str] = ()) -> None:
         """The model asked for these calls. Once this returns, those that must not happen twice may be made.
 
         Args:
             resumed: the reply that asks for them was saved by an earlier life of this run, so every call without a
                 recorded result is in doubt.
+            untried: but not these. The loop knows that they were never started, because it keeps a record of its own:
+                calls that wait for an approval, say.
         """
         missing = [call for call in calls if call.call_id not in self.state.results]
         self._outstanding = len(missing)
         self._ran_once = any(call.effect is Effect.ONCE for call in missing)
         if resumed:
-            self._doubtful = frozenset(call.call_id for call in missing)
+            self._doubtful = frozenset(call.call_id for call in missing).difference(untried)
             if self._ran_once:
                 await self._live.confirm()
         elif self._ran_once:
@@ -149,12 +172,12 @@ class Drive:
 
     async def call(self, request: CallRequest) -> Any:
         """The result of the call: the recorded one, or that of making it now. Recorded when this returns."""
-        recorded = self.state.results.get(request.call_id)
-        if recorded is not None:
-            return recorded
+        if request.call_id in self.state.results:
+            return self.state.results[request.call_id]
         brood = Brood(self._live, request.call_id, self._start_child)
         context = CallContext(
             info=self._live.info,
+            step=self.state.iteration + 1,
             call_id=request.call_id,
             tool=request.tool,
             arguments=request.arguments,
@@ -163,18 +186,23 @@ class Drive:
         result = None
         if request.effect is Effect.ONCE and request.call_id in self._doubtful:
             result = await self._settle_doubt(request, context)
+            if result is not None:
+                self._record(request, result, brood)
         if result is None:
-            result = await self._make(request, context)
-        # Together, so that no save can hold the one without the other.
-        self.state.results[request.call_id] = result
-        self.state.child_usage = self.state.child_usage + brood.usage
-        self._raised.extend(brood.run_ids)
-        self._outstanding -= 1
+            result = await self._make(request, context, brood)
         if self._outstanding > 0:  # the last result of a batch is saved with the step
             await self._live.save(urgent=request.effect is Effect.ONCE)
         return result
 
-    async def _make(self, request: CallRequest, context: CallContext) -> Any:
+    def _record(self, request: CallRequest, result: Any, brood: Brood, usage: Usage = NO_USAGE) -> None:
+        """The result, and all that was used for it, at once: no save can hold the one without the other."""
+        self.state.results[request.call_id] = result
+        self.state.child_usage = self.state.child_usage + brood.usage
+        self.used(usage)
+        self._raised.extend(brood.run_ids)
+        self._outstanding -= 1
+
+    async def _make(self, request: CallRequest, context: CallContext, brood: Brood) -> Any:
         if request.effect is Effect.ONCE:
             await self._live.confirm()
         await self._live.emit(
@@ -183,11 +211,12 @@ class Drive:
         began = self._live.clock.monotonic()
         token = _CURRENT.set(context)
         try:
-            result = await request.execute()
+            result = await brood.around(request.execute)
         finally:
             _CURRENT.reset(token)
+        # Before anybody is told: a call that was made stays made, whatever those who are told do.
+        self._record(request, result, brood, Usage(tool_calls=1))
         error = request.failed(result)
-        self.used(Usage(tool_calls=1))
         if self._live.recorder is not None:
             took = timedelta(seconds=self._live.clock.monotonic() - began)
             self._live.recorder.tool(context, effect=request.effect.value, error=error, took=took)
@@ -208,12 +237,13 @@ class Drive:
             try:
                 verdict = await request.reconcile(context)
             except Exception as exc:  # the user's code: that it cannot tell is an answer, too
+                if self._live.is_left_by(exc):
+                    raise
                 log.warning("run %s: reconciling %s failed: %s", self.run_id, request.tool, exc, exc_info=exc)
             else:
                 if isinstance(verdict, Happened):
                     return request.found(verdict.result)
                 if verdict is DID_NOT_HAPPEN:
-                    await self._live.confirm()
                     return None
         if self._live.recorder is not None:
             self._live.recorder.event("in doubt", f"{request.tool} {request.call_id}")
@@ -229,7 +259,7 @@ class Drive:
         self._background.add(task)
         task.add_done_callback(self._intent_saved)
 
-    def _intent_saved(self, task: "asyncio.Task[None]") -> None:
+    def _intent_saved(self, task: "asyncio.Task[bool]") -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._live.stop(error)

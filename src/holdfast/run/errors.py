@@ -77,7 +77,7 @@ class ToolFailed(RunError):
     """A tool that ends the run on an error raised one. The error is the cause of this one."""
 
     def __init__(self, tool: str, error: BaseException) -> None:
-        super().__init__(f"tool {tool} failed and says that this ends the run: {error!r}")
+        super().__init__(f"tool {tool} failed and says that this ends the run: {described(error)}")
         self.tool = tool
 
 
@@ -128,9 +128,26 @@ class NotSaved(RunInterrupted):
     retry_after = timedelta(seconds=5)
 
 
+class ModelUnavailable(RunInterrupted):
+    """The model's provider does not answer, or not now. Nothing is wrong with the run: it goes on when it does."""
+
+    def __init__(self, message: str, retry_after: timedelta = timedelta(seconds=30)) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class NotAdmitted(RunInterrupted):
     """The executor is shutting down and takes no new runs."""
 
 
 class RunLost(RunError):
     """This process does not own the run any more: stop, and write nothing about it."""
+
+
+def described(error: BaseException) -> str:
+    """The error's kind and text, as any store or model can take it: no half surrogate pairs. Raises nothing."""
+    try:
+        text = str(error)
+    except Exception:  # the class is somebody else's
+        text = "(its text could not be made)"
+    return f"{type(error).__name__}: {text}".encode(errors="replace").decode()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -11,22 +11,28 @@ from holdfast.run.agent import Agent, AgentSource
 from holdfast.run.errors import (
     NotAdmitted,
     NotDurable,
+    NotSaved,
     RunAlreadyLive,
+    RunCancelled,
     RunError,
+    RunFailed,
     RunInterrupted,
     RunParked,
     RuntimeExceeded,
     Shutdown,
 )
+from holdfast.run.history import History
 from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.live import LiveRun
+from holdfast.run.loop import Loop
 from holdfast.run.native import loop_of
-from holdfast.run.outcome import Result, Settlement, settlement
+from holdfast.run.outcome import Result, Settlement
 from holdfast.run.phases import Pipeline
 from holdfast.run.ports import Finished, Ports, Resumption, RunEvent
 from holdfast.run.signals import on_first_signal
 from holdfast.run.state import RunState
 from holdfast.run.uninterrupted import uninterrupted
+from holdfast.run.usage import Usage
 
 log = logging.getLogger("holdfast.run")
 
@@ -126,51 +132,87 @@ class Executor:
         return self._draining
 
     def _for_live(self) -> dict[str, Any]:
-        return {"ports": self._ports, "clock": self._clock, "required": self._required}
+        return {
+            "ports": self._ports,
+            "clock": self._clock,
+            "required": self._required,
+            "shutdown_types": self._shutdown_types,
+        }
 
-    async def _start_child(self, parent: LiveRun, agent: AgentSource, info: RunInfo) -> Result:
+    async def _start_child(
+        self, parent: LiveRun, agent: AgentSource, info: RunInfo, count: Callable[[Usage], None]
+    ) -> Result:
         loop = loop_of(agent)
-        if self._ports.checkpoints is not None and parent.checkpointer is not None:
-            met = await self._ports.checkpoints.rejoin(info, loop.codec)
-            if isinstance(met, Finished):
-                if met.error is not None:
-                    raise RunError(f"child run {info.run_id} failed: {met.error}")
-                return Result(run_id=info.run_id, output=loop.load_output(met.output), usage=met.usage, iterations=0)
-            if met is not None:
-                return await self.resume(agent, met)
-        return await self._conduct(agent, LiveRun(info, RunState(), **self._for_live()))
+        met = await self._rejoin(parent, info, loop)
+        if isinstance(met, Finished):
+            count(met.usage)
+            if met.error is not None:
+                raise RunFailed(f"child run {info.run_id} failed: {met.error}")
+            return Result(run_id=info.run_id, output=loop.load_output(met.output), usage=met.usage, iterations=0)
+        if met is None:
+            live = LiveRun(info, RunState(), parent=parent, **self._for_live())
+        else:
+            live = LiveRun(
+                met.info, met.state, checkpointer=met.checkpointer, resumed=True, parent=parent, **self._for_live()
+            )
+        try:
+            return await self._conduct(agent, live)
+        finally:
+            count(live.state.usage)
+
+    async def _rejoin(self, parent: LiveRun, info: RunInfo, loop: Loop) -> Resumption | Finished | None:
+        """The child that an earlier life of the parent started, if there is one."""
+        if self._ports.checkpoints is None or parent.checkpointer is None:
+            return None
+        try:
+            return await self._ports.checkpoints.rejoin(info, loop.codec)
+        except RunError:
+            raise
+        except Exception as exc:  # trouble with the store must never become the result of a tool
+            raise NotSaved(f"run {info.run_id}, a child, could not be looked up: {exc}") from exc
 
     # -- one run, from admission to settlement ------------------------------------------------------------------
 
     async def _conduct(self, agent: AgentSource, live: LiveRun) -> Result:
         run_id = live.info.run_id
-        if run_id in self._live:
-            raise RunAlreadyLive(run_id)
-        if self._draining:
-            if live.checkpointer is not None:
-                await uninterrupted(self._settle(live, Shutdown("not begun"), None))
+        if self._draining or run_id in self._live:
+            await uninterrupted(self._give_back(live))
+            if run_id in self._live:
+                raise RunAlreadyLive(run_id)
             raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
         self._live[run_id] = live
         self._idle.clear()
         try:
             task = asyncio.create_task(self._drive(agent, live), name=f"holdfast run {run_id}")
             live.runs_in(task)
-            error = await _outcome(task, live)
+            error, cancel = await _outcome(task, live)
             result = None if error is not None else task.result()
             await uninterrupted(self._settle(live, error, result))
+            if cancel is not None:
+                raise cancel
             if error is not None:
                 raise error
             assert result is not None
             live.outcome.set_result(result[0])
             return result[0]
         except BaseException as exc:
-            live.outcome.set_exception(exc)
+            # Whoever else waits for the run was not cancelled with it.
+            cancelled = isinstance(exc, asyncio.CancelledError)
+            live.outcome.set_exception(RunCancelled(f"run {run_id} was cancelled") if cancelled else exc)
             live.outcome.exception()  # seen: nobody has to wait for it
             raise
         finally:
             del self._live[run_id]
             if not self._live:
                 self._idle.set()
+
+    async def _give_back(self, live: LiveRun) -> None:
+        """A run that was claimed and cannot be driven here is left for others."""
+        if live.checkpointer is not None:
+            try:
+                await live.checkpointer.release()
+            except Exception as exc:  # as in `_settle`
+                log.error("run %s: its claim could not be given back", live.info.run_id, exc_info=exc)
 
     async def _drive(self, source: AgentSource, live: LiveRun) -> tuple[Result, Any]:
         """The run itself: its result, and its output as it is stored."""
@@ -189,11 +231,12 @@ class Executor:
             if self._ports.budget is not None:
                 await self._ports.budget.check(live.info, live.state)
             tools = await self._ports.palette.tools(live.info) if self._ports.palette is not None else ()
-            output = await Pipeline(live, agent, loop, tools, self._start_child).run()
+            pipeline = Pipeline(live, agent, loop, tools, self._start_child)
+            output = await pipeline.run()
             stored = loop.dump_output(output)
             if self._ports.delivery is not None:
                 await self._ports.delivery.output(live.info, output)
-            return _result(live, output), stored
+            return _result(live, output, pipeline.messages), stored
         finally:
             if timer is not None:
                 timer.cancel()
@@ -204,6 +247,8 @@ class Executor:
         try:
             live.checkpointer = await self._ports.checkpoints.begin(live.info)
         except Exception as exc:  # a host's own factory may raise anything
+            if live.is_left_by(exc):
+                raise
             if self._required:
                 raise NotDurable(f"run {live.info.run_id} was refused, it could not be made durable: {exc}") from exc
             log.warning("run %s goes on without durability: %s", live.info.run_id, exc, exc_info=exc)
@@ -220,13 +265,13 @@ class Executor:
 
     async def _settle(self, live: LiveRun, error: BaseException | None, result: tuple[Result, Any] | None) -> None:
         """Do to the checkpoint what the way out demands, and close the ports. Raises nothing."""
-        way = settlement(error, self._shutdown_types)
+        way = live.settlement(error)
         if live.checkpointer is not None:
             try:
                 await self._settle_checkpoint(live, way, error, result)
             except Exception as exc:  # logged, never raised: it must not mask how the run ended
                 log.error("run %s: its checkpoint could not be settled (%s)", live.info.run_id, way, exc_info=exc)
-        for close in (self._close_watch, self._close_audit, self._tell_error):
+        for close in (self._commit_budget, self._close_watch, self._close_audit, self._tell_error):
             try:
                 await close(live, way, error)
             except Exception as exc:  # the same
@@ -258,6 +303,10 @@ class Executor:
             await live.save(urgent=True)
         except Exception as exc:  # such as a transcript over its cap: then the run stays as it was saved
             log.warning("run %s: its last moments were not saved: %s", live.info.run_id, exc)
+
+    async def _commit_budget(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
+        if self._ports.budget is not None and way is not Settlement.ABANDON:
+            await self._ports.budget.commit(live.info, live.state)
 
     async def _close_watch(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
         if live.watch is not None:
@@ -306,7 +355,7 @@ class Executor:
         on_first_signal(lambda: self.shutdown(grace))
 
 
-def _result(live: LiveRun, output: Any) -> Result:
+def _result(live: LiveRun, output: Any, messages: History) -> Result:
     state = live.state
     return Result(
         run_id=live.info.run_id,
@@ -314,19 +363,26 @@ def _result(live: LiveRun, output: Any) -> Result:
         usage=state.usage,
         iterations=state.iteration,
         phases=tuple(state.phases),
-        messages=state.history,
+        messages=messages,
     )
 
 
-async def _outcome(task: "asyncio.Task[Any]", live: LiveRun) -> BaseException | None:
-    """Wait for the run's task; the error it ended with. A cancel of the caller stops the run first."""
+async def _outcome(
+    task: "asyncio.Task[Any]", live: LiveRun
+) -> tuple[BaseException | None, asyncio.CancelledError | None]:
+    """Wait for the run's task: the error it ended with, and the cancel of the caller, which stops the run first."""
+    cancel: asyncio.CancelledError | None = None
     try:
         await asyncio.wait([task])
-    except asyncio.CancelledError as cancel:
-        live.stop(cancel)
-        await uninterrupted(asyncio.wait([task]), swallow=True)
-    error = asyncio.CancelledError() if task.cancelled() else task.exception()
-    if live.stopped_by is None or (error is None and isinstance(live.stopped_by, Shutdown)):
-        return error
-    # It was stopped: what its code made of the cancellation on the way out does not matter.
-    return live.stopped_by
+    except asyncio.CancelledError as exc:
+        cancel = exc
+        if not task.done():
+            live.stop_with_caller(cancel)
+            await uninterrupted(asyncio.wait([task]), swallow=True)
+    stopped_by = live.stopped_by
+    # A run that came to its end before it could be interrupted did so. What else it made of being stopped is no matter.
+    if stopped_by and (task.cancelled() or task.exception() or not isinstance(stopped_by, RunInterrupted)):
+        return stopped_by, cancel
+    if task.cancelled():
+        return RunCancelled(f"run {live.info.run_id} was cancelled from within: its own code let out a cancel"), cancel
+    return task.exception(), cancel

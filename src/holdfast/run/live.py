@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.run.errors import NotSaved, RunError, RunKilled, Shutdown
+from holdfast.run.errors import NotSaved, RunError, RunInterrupted, RunKilled, Shutdown
 from holdfast.run.info import RunInfo
+from holdfast.run.outcome import Settlement, settlement
 from holdfast.run.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
 from holdfast.run.state import RunState
 from holdfast.run.uninterrupted import uninterrupted
@@ -28,8 +29,10 @@ class LiveRun:
         ports: Ports,
         clock: Clock,
         required: bool = False,
+        shutdown_types: tuple[type[BaseException], ...] = (),
         checkpointer: Checkpointer | None = None,
         resumed: bool = False,
+        parent: "LiveRun | None" = None,
     ) -> None:
         self.info, self.state, self.ports, self.clock = info, state, ports, clock
         self.checkpointer = checkpointer
@@ -37,7 +40,10 @@ class LiveRun:
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
         self.draining = False
-        self._required = required
+        #: What ends the run while its other tool calls are still being ended for it.
+        self.failing: BaseException | None = None
+        self._parent = parent
+        self._required, self._shutdown_types = required, shutdown_types
         self._inbox: deque[str] = deque()
         self._task: asyncio.Task[Any] | None = None
         self._writing = False
@@ -71,18 +77,37 @@ class LiveRun:
         if self._stopped_by is not None:
             task.cancel()
 
+    def stop_with_caller(self, cancel: asyncio.CancelledError) -> None:
+        """Whoever waits for the run was cancelled. That ends it; but a child goes down as its parent does."""
+        above = None if self._parent is None else self._parent.stopped_by or self._parent.failing
+        if above is not None and self.is_left_by(above):
+            self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
+        else:
+            self.stop(cancel)
+
     @property
     def stopped_by(self) -> BaseException | None:
         return self._stopped_by
 
+    def settlement(self, error: BaseException | None) -> Settlement:
+        """What becomes of the run's checkpoint if it ends with `error`."""
+        return settlement(error, self._shutdown_types)
+
+    def is_left_by(self, error: BaseException) -> bool:
+        """Whether the run is not over when it stops with `error`: somebody goes on with it."""
+        return self.settlement(error) not in (Settlement.COMPLETE, Settlement.FAIL)
+
     # -- from inside --------------------------------------------------------------------------------------------
 
-    def boundary(self) -> list[str]:
-        """Between two steps: stop here if the host shuts down, and take what was steered in."""
+    def boundary(self) -> None:
+        """Between two steps: stop here if the run was stopped, or the host shuts down."""
         if self._stopped_by is not None:
             raise self._stopped_by
         if self.draining:
             raise Shutdown(f"run {self.info.run_id} stopped for a shutdown after step {self.state.iteration}")
+
+    def take_steering(self) -> list[str]:
+        """What was steered in since the last step."""
         steered = list(self._inbox)
         self._inbox.clear()
         return steered
@@ -96,15 +121,17 @@ class LiveRun:
         self.state.elapsed = self._elapsed_before + timedelta(seconds=self.clock.monotonic() - self._since)
         return self.state.elapsed
 
-    async def save(self, *, urgent: bool = False, essential: bool = False) -> None:
+    async def save(self, *, urgent: bool = False, essential: bool = False) -> bool:
         """Save the state. Trouble with the store is logged and the next save carries what this one could not.
+
+        Returns whether there was no trouble: an urgent save is in the store then.
 
         Args:
             urgent: not throttled.
             essential: the run must not go on without it; then trouble interrupts the run, and recovery goes on with it.
         """
         if self.checkpointer is None:
-            return
+            return True
         self.count_time()
         try:
             await self._see_through(self.checkpointer.save(self.state, urgent=urgent or essential))
@@ -114,11 +141,19 @@ class LiveRun:
             if essential or self._required:
                 raise NotSaved(f"run {self.info.run_id} could not be saved and waits for recovery: {exc}") from exc
             log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
+            return False
+        return True
 
     async def confirm(self) -> None:
         """Raise unless this process still owns the run."""
-        if self.checkpointer is not None:
+        if self.checkpointer is None:
+            return
+        try:
             await self._see_through(self.checkpointer.confirm())
+        except RunError:
+            raise
+        except Exception as exc:  # as for `save`
+            raise NotSaved(f"run {self.info.run_id} could not prove that it is still ours: {exc}") from exc
 
     async def _see_through(self, write: Coroutine[Any, Any, None]) -> None:
         """Finish a write that was begun even if the run is stopped meanwhile; the stop comes into force then."""

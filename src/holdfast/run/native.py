@@ -12,11 +12,11 @@ from holdfast.run.effects import Effect
 from holdfast.run.errors import (
     InvalidReply,
     NotKnownHere,
+    PayloadError,
     RepeatedToolCalls,
-    RunInterrupted,
-    RunLost,
     RunParked,
     ToolFailed,
+    described,
 )
 from holdfast.run.loop import Loop, PendingCall
 from holdfast.run.message import NATIVE_CODEC, MessageCodec, Reply, System, ToolCall, ToolResult, User
@@ -112,6 +112,9 @@ class _Conversation:
         tasks = [asyncio.create_task(self._drive.call(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
+        except Exception as exc:
+            self._drive.live.failing = exc
+            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -138,6 +141,12 @@ class _Conversation:
         def tell(text: str) -> ToolResult:
             return result(text, error=True)
 
+        def found(value: Any) -> ToolResult:
+            try:
+                return result(plain(value, f"what reconcile of {call.name} found"))
+            except PayloadError as exc:
+                return tell(f"The call has taken effect, but its result is lost: {exc}")
+
         async def refuse() -> ToolResult:
             return tell(refusal)
 
@@ -158,24 +167,26 @@ class _Conversation:
 
         return CallRequest(
             call_id=call.id, tool=call.name, arguments=call.arguments, effect=tool.effect,
-            execute=lambda: _execute(tool, arguments, call), tell=tell,
-            found=lambda value: result(plain(value, f"what reconcile of {call.name} found")),
+            execute=lambda: self._execute(tool, arguments, call), tell=tell, found=found,
             reconcile=tool.reconcile, in_doubt=tool.in_doubt, failed=_is_error,
         )  # fmt: skip
 
+    async def _execute(self, tool: Tool, arguments: dict[str, Any], call: ToolCall) -> ToolResult:
+        try:
+            content = plain(await tool.call(arguments), f"the result of {tool.name}")
+        except (Exception, asyncio.CancelledError) as exc:  # the user's code may raise anything: the model is told
+            if _is_cancelled() or self._drive.live.is_left_by(exc):
+                raise  # somebody stops the run, or the tool parks it or says that the host shuts down
+            if tool.on_error == "raise":
+                raise ToolFailed(tool.name, exc) from exc
+            return ToolResult(call_id=call.id, tool=call.name, content=described(exc), error=True)
+        return ToolResult(call_id=call.id, tool=call.name, content=content)
 
-async def _execute(tool: Tool, arguments: dict[str, Any], call: ToolCall) -> ToolResult:
-    try:
-        content = plain(await tool.call(arguments), f"the result of {tool.name}")
-    except (RunInterrupted, RunParked, RunLost):
-        raise  # of a child run: what stopped the child stops its parent
-    except Exception as exc:  # the user's code may raise anything; the model or the caller is told
-        if tool.on_error == "raise":
-            raise ToolFailed(tool.name, exc) from exc
-        # Text made of the error may hold what no store takes, such as half a surrogate pair.
-        text = f"{type(exc).__name__}: {exc}".encode(errors="replace").decode()
-        return ToolResult(call_id=call.id, tool=call.name, content=text, error=True)
-    return ToolResult(call_id=call.id, tool=call.name, content=content)
+
+def _is_cancelled() -> bool:
+    """Whether somebody cancels this task: a tool may also let out the cancel of something it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _is_error(result: Any) -> bool:

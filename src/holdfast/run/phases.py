@@ -22,6 +22,8 @@ class Pipeline:
     ) -> None:
         self._live, self._agent, self._loop = live, agent, loop
         self._extra_tools, self._start_child = extra_tools, start_child
+        #: The conversation of the phase that ran last, or the only one.
+        self.messages = live.state.history
 
     async def run(self) -> Any:
         """The output of the conversation, or of the last phase."""
@@ -36,6 +38,8 @@ class Pipeline:
             output = await self._run_phase(phase, phase.render(prompt, tuple(phases)))
             # What a throttle held back belongs to this phase's conversation, which ends here.
             await self._live.save(urgent=True)
+            self._live.count_time()
+            self.messages = self._live.state.history
             self._live.state.finish_phase(phase.name, self._loop.dump_output(output))
             await self._live.save(urgent=True)
         return self._loop.load_output(phases[-1].output)

@@ -52,6 +52,7 @@ class RunState:
         """The current phase is over; the conversation starts anew."""
         self.phases.append(PhaseOutput(name=name, output=output, iteration=self.iteration, elapsed=self.elapsed))
         self.history = History()
+        self.results.clear()
 
     @property
     def phase_elapsed(self) -> timedelta:

@@ -1,0 +1,383 @@
+"""What becomes of a run's checkpoint on every way out of it."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast.checkpoint.codec import Outcome, decode
+from holdfast.checkpoint.errors import ClaimLost, StoreFull, StoreUnavailable
+from holdfast.checkpoint.handle import HandleSettings
+from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.run.agent import Agent, Bounds
+from holdfast.run.errors import (
+    NotSaved,
+    RunAlreadyLive,
+    RunCancelled,
+    RunInterrupted,
+    RunKilled,
+    RunLost,
+    RunParked,
+    RuntimeExceeded,
+    Shutdown,
+    ToolFailed,
+)
+from holdfast.run.executor import Executor
+from holdfast.run.info import RunInfo
+from holdfast.run.message import NATIVE_CODEC, Message, Reply
+from holdfast.run.outcome import Settlement, settlement
+from holdfast.run.ports import Ports
+from holdfast.run.tool import ToolSchema, tool
+from holdfast.testing.clock import ManualClock
+
+
+class HostStopping(Exception):
+    """How a host's own code says that it shuts down."""
+
+
+async def model_that_hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets that event")
+
+
+def agent_that_raises(error: BaseException) -> Agent:
+    """One good step, then the error: so there is a checkpoint with something in it."""
+
+    @tool(effect="pure")
+    async def look() -> str:
+        return "seen"
+
+    return Agent(name="a", model=Script(asks(call("c1", "look")), error), tools=[look])
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (None, Settlement.COMPLETE),
+        (ValueError(), Settlement.FAIL),
+        (asyncio.CancelledError(), Settlement.FAIL),
+        (TimeoutError(), Settlement.FAIL),
+        (RunKilled(), Settlement.FAIL),
+        (RunCancelled(), Settlement.FAIL),
+        (RuntimeExceeded("r", timedelta(1)), Settlement.FAIL),
+        (Shutdown(), Settlement.LEAVE),
+        (RunInterrupted(), Settlement.LEAVE),
+        (NotSaved(), Settlement.LEAVE),
+        (KeyboardInterrupt(), Settlement.LEAVE),
+        (SystemExit(), Settlement.LEAVE),
+        (HostStopping(), Settlement.LEAVE),
+        (RunParked("approval"), Settlement.PARK),
+        (ClaimLost("r", 1, 2), Settlement.ABANDON),
+        (RunLost(), Settlement.ABANDON),
+    ],
+    ids=repr,
+)
+def test_the_table_says_what_becomes_of_a_checkpoint(error: BaseException | None, expected: Settlement) -> None:
+    assert settlement(error, (HostStopping,)) is expected
+
+
+async def test_success_completes_and_nothing_is_left() -> None:
+    life = Life()
+    result = await life.executor.run(Agent(name="a", model=Script("done")), "go")
+    assert result.output == "done"
+    assert await life.records() == []
+    assert life.store.changes[-1] == "remove"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("broken"), RunKilled("stuck"), TimeoutError(), NotImplementedError()], ids=repr
+)
+async def test_an_error_fails_the_run_and_comes_out_as_it_is(error: Exception) -> None:
+    life = Life()
+    with pytest.raises(type(error)) as raised:
+        await life.executor.run(agent_that_raises(error), "go")
+    assert raised.value is error
+    assert await life.records() == []
+
+
+async def test_a_failed_run_can_be_kept_and_resumed_by_hand_but_is_no_candidate() -> None:
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)))
+    with pytest.raises(ValueError, match="broken"):
+        await life.executor.run(agent_that_raises(ValueError("broken")), "go", run_id="r")
+    [record] = await life.records()
+    assert (record.status, record.interrupted, record.reason) == (Status.FAILED, False, "ValueError: broken")
+    assert await life.inner.claim_next("other", agents=["a"], limit=10) == ()
+    stored = await life.inner.load("r")
+    assert stored.entries[-1].kind is EntryKind.OUTCOME
+    assert decode(stored.entries[-1].body, Outcome).error == "ValueError: broken"
+
+    result = await Life(life.inner).resume(Agent(name="a", model=Script("", "well then")), "r")
+    assert result.output == "well then"
+    assert await life.records() == []
+
+
+async def test_a_run_that_takes_too_long_is_failed() -> None:
+    clock = ManualClock()
+    life = Life(clock=clock)
+    agent = Agent(name="a", model=model_that_hangs, bounds=Bounds(max_runtime=timedelta(minutes=1)))
+    run = asyncio.create_task(life.executor.run(agent, "go"))
+    await clock.advance(timedelta(seconds=59))
+    assert [record.status for record in await life.records()] == [Status.RUNNING]
+    await clock.advance(timedelta(seconds=1))
+    with pytest.raises(RuntimeExceeded, match="max_runtime"):
+        await run
+    assert await life.records() == []
+
+
+async def test_a_cancel_by_the_caller_fails_the_run_and_stays_a_cancel() -> None:
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)))
+    begun = asyncio.Event()
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        return await model_that_hangs(messages, tools)
+
+    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go"))
+    await begun.wait()
+    run.cancel("enough")
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert run.cancelled()
+    assert [record.status for record in await life.records()] == [Status.CANCELLED]
+
+
+async def test_a_timeout_around_a_run_fails_it_and_stays_a_timeout() -> None:
+    life = Life()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await life.executor.run(Agent(name="a", model=model_that_hangs), "go")
+    assert await life.records() == []
+
+
+async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_sees_its_cancel_and_the_run_is_left() -> None:
+    life = Life()
+    begun = asyncio.Event()
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        return await model_that_hangs(messages, tools)
+
+    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    await begun.wait()
+    live = life.executor.live("r")
+    assert live is not None
+    live.stop(Shutdown("the host goes down"))
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
+
+
+async def test_a_cancel_that_the_runs_own_code_lets_out_is_no_cancel_of_the_caller() -> None:
+    life = Life()
+    with pytest.raises(RunCancelled, match="from within"):
+        await life.executor.run(agent_that_raises(asyncio.CancelledError()), "go")
+    assert await life.records() == []
+
+
+class BrokenSource:
+    name = "a"
+
+    async def build(self, info: RunInfo) -> Agent:
+        raise LookupError("no such persona")
+
+
+async def test_a_failure_while_building_the_agent_fails_the_run() -> None:
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)))
+    with pytest.raises(LookupError):
+        await life.executor.run(BrokenSource(), "go")
+    assert await life.records() == []
+
+    # One that is in the store already: it is not left there as if somebody drove it.
+    with pytest.raises(HostStopping):
+        await Life(life.inner, shutdown_types=(HostStopping,)).executor.run(
+            agent_that_raises(HostStopping()), "go", run_id="r"
+        )
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
+    with pytest.raises(LookupError):
+        await Life(life.inner, settings=HandleSettings(keep_failed=timedelta(days=1))).resume(BrokenSource(), "r")
+    assert await life.statuses() == {"r": Status.FAILED}
+
+
+@pytest.mark.parametrize("error", [Shutdown("now"), RunInterrupted("later"), HostStopping("bye")], ids=repr)
+async def test_what_means_shutdown_leaves_the_run_for_recovery(error: Exception) -> None:
+    life = Life(shutdown_types=(HostStopping,))
+    with pytest.raises(type(error)):
+        await life.executor.run(agent_that_raises(error), "go", run_id="r")
+    [record] = await life.records()
+    assert (record.status, record.interrupted, record.strikes) == (Status.INTERRUPTED, True, 0)
+    result = await Life(life.inner).resume(Agent(name="a", model=Script("", "went on")), "r")
+    assert (result.output, result.iterations) == ("went on", 2)
+
+
+@pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_a_process_that_exits_from_within_a_run_leaves_it(ending: BaseException) -> None:
+    lives: list[Life] = []
+
+    async def main() -> None:
+        lives.append(Life())
+        await lives[0].executor.run(agent_that_raises(ending), "go", run_id="r")
+
+    with pytest.raises(type(ending)):
+        asyncio.run(main())
+    [life] = lives
+    assert asyncio.run(life.statuses()) == {"r": Status.INTERRUPTED}
+
+
+async def test_a_tool_that_says_the_host_shuts_down_leaves_the_run() -> None:
+    @tool
+    async def deploy() -> None:
+        raise HostStopping
+
+    life = Life(shutdown_types=(HostStopping,))
+    with pytest.raises(HostStopping):
+        await life.executor.run(
+            Agent(name="a", model=Script(asks(call("c", "deploy"))), tools=[deploy]), "", run_id="r"
+        )
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
+
+
+async def test_a_tool_that_parks_the_run_parks_it_with_its_reason() -> None:
+    @tool
+    async def pay() -> None:
+        raise RunParked("approval", "more than 100 EUR")
+
+    life = Life()
+    with pytest.raises(RunParked):
+        await life.executor.run(Agent(name="a", model=Script(asks(call("c", "pay"))), tools=[pay]), "", run_id="r")
+    [record] = await life.records()
+    assert (record.status, record.reason, record.interrupted) == (Status.PARKED, "approval: more than 100 EUR", False)
+
+
+async def test_a_run_that_was_lost_is_left_alone() -> None:
+    store = MemoryStore()
+    life, other = Life(store), Life(store)
+
+    @tool
+    async def slow() -> str:
+        await other.checkpoints.open()
+        await store.claim("r", other.checkpoints.worker_id, steal=True)
+        return "done"
+
+    agent = Agent(name="a", model=Script(asks(call("c", "slow")), "never"), tools=[slow])
+    with pytest.raises(ClaimLost):
+        await life.executor.run(agent, "go", run_id="r")
+    [record] = await life.records()
+    assert (record.status, record.owner) == (Status.RUNNING, other.checkpoints.worker_id)
+    assert life.store.changes[-1] != "settle"
+
+
+@pytest.mark.parametrize("method", ["remove", "settle"])
+@pytest.mark.parametrize("trouble", [StoreFull("no room"), OSError("a host's own store")], ids=repr)
+async def test_an_error_while_settling_is_logged_and_does_not_mask_the_runs_own(
+    method: str, trouble: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1) if method == "settle" else None))
+    life.store.fail(method, trouble)
+    with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="the run's own"):
+        await life.executor.run(agent_that_raises(ValueError("the run's own")), "go")
+    assert "could not be settled" in caplog.text
+    assert str(trouble) in caplog.text
+
+
+async def test_an_error_while_completing_is_logged_and_the_result_stands(caplog: pytest.LogCaptureFixture) -> None:
+    life = Life()
+    life.store.fail("remove", StoreFull("no room"))
+    assert (await life.executor.run(Agent(name="a", model=Script("done")), "go")).output == "done"
+    assert "could not be settled" in caplog.text
+
+
+async def test_what_the_store_would_not_take_at_the_end_is_settled_later() -> None:
+    life = Life()
+    life.store.fail("remove", StoreFull("no room"))
+    await life.executor.run(Agent(name="a", model=Script("done")), "go")
+    assert [record.status for record in await life.records()] == [Status.RUNNING]
+    await life.checkpoints.settle_again()
+    assert await life.records() == []
+
+
+async def test_an_error_whose_text_cannot_be_made_still_settles_the_run() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)))
+    with pytest.raises(Unspeakable):
+        await life.executor.run(agent_that_raises(Unspeakable()), "go", run_id="r")
+    assert await life.statuses() == {"r": Status.FAILED}
+
+
+@pytest.mark.parametrize("text", ["half a pair \ud800", "nul \0", "long " * 10_000], ids=repr)
+async def test_an_error_with_any_text_still_settles_the_run(text: str) -> None:
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)))
+    with pytest.raises(ValueError, match=r"\w"):
+        await life.executor.run(agent_that_raises(ValueError(text)), "go", run_id="r")
+    [record] = await life.records()
+    assert record.status is Status.FAILED
+    assert record.reason.startswith("ValueError: " + text[:4])
+    record.reason.encode()
+    assert "\0" not in record.reason
+
+
+async def test_a_tool_that_ends_the_run_on_an_error_names_it_as_the_cause() -> None:
+    @tool(on_error="raise")
+    async def fragile() -> None:
+        raise LookupError("gone")
+
+    life = Life()
+    with pytest.raises(ToolFailed, match=r"fragile.*LookupError: gone") as raised:
+        await life.executor.run(Agent(name="a", model=Script(asks(call("c", "fragile"))), tools=[fragile]), "go")
+    assert isinstance(raised.value.__cause__, LookupError)
+    assert await life.records() == []
+
+
+async def test_a_store_that_does_not_answer_before_a_once_tool_interrupts_the_run_and_never_fails_it() -> None:
+    clock = ManualClock()
+    life = Life(clock=clock, settings=HandleSettings(patience=timedelta(0)))
+    called: list[str] = []
+
+    @tool
+    async def send() -> None:
+        called.append("sent")
+
+    async def ask(messages: Sequence[Message]) -> Reply:
+        life.store.fail("append", *[StoreUnavailable("no answer")] * 3)
+        return asks(call("c", "send"))
+
+    with pytest.raises(NotSaved):
+        await life.executor.run(Agent(name="a", model=Script(ask), tools=[send]), "go", run_id="r")
+    assert called == []
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
+
+
+async def test_a_claimed_run_that_is_live_here_already_is_given_back() -> None:
+    life = Life()
+    begun = asyncio.Event()
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        return await model_that_hangs(messages, tools)
+
+    agent = Agent(name="a", model=model)
+    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    await begun.wait()
+    claim = await life.inner.claim("r", life.checkpoints.worker_id, steal=True)
+    resumption = life.checkpoints.resume(claim, await life.inner.load("r"), NATIVE_CODEC)
+    with pytest.raises(RunAlreadyLive, match="r is live"):
+        await life.executor.resume(agent, resumption)
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
+
+
+async def test_a_run_without_ports_needs_none() -> None:
+    result = await Executor().run(Agent(name="a", model=Script("done")), "go")
+    assert (result.output, result.iterations) == ("done", 1)
+    assert await Executor(Ports()).run(Agent(name="a", model=Script("done")), "go")
