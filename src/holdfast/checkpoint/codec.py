@@ -13,6 +13,7 @@ from holdfast.run.errors import PayloadError
 from holdfast.run.history import History
 from holdfast.run.info import RunInfo
 from holdfast.run.message import MessageCodec
+from holdfast.run.payload import plain
 from holdfast.run.state import PhaseOutput, RunState
 from holdfast.run.usage import NO_USAGE, Usage
 
@@ -46,6 +47,11 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, info: RunInfo, *, submitted: bool = False) -> "RunMeta":
+        """What is stored of `info`.
+
+        Raises:
+            PayloadError: an input cannot be stored without changing it.
+        """
         return cls(
             submitted=submitted,
             run_id=info.run_id,
@@ -58,7 +64,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             model_tier=info.model_tier,
             parent_run_id=info.parent_run_id,
             labels=info.labels,
-            inputs={name: value for name, value in info.inputs.items() if name != "prompt"},
+            inputs=plain({name: value for name, value in info.inputs.items() if name != "prompt"}, "the inputs"),
         )
 
     def info(self) -> RunInfo:
@@ -102,7 +108,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             child_usage=state.child_usage,
             elapsed=state.elapsed,
             phases=len(state.phases),
-            notes=state.notes,
+            notes=plain(state.notes, "a port's note") if state.notes else {},
         )
 
 
@@ -125,6 +131,8 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     """Body of a tool result that is not in the conversation yet."""
 
     call: str
+    #: Finished steps when it was recorded. What the next step finds of it, it does not need.
+    iteration: int
     message: msgspec.Raw
 
 
@@ -195,6 +203,8 @@ def read_checkpoint(
         raise UnknownVersion(run_id, version, FORMAT_VERSION)
     entries = stored.entries
     for old in range(version, FORMAT_VERSION):
+        if old not in upgrades:
+            raise UndecodableRecord(f"run {run_id} has format version {version}, from which no upgrade is known")
         entries = upgrades[old](entries)
     return _fold(entries, decode(stored.record.progress, Progress), codec)
 
@@ -204,15 +214,18 @@ def _fold(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> 
     outcome: Outcome | None = None
     phases: list[PhaseOutput] = []
     messages: list[Any] = []
-    results: dict[str, Any] = {}
+    results: dict[str, tuple[int, Any]] = {}
     for entry in entries[1:]:
         if entry.kind is EntryKind.MESSAGE:
             messages.append(_message(codec, entry.body))
         elif entry.kind is EntryKind.RESULT:
             recorded = decode(entry.body, RecordedResult)
-            results[recorded.call] = _message(codec, bytes(recorded.message))
+            results[recorded.call] = recorded.iteration, _message(codec, bytes(recorded.message))
         elif entry.kind is EntryKind.ADOPT:
-            messages.extend(results.pop(call) for call in decode(entry.body, list[str]))
+            calls = decode(entry.body, list[str])
+            if not results.keys() >= set(calls):
+                raise RunDamaged(begin.meta.run_id, f"entry {entry.seq} takes up a tool result that is not there")
+            messages.extend(results.pop(call)[1] for call in calls)
         elif entry.kind is EntryKind.PHASE:
             phases.append(decode(entry.body, PhaseOutput))
             messages, results = [], {}
@@ -223,7 +236,7 @@ def _fold(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> 
         history=History(messages),
         iteration=progress.iteration,
         phases=phases,
-        results=results,
+        results={call: result for call, (step, result) in results.items() if step == progress.iteration},
         own_usage=progress.own_usage,
         child_usage=progress.child_usage,
         elapsed=progress.elapsed,

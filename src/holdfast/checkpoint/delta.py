@@ -86,5 +86,5 @@ def _bodies(mark: Mark, state: RunState, same_history: bool) -> Iterator[tuple[E
         yield EntryKind.ADOPT, encode(adopted)
     for call, result in state.results.items():
         if id(result) not in mark._results:
-            body = RecordedResult(call=call, message=msgspec.Raw(state.codec.encode(result)))
-            yield EntryKind.RESULT, encode(body)
+            message = msgspec.Raw(state.codec.encode(result))
+            yield EntryKind.RESULT, encode(RecordedResult(call=call, iteration=state.iteration, message=message))

@@ -6,9 +6,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.run.errors import InvalidRunId
+from holdfast.run.errors import DefinitionError, InvalidRunId
 
 MAX_RUN_ID = 200
+#: Not every store can keep these in a text column.
+_UNKEEPABLE = re.compile("[\0\ud800-\udfff]")
 _RUN_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
@@ -30,6 +32,11 @@ def new_run_id() -> str:
     return secrets.token_hex(8)
 
 
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or _UNKEEPABLE.search(value):
+        raise DefinitionError(f"{name} is {value!r:.80}: it has to be text without NUL or half surrogate pairs")
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Identity and circumstances of one run. The same before and after a resume."""
 
@@ -47,7 +54,20 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     inputs: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
+        """Refuse what could not be read back.
+
+        Raises:
+            InvalidRunId: the run id cannot be one.
+            DefinitionError: another field is no text, or text that no store can keep.
+        """
         check_run_id(self.run_id)
+        if self.parent_run_id is not None:
+            check_run_id(self.parent_run_id)
+        for name in ("agent_name", "agent_id", "caller_id", "channel_id", "guild_id", "model_tier"):
+            _check_text(name, getattr(self, name))
+        for label, value in self.labels.items():
+            _check_text("a label", label)
+            _check_text(f"the label {label}", value)
 
     @property
     def prompt(self) -> str:
