@@ -63,6 +63,10 @@ class LiveRun:
         """End the run: for critics."""
         self.stop(RunKilled(f"run {self.info.run_id} was killed: {reason}"))
 
+    async def save_notes(self) -> None:
+        """Make what is in the notes durable now: for critics."""
+        await self.save(urgent=True)
+
     def stop(self, error: BaseException) -> None:
         """End the run with `error`, wherever it is. The first to say so decides how the run ended."""
         if self._stopped_by is None:

@@ -151,6 +151,10 @@ class RunControl(Protocol):
         """End the run with `RunKilled`."""
         ...
 
+    async def save_notes(self) -> None:
+        """Make what is in the run's notes durable now, rather than with its next step."""
+        ...
+
 
 class Watch(Protocol):
     """A critic's watch on one run."""

@@ -1,0 +1,43 @@
+"""What an escalator is told, and what it may answer."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.run.info import RunInfo
+from holdfast.run.state import RunState
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that shows no sign of life, as an escalator sees it."""
+
+    info: RunInfo
+    #: The run as it is now. For reading only.
+    state: RunState
+    #: How long nothing has happened.
+    silent: timedelta
+    #: After how long the escalator is asked.
+    soft_timeout: timedelta
+    #: How long until the backstop kills the run.
+    until_killed: timedelta
+    #: How often this run was extended already, in all its lives.
+    extensions: int
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done about a silent run. A default one does nothing."""
+
+    #: End the run. Whatever else the decision says, and whatever a later one says.
+    kill: bool = False
+    #: A message that is put in front of the run's next step.
+    nudge: str = ""
+    #: Move the backstop away by so much.
+    extend: timedelta = timedelta(0)
+    #: Ask the next escalator.
+    escalate: bool = False
+    reason: str = ""
+
+
+#: Asked once per silence what to do about it.
+Escalator = Callable[[Silence], Awaitable[Decision | None]]
