@@ -23,7 +23,8 @@ _APPLICATION_ID = 0x686F6C64
 #: Half of a smaller page would stay empty under entries of a few kilobytes.
 _PAGE_SIZE = 16384
 
-_WRITER_CACHE = 32 * 2**20
+#: Bytes. The journals of runs that went on side by side lie side by side: what one load has read helps the next.
+_WRITER_CACHE, _READER_CACHE = 32 * 2**20, 16 * 2**20
 #: What the log keeps of its length when it starts over.
 _WAL_KEPT = 16 * 2**20
 
@@ -75,6 +76,7 @@ class Database:
         with store_errors(self.path):
             connection = self._connect()
         with store_errors(self.path, connection):
+            connection.pragma("cache_size", -_READER_CACHE // 1024)
             connection.pragma("query_only", True)
         return connection
 

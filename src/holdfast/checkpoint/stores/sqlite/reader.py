@@ -45,7 +45,9 @@ class Reader:
         return await self._read(lambda execute: self._load(execute, run_id, after))
 
     async def cancels(self, worker_id: str) -> tuple[str, ...]:
-        return await self._read(lambda execute: tuple(row[0] for row in execute(statement("cancels"), (worker_id,))))
+        return await self._read(
+            lambda execute: tuple(row[0] for row in execute(statement("cancels"), (worker_id,)).fetchall())
+        )
 
     async def records(self, wanted: RunFilter) -> AsyncIterator[RunRecord]:
         last_key: int | None = -1
@@ -90,12 +92,16 @@ class Reader:
         row = execute(statement("load_record"), (run_id,)).get
         if row is None:
             raise RunNotFound(run_id)
-        last_entry, *columns = row
+        first_seq, last_entry, *columns = row
         liveness = Liveness(execute, self._clock.now(), self._dead_after)
         record = record_from(columns, columns[5] == Status.RUNNING and liveness.alive(columns[8]))
+        seqs = range(max(first_seq, after + 1), record.next_seq)
+        if not seqs:
+            return StoredRun(record=record, entries=())
         try:
-            rows = execute(statement("load_entries"), (last_entry, after))
-            entries = journal_from(rows, columns[0], last_entry, record, after)
+            # All of them at once: a statement left in the middle would keep its view of the database.
+            rows = execute(statement("load_entries"), (last_entry, seqs.start - 1, columns[0])).fetchall()
+            entries = journal_from(rows, run_id, seqs)
         except apsw.CorruptError as exc:
             raise RunDamaged(run_id, f"its part of the file cannot be read ({exc})") from exc
         return StoredRun(record=record, entries=entries)

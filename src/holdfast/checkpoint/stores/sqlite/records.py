@@ -42,29 +42,24 @@ def record_from(row: Sequence[Any], alive: bool) -> RunRecord:
     )
 
 
-def journal_from(
-    rows: Iterable[Sequence[Any]], run_key: int, last_entry: int, record: RunRecord, after: int
-) -> tuple[Entry, ...]:
-    """The entries after `after`, from rows that are newest first and begin at `last_entry`.
+def journal_from(rows: Iterable[Sequence[Any]], run_id: str, seqs: range) -> tuple[Entry, ...]:
+    """The entries numbered `seqs`, from rows that are newest first.
 
     Raises:
         RunDamaged: one is missing, or is not what was written.
     """
     entries = []
-    due, before, size = record.next_seq, last_entry, 0
-    for key, seq, name, checksum, body, before in rows:  # noqa: B007 - the last one is looked at below
+    due = seqs.stop
+    for seq, name, checksum, body in rows:
         due -= 1
         kind = _KINDS.get(name)
-        if key != run_key or seq != due or kind is None or type(body) is not bytes:
-            raise RunDamaged(record.run_id, f"something else is in the place of entry {due}")
+        if seq != due or kind is None or type(body) is not bytes:
+            raise RunDamaged(run_id, f"something else is in the place of entry {due}")
         entry = Entry(seq=seq, kind=kind, body=body)
         if entry.checksum() != checksum:
-            raise RunDamaged(record.run_id, f"entry {seq} is not what was written")
+            raise RunDamaged(run_id, f"entry {seq} is not what was written")
         entries.append(entry)
-        size += len(body)
-    if before != 0 and due > after + 1:
-        raise RunDamaged(record.run_id, f"entry {due - 1} is missing")
-    if before == 0 and size != record.size and due > after + 1:
-        raise RunDamaged(record.run_id, f"the journal has {size} bytes, {record.size} were written")
+    if due != seqs.start:
+        raise RunDamaged(run_id, f"entry {due - 1} is missing")
     entries.reverse()
     return tuple(entries)

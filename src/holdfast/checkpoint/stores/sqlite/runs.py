@@ -10,10 +10,11 @@ from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.lifecycle import OVER, Status
 from holdfast.checkpoint.record import Ending, NewRun
 from holdfast.checkpoint.stores.sqlite.statements import statement
-from holdfast.checkpoint.stores.sqlite.transaction import Transaction, to_micros
+from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction, to_micros
 from holdfast.checkpoint.stores.sqlite.workers import Liveness
 
 _WRITE = statement("write")
+_HEAD = statement("head")
 
 
 class Standing(NamedTuple):
@@ -39,7 +40,7 @@ def standing(run_id: str, transaction: Transaction) -> Standing | None:
 def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Claim | None:
     if transaction.one(statement("run_exists"), (run.run_id,)):
         raise RunExists(run.run_id)
-    _check_order(run.run_id, run.entries, 0)
+    size = _checked_size(run.run_id, run.entries, 0)
     run_key = transaction.next_token()
     first_key = transaction.entry_keys(len(run.entries))
     claim = None
@@ -54,7 +55,7 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
             *(transaction.now_micros, worker_id),
             *((0, 0) if claim is None else (claim.token, claim.strikes)),
             to_micros(transaction.now + wait),
-            *(len(run.entries), _size(run.entries), first_key + len(run.entries) - 1 if run.entries else 0),
+            *(len(run.entries), size, first_key + len(run.entries) - 1 if run.entries else 0),
             *(run.meta, run.progress),
         ),
     )
@@ -119,27 +120,27 @@ def _write(
 ) -> int:
     """Write under the claim, if it holds and the entries are the next ones. Gives the run's key."""
     first_seq, first_key, last_key = None, 0, 0 if replace else None
+    size = _checked_size(claim.run_id, entries, entries[0].seq if entries else 0)
     if entries:
         first_seq = entries[0].seq
-        _check_order(claim.run_id, entries, first_seq)
         first_key = transaction.entry_keys(len(entries))
         last_key = first_key + len(entries) - 1
-    row = transaction.one(
-        _WRITE,
-        (
-            *(len(entries), _size(entries), transaction.now_micros, progress, replace, finished_step),
-            *(last_key, claim.run_id, claim.token, first_seq),
-        ),
-    )
-    if row is None:
-        raise _refusal(claim, first_seq, transaction)
-    run_key: int = row[0]
-    before: int = row[1]
+    change = (len(entries), size, transaction.now_micros, progress, replace, finished_step, last_key)
+
+    def moved(head: Head) -> bool:
+        return transaction.changed(_WRITE, (*change, head.run_key, claim.token, head.last_entry, first_seq))
+
+    head = transaction.heads.get(claim.token)
+    if head is None or not moved(head):
+        row = transaction.one(_HEAD, (claim.run_id, claim.token))
+        head = Head(*row) if row else None
+        if head is None or not moved(head):
+            raise _refusal(claim, first_seq, transaction)
     if replace:
-        transaction.discard_journal(before)
-        before = 0
-    transaction.insert_entries(entries, first_key, run_key, before)
-    return run_key
+        transaction.discard_journal(head.last_entry)
+    transaction.insert_entries(entries, first_key, head.run_key, 0 if replace else head.last_entry)
+    transaction.remember(claim.token, head if last_key is None else Head(head.run_key, last_key))
+    return head.run_key
 
 
 def _refusal(claim: Claim, first_seq: int | None, transaction: Transaction) -> StoreError:
@@ -152,18 +153,19 @@ def _refusal(claim: Claim, first_seq: int | None, transaction: Transaction) -> S
     return _out_of_order(claim.run_id, first_seq, stands.next_seq)
 
 
-def _check_order(run_id: str, entries: Sequence[Entry], first: int) -> None:
-    for due, entry in enumerate(entries, first):
+def _checked_size(run_id: str, entries: Sequence[Entry], first: int) -> int:
+    """The bytes of all bodies. Refuses entries that do not count up from `first`."""
+    size, due = 0, first
+    for entry in entries:
         if entry.seq != due:
             raise _out_of_order(run_id, entry.seq, due)
+        size += len(entry.body)
+        due += 1
+    return size
 
 
 def _out_of_order(run_id: str, seq: int | None, due: int) -> StoreError:
     return StoreError(f"run {run_id}: entry {seq} came where {due} is due; nothing was written")
-
-
-def _size(entries: Sequence[Entry]) -> int:
-    return sum(len(entry.body) for entry in entries)
 
 
 def _drop(run_id: str, transaction: Transaction) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -14,6 +14,9 @@ Execute = Callable[..., Any]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+#: Enough for the runs that one process drives at once.
+_HEADS_KEPT = 10_000
 
 _INSERT_ENTRY = statement("insert_entry")
 _ADD_GARBAGE = statement("add_garbage")
@@ -27,22 +30,42 @@ def from_micros(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
+class Head(NamedTuple):
+    """Where a journal ends."""
+
+    run_key: int
+    last_entry: int
+
+
 class Transaction:
     """The work of one group commit, between BEGIN and COMMIT."""
 
-    def __init__(self, connection: apsw.Connection, now: datetime) -> None:
+    def __init__(self, connection: apsw.Connection, cursor: apsw.Cursor, now: datetime, heads: dict[int, Head]) -> None:
+        """`cursor` is for statements without results; `heads` is kept from one transaction to the next."""
         self.execute: Execute = connection.execute
+        self._run = cursor.execute
+        self._changes = connection.changes
         self.now = now
         self.now_micros = to_micros(now)
+        #: By token. What the last write under each claim left; a write that relies on it checks it.
+        self.heads = heads
         #: Whether another process may wait for something that was done here.
         self.signals = False
         #: Whether something was left for the sweep.
         self.littered = False
-        #: How many entries were written.
-        self.written = 0
         self._token: int | None = None
         self._signal = 0
         self._last_key: int | None = None
+
+    def changed(self, sql: str, bindings: tuple[Any, ...]) -> bool:
+        """Whether the statement changed a row."""
+        self._run(sql, bindings)
+        return self._changes() > 0
+
+    def remember(self, token: int, head: Head) -> None:
+        if len(self.heads) >= _HEADS_KEPT:
+            self.heads.clear()
+        self.heads[token] = head
 
     def next_token(self) -> int:
         """A number larger than any this store has given."""
@@ -63,10 +86,8 @@ class Transaction:
     def insert_entries(self, entries: Sequence[Entry], first_key: int, run_key: int, before: int) -> None:
         """Write `entries` behind the one with the key `before` (0: as the beginning of a journal)."""
         for key, entry in enumerate(entries, first_key):
-            row = (key, run_key, before, entry.seq, entry.kind.value, entry.checksum(), entry.body)
-            self.execute(_INSERT_ENTRY, row)
+            self._run(_INSERT_ENTRY, (key, run_key, before, entry.seq, entry.kind, entry.checksum(), entry.body))
             before = key
-        self.written += len(entries)
 
     def discard_journal(self, last_entry: int) -> None:
         """Leave the journal that ends there to the sweep. It can be reached no more."""

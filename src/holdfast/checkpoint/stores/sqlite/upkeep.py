@@ -19,6 +19,10 @@ _LARGE_LOG_PAGES = 8 * _CHECKPOINT_PAGES
 
 #: The least time a slice of work may take, in seconds. Writes wait for it.
 _SLICE = 0.0005
+#: And after it they have at least so long for themselves, unless there is a lot to do.
+_REST = 0.005
+#: When nobody has written for so long, nobody waits.
+_QUIET = 0.02
 #: Between two looks at the time.
 _ENTRIES_AT_ONCE, _BYTES_AT_ONCE, _PAGES_AT_ONCE = 16, 2**20, 4
 #: Journals that are deleted side by side.
@@ -42,27 +46,34 @@ class Upkeep:
         self._failed = False
         self._garbage = True
         self._bloated = True
+        self._shrunk = False
+        self._rest_until = 0.0
         connection.set_wal_hook(self._committed)
 
-    @property
-    def due(self) -> bool:
-        """Whether `step` has something to do."""
-        return not self._failed and (self._garbage or self._bloated or self._log_pages >= self._checkpoint_at)
+    def pause(self) -> float | None:
+        """For how many seconds the writer may wait for jobs before `step` is called; `None`: as long as it likes."""
+        if self._failed:
+            return None
+        if self._log_pages >= self._checkpoint_at:
+            return 0.0
+        if self._garbage:
+            return max(0.0, self._rest_until - time.monotonic())
+        return _QUIET if self._bloated else None
 
     def littered(self) -> None:
         """A transaction has left a journal to be deleted."""
         self._garbage = True
 
-    def step(self, budget: float, *, idle: bool) -> None:
+    def step(self, budget: float, *, quiet: bool) -> None:
         """Do a slice of what is due, for about `budget` seconds. A failure is logged, and tried again another time."""
-        if not self.due:
+        if self._failed:
             return
         try:
             if self._log_pages >= self._checkpoint_at:
                 self._checkpoint()
-            elif self._garbage:
+            elif self._garbage and time.monotonic() >= self._rest_until:
                 self._unsynced(self._sweep, max(budget, _SLICE))
-            elif idle:
+            elif quiet and self._bloated and not self._garbage:
                 self._unsynced(self._shrink, max(budget, _SLICE))
         except apsw.BusyError:
             self._failed = True
@@ -74,8 +85,9 @@ class Upkeep:
         """A last effort before the connection is closed."""
         end = time.monotonic() + _LAST_EFFORT
         self._failed = False
-        while self.due and time.monotonic() < end:
-            self.step(_SLICE, idle=True)
+        while self.pause() is not None and time.monotonic() < end:
+            self._rest_until = 0.0
+            self.step(_SLICE, quiet=True)
         try:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error as exc:
@@ -118,8 +130,10 @@ class Upkeep:
         for key in after - before:
             execute(statement("add_garbage"), (key,))
         execute("COMMIT")
-        self._garbage = bool(after) or len(before) == _JOURNALS_AT_ONCE
+        much = len(before) == _JOURNALS_AT_ONCE
+        self._garbage = much or bool(after)
         self._bloated = True
+        self._rest_until = 0.0 if much else time.monotonic() + _REST
 
     def _delete_some(self, keys: list[int]) -> None:
         """Delete the newest of the entries named in the heap `keys` and put those before them in their place."""
@@ -143,6 +157,9 @@ class Upkeep:
             if time.perf_counter() >= end:
                 return
             self._connection.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
+            self._shrunk = True
+        self._bloated = False
+        if self._shrunk:
             # The file itself becomes shorter when the log is copied into it.
             self._checkpoint_at = 0
-        self._bloated = False
+            self._shrunk = False

@@ -26,7 +26,7 @@ class Liveness:
         return row is not None and self._lives(row)
 
     def all_alive(self) -> frozenset[str]:
-        return frozenset(row[0] for row in self._execute(statement("workers")) if self._lives(row))
+        return frozenset(row[0] for row in self._execute(statement("workers")).fetchall() if self._lives(row))
 
     def dead(self) -> list[str]:
         """The workers that have a row and are dead."""

@@ -14,7 +14,7 @@ from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
 from holdfast.checkpoint.stores.sqlite.database import Database
 from holdfast.checkpoint.stores.sqlite.failures import as_store_error
 from holdfast.checkpoint.stores.sqlite.statements import statement
-from holdfast.checkpoint.stores.sqlite.transaction import Transaction
+from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction
 from holdfast.checkpoint.stores.sqlite.upkeep import Upkeep
 from holdfast.clock import Clock
 
@@ -71,6 +71,9 @@ class Writer:
         self._busy = threading.Lock()
         #: Whether the thread that commits may wait for another process's lock.
         self._may_wait = False
+        #: Whether the thread waits for jobs, however long that takes.
+        self._sleeps = False
+        self._heads: dict[int, Head] = {}
         self._last_run: str | None = None
         self._last_end = self._last_took = 0.0
 
@@ -84,19 +87,18 @@ class Writer:
         self._thread.start()
         return started
 
-    async def do(self, work: Callable[[Transaction], T], run_id: str | None = None) -> T:
-        """Have `work` done in a transaction. Returns what it returned, once that is committed.
+    def do(self, work: Callable[[Transaction], T], run_id: str | None = None) -> asyncio.Future[T]:
+        """Have `work` done in a transaction. The future gives what it returned, once that is committed.
 
         `work` raises a `CheckpointError` to refuse; it has changed nothing then.
         """
         if not self._open:
             raise StoreClosed("this store is closed: nothing was written")
-        job = Job(work, run_id, self._loop.create_future())
+        done: asyncio.Future[T] = self._loop.create_future()
         if not self._gathered:
             self._loop.call_soon(self._hand_over)
-        self._gathered.append(job)
-        result: T = await job.done
-        return result
+        self._gathered.append(Job(work, run_id, done))
+        return done
 
     async def stop(self) -> None:
         """Commit what was asked for, tidy up, close the connection, end the thread."""
@@ -128,7 +130,7 @@ class Writer:
         finally:
             self._busy.release()
         jobs[0].tell()
-        if self._upkeep.due:
+        if self._sleeps and self._upkeep.pause() is not None:
             self._queue.put([])
         return True
 
@@ -138,8 +140,9 @@ class Writer:
         try:
             self._database.prepare()
             self._connection = self._database.writer(may_wait=lambda: self._may_wait)
+            self._cursor = self._connection.cursor()
             self._upkeep = Upkeep(self._connection, self._database)
-            signal = Transaction(self._connection, self._clock.now()).newest_signal()
+            signal = self._transaction().newest_signal()
         except Exception as exc:  # whatever it is, it belongs to whoever opens the store
             self._tell(_fail, started, exc)
             return
@@ -151,17 +154,21 @@ class Writer:
                 if jobs:
                     self._commit_waiting(jobs)
                 # Half as long again as the commit took, so that upkeep keeps up with the writes.
-                self._upkeep.step(self._last_took / 2 if jobs else 0, idle=self._queue.empty())
+                self._upkeep.step(self._last_took / 2 if jobs else 0, quiet=not jobs)
         with self._busy:
             self._upkeep.finish()
             self._connection.close()
         self._tell(_succeed, self._ended, None)
 
     def _next_jobs(self) -> tuple[list[Job], bool]:
-        """Everything that waits, and whether more may come. Waits itself unless there is upkeep to do."""
+        """Everything that waits, and whether more may come. Waits for it, unless there is upkeep to do."""
         jobs: list[Job] = []
+        # Said before it is known: what the other thread leaves to be done from now on, it tells.
+        self._sleeps = True
+        pause = self._upkeep.pause()
+        self._sleeps = pause is None
         try:
-            handed = self._queue.get(block=not self._upkeep.due)
+            handed = self._queue.get(timeout=pause)
             while handed is not None:
                 jobs += handed
                 handed = self._queue.get_nowait()
@@ -208,7 +215,7 @@ class Writer:
 
     def _commit_begun(self, jobs: list[Job]) -> bool:
         """Whether the transaction came about. If not, it was rolled back, and the last job has the error."""
-        transaction = Transaction(self._connection, self._clock.now())
+        transaction = self._transaction()
         job = jobs[0]
         try:
             for job in jobs:
@@ -232,6 +239,9 @@ class Writer:
         if signal is not None:
             self._on_signal(signal)
         return True
+
+    def _transaction(self) -> Transaction:
+        return Transaction(self._connection, self._cursor, self._clock.now(), self._heads)
 
     def _as_store_error(self, exc: apsw.Error) -> StoreError:
         error = as_store_error(exc, self._database.path, self._connection)

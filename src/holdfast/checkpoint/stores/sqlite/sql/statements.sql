@@ -28,17 +28,20 @@ INSERT INTO runs (
 SELECT EXISTS (SELECT 1 FROM runs WHERE run_id = ?1)
 
 -- name: write
--- The fence and the order of entries are the condition. 5: the journal starts anew. 6: a step was finished.
+-- The claim, the order of entries and the end of the journal are the condition: no row changes if one of them is not
+-- what the writer believes. 5: the journal starts anew. 6: a step was finished.
 UPDATE runs SET
+    first_seq = iif(?5, next_seq, first_seq),
     next_seq = next_seq + ?1,
     size = iif(?5, 0, size) + ?2,
     updated_at = ?3,
     progress = coalesce(?4, progress),
     strikes = iif(?6, 0, strikes),
-    link = last_entry,
     last_entry = coalesce(?7, last_entry)
-WHERE run_id = ?8 AND token = ?9 AND status = 'running' AND next_seq = coalesce(?10, next_seq)
-RETURNING run_key, link
+WHERE run_key = ?8 AND token = ?9 AND status = 'running' AND last_entry = ?10 AND next_seq = coalesce(?11, next_seq)
+
+-- name: head
+SELECT run_key, last_entry FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
 
 -- name: insert_entry
 INSERT INTO entries (entry_key, run_key, before, seq, kind, checksum, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
@@ -103,19 +106,18 @@ run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updat
 not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress
 
 -- name: load_record
-SELECT last_entry, {record} FROM runs WHERE run_id = ?1
+SELECT first_seq, last_entry, {record} FROM runs WHERE run_id = ?1
 
 -- name: load_entries
--- Backwards from entry 1 as far as the first one after seq 2. A key that does not fall ends it: damage makes no circles.
-WITH RECURSIVE journal (entry_key, before) AS (
-    SELECT entry_key, before FROM entries WHERE entry_key = ?1 AND seq > ?2
+-- Backwards from entry 1 to the first one after seq 2. Keys have to fall: damage makes no circles. CROSS: in this order.
+WITH RECURSIVE journal (entry_key) AS (
+    SELECT ?1
     UNION ALL
-    SELECT entry.entry_key, entry.before FROM journal JOIN entries AS entry ON entry.entry_key = journal.before
-    WHERE entry.entry_key < journal.entry_key AND entry.seq > ?2
+    SELECT entries.before FROM journal CROSS JOIN entries ON entries.entry_key = journal.entry_key
+    WHERE entries.before > 0 AND entries.before < entries.entry_key AND entries.run_key = ?3 AND entries.seq > ?2 + 1
 )
--- CROSS: in the order of the walk.
-SELECT run_key, seq, kind, checksum, body, entries.before
-FROM journal CROSS JOIN entries ON entries.entry_key = journal.entry_key
+SELECT seq, kind, checksum, body FROM journal CROSS JOIN entries ON entries.entry_key = journal.entry_key
+WHERE run_key = ?3
 
 -- name: list_runs
 SELECT {record} FROM runs

@@ -27,12 +27,12 @@ CREATE TABLE runs (
     reason TEXT NOT NULL DEFAULT '',
     cancel_requested INTEGER NOT NULL DEFAULT 0,
     expires_at INTEGER,
+    -- The journal has exactly the entries from the first number up to, and without, the second.
+    first_seq INTEGER NOT NULL DEFAULT 0,
     next_seq INTEGER NOT NULL,
     size INTEGER NOT NULL,
     -- The newest entry of the journal, 0 if it is empty.
     last_entry INTEGER NOT NULL,
-    -- What `last_entry` was before the last write: an UPDATE can return only new values, and the writer needs this one.
-    link INTEGER NOT NULL DEFAULT 0,
     meta BLOB NOT NULL,
     progress BLOB NOT NULL
 ) STRICT;

@@ -1,0 +1,310 @@
+"""The SQLite store beside what SQLite itself can do on this machine: `python -m bench.sqlite_store`.
+
+Raw is apsw with the same rows and no more: an entry and the run's row, written by hand. Store and raw take turns, so
+that the noise of the machine meets both. Look at the ratios; the figures themselves change from machine to machine.
+"""
+
+import asyncio
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import apsw
+
+from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.journal import Entry, EntryKind, Write
+from holdfast.checkpoint.liveness import this_process
+from holdfast.checkpoint.record import NewRun, RunFilter
+from holdfast.checkpoint.stores.sqlite import SqliteStore
+
+KILOBYTE = os.urandom(1024)
+PROGRESS = b"p" * 80
+WORKER = Worker(worker_id="bench", process=this_process())
+
+Row = tuple[int, int, asyncio.Future[None]]
+
+
+def say(what: str, value: str, target: str = "") -> None:
+    print(f"{what:62} {value:>24}  {target}", flush=True)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """On the disk that the working directory is on: /tmp may be memory."""
+    path = Path(tempfile.mkdtemp(prefix=".bench-", dir=Path.cwd()))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+# -- raw ---------------------------------------------------------------------------------------------------------------
+
+
+def raw_database(path: Path, runs: int) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.pragma("journal_mode", "wal")
+    connection.pragma("synchronous", "FULL")
+    connection.pragma("cache_size", -32768)
+    connection.execute(
+        "CREATE TABLE runs (run INTEGER PRIMARY KEY, run_id TEXT, token INT, next_seq INT, meta BLOB, progress BLOB);"
+        "CREATE TABLE entries (run INT, seq INT, kind TEXT, checksum INT, body BLOB);"
+        "CREATE UNIQUE INDEX entries_of ON entries (run, seq)"
+    )
+    with connection:
+        for run in range(runs):
+            row = (run, f"run-{run:032}", 1, 0, b"m" * 200, PROGRESS)
+            connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)", row)
+    return connection
+
+
+def raw_write(connection: apsw.Connection, run: int, seq: int) -> None:
+    """Within a transaction."""
+    row = (run, seq, "message", 12345678, KILOBYTE)
+    connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", row)
+    bindings = (seq + 1, PROGRESS, run, 1)
+    connection.execute("UPDATE runs SET next_seq = ?, progress = ? WHERE run = ? AND token = ?", bindings)
+    assert connection.changes() == 1
+
+
+class RawGroupCommit:
+    """As little as it takes to commit for many tasks from one thread."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[Row | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    async def write(self, run: int, seq: int) -> None:
+        done = self._loop.create_future()
+        self._queue.put((run, seq, done))
+        await done
+
+    def stop(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (row := self._queue.get()) is not None:
+            batch = [row]
+            try:
+                while (row := self._queue.get_nowait()) is not None:
+                    batch.append(row)
+            except Empty:
+                pass
+            self._connection.execute("BEGIN IMMEDIATE")
+            for run, seq, _ in batch:
+                raw_write(self._connection, run, seq)
+            self._connection.execute("COMMIT")
+            self._loop.call_soon_threadsafe(_resolve, batch)
+
+
+def _resolve(batch: list[Row]) -> None:
+    for _, _, done in batch:
+        done.set_result(None)
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+async def opened(path: Path) -> SqliteStore:
+    store = SqliteStore(path)
+    await store.open()
+    await store.enlist(WORKER)
+    return store
+
+
+async def begun(store: SqliteStore, name: str) -> Claim:
+    first = Entry(seq=0, kind=EntryKind.BEGIN, body=b"{}")
+    run = NewRun(run_id=name, agent_name="agent", meta=b"m" * 200, progress=PROGRESS, entries=[first])
+    claim = await store.create(run, worker_id=WORKER.worker_id)
+    assert claim is not None
+    return claim
+
+
+async def save(store: SqliteStore, claim: Claim, seq: int) -> None:
+    entry = Entry(seq=seq, kind=EntryKind.MESSAGE, body=KILOBYTE)
+    await store.append(claim, Write(entries=(entry,), progress=PROGRESS, finished_step=True))
+
+
+async def grown(store: SqliteStore, name: str, entries: int) -> Claim:
+    """A run with so many entries, written quickly."""
+    claim = await begun(store, name)
+    for first in range(1, entries + 1, 100):
+        new = [
+            Entry(seq=first + n, kind=EntryKind.MESSAGE, body=KILOBYTE) for n in range(min(100, entries + 1 - first))
+        ]
+        await store.append(claim, Write(entries=new, progress=PROGRESS, finished_step=True))
+    return claim
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+async def one_run(steps: int = 5000, turn: int = 250) -> None:
+    """Two saves of one kilobyte a step, each on the disk before the next."""
+    with folder() as place:
+        connection = raw_database(place / "raw.db", 1)
+        store = await opened(place / "store.db")
+        claim = await begun(store, "run")
+        raw_times: list[float] = []
+        times: list[float] = []
+        for step in range(steps):
+            began = time.perf_counter()
+            await save(store, claim, 2 * step + 1)
+            await save(store, claim, 2 * step + 2)
+            times.append(time.perf_counter() - began)
+            if step % turn == turn - 1:
+                for raw_step in range(step + 1 - turn, step + 1):
+                    began = time.perf_counter()
+                    for seq in (2 * raw_step, 2 * raw_step + 1):
+                        connection.execute("BEGIN IMMEDIATE")
+                        raw_write(connection, 0, seq)
+                        connection.execute("COMMIT")
+                    raw_times.append(time.perf_counter() - began)
+        connection.close()
+        await store.close()
+        size = (place / "store.db").stat().st_size
+    took, raw_took = sum(times) / steps, sum(raw_times) / steps
+    first, last = statistics.median(times[:100]), statistics.median(times[-100:])
+    say(f"one run, {steps} steps of 2 KB: raw, two commits a step", f"{raw_took * 1e3:.3f} ms/step")
+    say("  store", f"{took * 1e3:.3f} ms/step {took / raw_took:.2f}x", "kernel: 1.5x")
+    say("  store, last hundred to first hundred", f"{last / first:.2f}x", "at most 1.2x")
+    say("  file to transcript", f"{size / (steps * 2 * len(KILOBYTE)):.2f}x", "at most 1.3x")
+
+
+async def _together(write: Callable[[int, int], Awaitable[None]], runs: int, writes: int) -> float:
+    async def one(run: int) -> None:
+        for seq in range(writes):
+            await write(run, seq)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(run) for run in range(runs)))
+    return runs * writes / (time.perf_counter() - began)
+
+
+async def many_runs(runs: int, writes: int = 20, turns: int = 5) -> None:
+    """All at once, each write on the disk before the run's next."""
+    raw_rates, rates = [], []
+    for _ in range(turns):
+        with folder() as place:
+            connection = raw_database(place / "raw.db", runs)
+            raw = RawGroupCommit(connection)
+            raw_rates.append(await _together(raw.write, runs, writes))
+            raw.stop()
+            connection.close()
+            store = await opened(place / "store.db")
+            claims = await asyncio.gather(*(begun(store, f"run-{run:032}") for run in range(runs)))
+
+            async def write(run: int, seq: int, store: SqliteStore = store, claims: list[Claim] = claims) -> None:
+                await save(store, claims[run], seq + 1)
+
+            rates.append(await _together(write, runs, writes))
+            await store.close()
+    rate, raw_rate = statistics.median(rates), statistics.median(raw_rates)
+    say(f"{runs} runs at once: raw group commit", f"{raw_rate:,.0f} writes/s")
+    say("  store", f"{rate:,.0f} writes/s {rate / raw_rate:.0%}", "at least 70%")
+
+
+async def interrupted_runs(runs: int = 1000, entries: int = 100) -> None:
+    """What a new process finds."""
+    with folder() as place:
+        store = await opened(place / "store.db")
+        await asyncio.gather(*(grown(store, f"run-{run}", entries) for run in range(runs)))
+        await store.discharge(WORKER.worker_id)
+        await store.close()
+        connection = raw_database(place / "raw.db", runs)
+        with connection:
+            for seq in range(entries):
+                for run in range(runs):
+                    raw_write(connection, run, seq)
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        listing, raw_took, took = [], [], []
+        for _ in range(3):
+            store = SqliteStore(place / "store.db")
+            await store.open()
+            began = time.perf_counter()
+            names = [record.run_id async for record in store.records(RunFilter(interrupted=True))]
+            listing.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            for name in names:
+                assert len((await store.load(name)).entries) == entries + 1
+            took.append(time.perf_counter() - began)
+            await store.close()
+            began = time.perf_counter()
+            for run in range(runs):
+                what = "SELECT seq, kind, checksum, body FROM entries WHERE run = ? ORDER BY seq"
+                assert len(connection.execute(what, (run,)).fetchall()) == entries
+            raw_took.append(time.perf_counter() - began)
+        connection.close()
+    say(f"{runs} interrupted runs of {entries} entries: list", f"{min(listing) * 1e3:.0f} ms", "under 50 ms")
+    raw_best, best = min(raw_took), min(took)
+    say("  load all: raw", f"{raw_best:.3f} s")
+    say("  load all: store", f"{best:.3f} s {best / raw_best:.2f}x", "at most 2x")
+
+
+async def removal(entries: int = 10_000, others: int = 8, seconds: float = 2.0) -> None:
+    """Saves of other runs while a long one is removed."""
+    with folder() as place:
+        store = await opened(place / "store.db")
+        claims = [await begun(store, f"other-{n}") for n in range(others)]
+        seqs = dict.fromkeys(range(others), 1)
+
+        async def saves(n: int, until: float, times: list[float]) -> None:
+            while (began := time.perf_counter()) < until:
+                await save(store, claims[n], seqs[n])
+                seqs[n] += 1
+                times.append(time.perf_counter() - began)
+
+        async def p99(until: float) -> float:
+            times: list[float] = []
+            await asyncio.gather(*(saves(n, until, times) for n in range(others)))
+            return statistics.quantiles(times, n=100)[98]
+
+        calm, removing = [], []
+        for n in range(5):
+            long = await grown(store, f"long-{n}", entries)
+            calm.append(await p99(time.perf_counter() + seconds / 5))
+            await store.remove(long.run_id, claim=long)
+            removing.append(await p99(time.perf_counter() + seconds / 10))
+        await store.close()
+    before, during = statistics.median(calm), statistics.median(removing)
+    say(f"removing a run of {entries} entries: p99 of others' saves before", f"{before * 1e3:.2f} ms")
+    say("  during", f"{during * 1e3:.2f} ms {during / before:.2f}x", "at most 3x")
+
+
+async def claiming(runs: int = 10_000) -> None:
+    with folder() as place:
+        store = await opened(place / "store.db")
+        await asyncio.gather(*(begun(store, f"run-{n}") for n in range(runs)))
+        await store.discharge(WORKER.worker_id)
+        await store.enlist(Worker(worker_id="second", process=this_process()))
+        times = []
+        for _ in range(100):
+            began = time.perf_counter()
+            assert len(await store.claim_next("second", agents=["agent"], limit=1)) == 1
+            times.append(time.perf_counter() - began)
+        await store.close()
+    say(f"claim_next among {runs} interrupted runs", f"{statistics.median(times) * 1e3:.2f} ms")
+
+
+async def main() -> None:
+    await one_run()
+    await many_runs(128)
+    await many_runs(1000)
+    await interrupted_runs()
+    await removal()
+    await claiming()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
