@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     def checksum(self) -> int:
         """A CRC over everything in the entry, for stores to keep beside it."""
-        return zlib.crc32(self.body, zlib.crc32(b"%d %s " % (self.seq, self.kind.value.encode())))
+        return zlib.crc32(self.body, zlib.crc32(b"%d %s " % (self.seq, self.kind.encode())))
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
