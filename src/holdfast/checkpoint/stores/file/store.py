@@ -10,11 +10,13 @@ from typing import Any, Literal, TypeVar
 
 from holdfast.checkpoint.claim import Claim, Worker
 from holdfast.checkpoint.errors import StoreClosed, StoreUnavailable
+from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.file.disk import Disk, store_error
 from holdfast.checkpoint.stores.file.finding import Finder
+from holdfast.checkpoint.stores.file.inspection import inspect
 from holdfast.checkpoint.stores.file.layout import Layout
 from holdfast.checkpoint.stores.file.locks import LockHeld
 from holdfast.checkpoint.stores.file.runs import Runs
@@ -152,6 +154,9 @@ class FileStore:
 
     async def purge(self, *, limit: int = 100) -> int:
         return await self._change(lambda: self._finder.purge(limit))
+
+    async def inspect(self) -> Inspection:
+        return await self._do(lambda: inspect(self._layout))
 
     # -- within -------------------------------------------------------------------------------------------------
 

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import apsw
 
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
+from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.sqlite.database import Database
 from holdfast.checkpoint.stores.sqlite.failures import store_errors
+from holdfast.checkpoint.stores.sqlite.inspection import inspect
 from holdfast.checkpoint.stores.sqlite.records import journal_from, record_from
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Execute
@@ -56,6 +58,9 @@ class Reader:
             records, last_key = await self._read(lambda execute: self._page(execute, wanted, reached))  # noqa: B023
             for record in records:
                 yield record
+
+    async def inspect(self) -> Inspection:
+        return await self._read(lambda execute: inspect(execute, self._database.path))
 
     async def close(self) -> None:
         """Let the reads under way end, then close the connections."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.claim import Claim, Worker
 from holdfast.checkpoint.errors import StoreClosed
+from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
@@ -155,3 +156,7 @@ class SqliteStore:
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()
         return await self._writer.do(partial(runs.purge, limit))
+
+    async def inspect(self) -> Inspection:
+        self._check_open()
+        return await self._reader.inspect()
