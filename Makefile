@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY) ## An agent is killed again and again, goes on, and finishes
-	$(BIN)/python examples/kill_and_resume.py
+	$(BIN)/holdfast demo
 
 test: $(READY) ## Everything that has to hold: lint, types, import contracts, tests
 	$(MAKE) --no-print-directory check

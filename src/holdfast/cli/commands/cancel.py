@@ -1,0 +1,30 @@
+"""holdfast cancel"""
+
+import asyncio
+
+from holdfast.checkpoint.errors import RunNotFound
+from holdfast.cli.options import JsonOption, RunArgument, StoreOption
+from holdfast.cli.output import print_json
+from holdfast.cli.stores import operating, record_of
+
+
+def cancel(run: RunArgument, store: StoreOption = "", as_json: JsonOption = False) -> None:
+    """Cancel a run, or ask the worker that drives it to."""
+    owner = asyncio.run(_cancel(store, run))
+    if as_json:
+        print_json({"run_id": run, "status": "cancelling" if owner else "cancelled", "owner": owner})
+    elif owner:
+        print(f"{owner} was asked to cancel run {run}")
+    else:
+        print(f"run {run} is cancelled")
+
+
+async def _cancel(store_url: str, run_id: str) -> str | None:
+    """The live worker that was asked; `None` if the run is cancelled already."""
+    async with operating(store_url) as (operations, store):
+        await operations.cancel(run_id)
+        try:
+            record = await record_of(store, run_id)
+        except RunNotFound:
+            return None
+        return None if record.over else record.owner

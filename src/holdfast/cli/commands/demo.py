@@ -1,0 +1,46 @@
+"""holdfast demo"""
+
+import asyncio
+import secrets
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.demo.stage import MOST_KILLS, Demo
+from holdfast.cli.output import Paper
+
+
+def demo(
+    kills: Annotated[
+        int, typer.Option("--kills", metavar="N", min=1, max=MOST_KILLS, help="How often to kill the agent.")
+    ] = 5,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Decides when the kills come. Any, without one.")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Do not slow the agent down for watching.")] = False,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Keep the store and the ledger in this folder.")
+    ] = None,
+) -> None:
+    """Watch an agent being killed with SIGKILL again and again, going on, and finishing. No key, no server.
+
+    In the end it is counted from a ledger outside the store what was lost and what was done twice. Exits with 0 only
+    if that is nothing.
+    """
+    chosen = secrets.randbelow(10_000) if seed is None else seed
+    paper = Paper()
+    with ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-demo-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        paper.line(f"seed {chosen}: {kills} kills")
+        play = Demo(folder, chosen, kills, 0.1 if fast else 1.0, paper)
+        verdict = asyncio.run(play.play())
+        if keep is not None:
+            paper.line(f"look at it with: holdfast show demo --store {play.store_url}", "dim")
+    paper.line()
+    paper.line(str(verdict), "bold green" if verdict.holds else "bold red")
+    sys.exit(0 if verdict.holds else 1)

@@ -1,0 +1,39 @@
+"""holdfast export"""
+
+import asyncio
+import base64
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.record import StoredRun
+from holdfast.cli.listing import listed
+from holdfast.cli.options import RunArgument, StoreOption
+from holdfast.cli.output import print_json_line
+from holdfast.cli.stores import opened
+
+
+def export(run: RunArgument, store: StoreOption = "") -> None:
+    """Write a run to stdout as JSON lines: what the store knows of it, then every entry of its journal.
+
+    Nothing is left out and nothing is decoded further than JSON, so it works for runs of any agent.
+    """
+    stored = asyncio.run(_load(store, run))
+    print_json_line({"kind": "run", **msgspec.to_builtins(listed(stored.record))})
+    for entry in stored.entries:
+        print_json_line({"kind": entry.kind, "seq": entry.seq, **_body(entry)})
+
+
+async def _load(store_url: str, run_id: str) -> StoredRun:
+    async with opened(store_url) as store:
+        return await store.load(run_id)
+
+
+def _body(entry: Entry) -> dict[str, Any]:
+    try:
+        # As it is, so that no number and no order of keys changes on the way.
+        msgspec.json.decode(entry.body)
+        return {"body": msgspec.Raw(entry.body)}
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {"base64": base64.b64encode(entry.body).decode()}

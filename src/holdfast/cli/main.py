@@ -1,0 +1,46 @@
+"""Where the `holdfast` command starts, and where every error of it ends: as one line."""
+
+import errno
+import os
+import sys
+from typing import NoReturn
+
+from holdfast.errors import HoldfastError
+
+
+def main() -> NoReturn:
+    """Run the command that `sys.argv` names, and exit: 0 it went well, 1 it failed, 2 it was used wrongly."""
+    try:
+        import typer  # noqa: F401
+    except ModuleNotFoundError:
+        _leave('the command line needs its extra: pip install "holdfast[cli]"', 2)
+    from holdfast.cli.errors import WrongUsage, debugging, one_line
+    from holdfast.cli.program import program
+
+    try:
+        program()(prog_name="holdfast")
+        sys.exit(0)
+    except WrongUsage as exc:
+        _leave(str(exc), 2)
+    except Exception as exc:  # whatever it is, a user sees one line of it
+        if debugging():
+            raise
+        if isinstance(exc, OSError) and exc.errno == errno.EPIPE:
+            _leave_quietly()
+        hint = "" if isinstance(exc, HoldfastError) else " (holdfast --debug shows where)"
+        _leave(one_line(exc) + hint, 1)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    print(f"holdfast: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _leave_quietly() -> NoReturn:
+    """Whoever read our output has gone. Python would complain once more when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

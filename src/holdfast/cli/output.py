@@ -1,0 +1,129 @@
+"""Printing: results to stdout, talk to stderr; styled on a terminal, plain elsewhere."""
+
+import os
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def talk(text: str) -> None:
+    """Tell the user something that is not the result."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """`value` as indented JSON, for people with `jq`."""
+    print(msgspec.json.format(as_json(value), indent=2).decode(), flush=True)
+
+
+def print_json_line(value: Any) -> None:
+    """`value` as JSON in one line, so that each line of a stream is a whole."""
+    print(as_json(value).decode(), flush=True)
+
+
+def as_json(value: Any) -> bytes:
+    """Any value as JSON; what has no JSON form, as text."""
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+def text_of(value: Any) -> str:
+    """Text as it is, other values as JSON."""
+    return value if isinstance(value, str) else as_json(value).decode()
+
+
+def printable(text: str) -> str:
+    """`text` without what could move the cursor or change colours: stored text comes from models and tools."""
+    return "".join(
+        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else "\ufffd" for char in text
+    )
+
+
+def one_of(text: str, length: int) -> str:
+    """`text` in one line of at most `length` characters."""
+    flat = " ".join(printable(text).split())
+    return flat if len(flat) <= length else flat[: length - 1] + "…"
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether somebody watches `stream` on a terminal that can do more than print lines."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _console(stream: IO[str]) -> "Console":
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False)
+
+
+class Paper:
+    """Takes lines and tables, and prints them as fits the stream it is for."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._console = _console(self._stream) if is_terminal(self._stream) else None
+
+    @property
+    def console(self) -> "Console | None":
+        """For what only a terminal can show; `None` if there is none."""
+        return self._console
+
+    @property
+    def width(self) -> int:
+        """How long a line should be at most. Without a terminal there is no need to cut anything."""
+        return self._console.width if self._console is not None else 1_000_000
+
+    def line(self, text: str = "", style: str = "") -> None:
+        if self._console is None:
+            print(printable(text), file=self._stream, flush=True)
+            return
+        from rich.text import Text
+
+        self._console.print(Text(printable(text), style=style), soft_wrap=True)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+        """A table with a head. Columns named in `right` hold numbers."""
+        if self._console is None:
+            self._plain_table(columns, rows, right)
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(printable(cell), style=STYLES.get(cell, "")) for cell in row))
+        self._console.print(table)
+
+    def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+        cells = [[" ".join(printable(cell).split()) for cell in row] for row in rows]
+        widths = [max([len(column), *(len(row[at]) for row in cells)]) for at, column in enumerate(columns)]
+        for row in [list(columns), *cells]:
+            padded = (
+                cell.rjust(width) if column in right else cell.ljust(width)
+                for column, width, cell in zip(columns, widths, row, strict=True)
+            )
+            print("  ".join(padded).rstrip(), file=self._stream, flush=True)
+
+
+#: How words that say how something stands are shown.
+STYLES = {
+    "running": "green",
+    "done": "green",
+    "ok": "green",
+    "queued": "cyan",
+    "interrupted": "yellow",
+    "parked": "yellow",
+    "in doubt": "bold yellow",
+    "warning": "yellow",
+    "failed": "red",
+    "error": "red",
+    "wrong": "bold red",
+    "cancelled": "dim",
+}

@@ -1,0 +1,78 @@
+"""The commands, joined."""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.commands.cancel import cancel
+from holdfast.cli.commands.demo import demo
+from holdfast.cli.commands.doctor import doctor
+from holdfast.cli.commands.export import export
+from holdfast.cli.commands.fork import fork
+from holdfast.cli.commands.ls import ls
+from holdfast.cli.commands.recover import recover
+from holdfast.cli.commands.resume import resume
+from holdfast.cli.commands.rm import rm
+from holdfast.cli.commands.run import run
+from holdfast.cli.commands.show import show
+from holdfast.cli.commands.submit import submit
+from holdfast.cli.commands.tail import tail
+from holdfast.cli.commands.unpark import unpark
+from holdfast.cli.commands.worker import worker
+from holdfast.cli.errors import DEBUG, debugging
+
+#: In the order of `holdfast --help`.
+COMMANDS: tuple[Callable[..., None], ...] = (
+    demo, run, resume, recover, worker, submit, cancel, unpark, fork, rm, ls, show, tail, export, doctor,
+)  # fmt: skip
+
+
+class _OneLine(logging.Formatter):
+    """A warning is a line. Tracebacks are for those who ask for them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not debugging():
+            record.exc_info = record.exc_text = None
+        return super().format(record)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"holdfast {version('holdfast')}")
+        raise typer.Exit
+
+
+def _begin(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Also: HOLDFAST_DEBUG=1.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Agent runs that survive: start them, look at them, go on with them."""
+    if debug:
+        os.environ[DEBUG] = "1"
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("holdfast: %(message)s"))
+    log = logging.getLogger("holdfast")
+    log.addHandler(handler)
+    log.propagate = False
+
+
+def program() -> Any:
+    """The whole command, ready to be called."""
+    # Without markup typer prints plain help, which saves loading rich for it.
+    app = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_begin)
+    for command in COMMANDS:
+        app.command()(command)
+    return typer.main.get_command(app)
