@@ -12,7 +12,7 @@ import apsw
 
 from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
 from holdfast.checkpoint.stores.sqlite.database import Database
-from holdfast.checkpoint.stores.sqlite.failures import as_store_error
+from holdfast.checkpoint.stores.sqlite.failures import as_store_error, store_errors
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction
 from holdfast.checkpoint.stores.sqlite.upkeep import Upkeep
@@ -138,11 +138,7 @@ class Writer:
 
     def _run(self, started: asyncio.Future[int]) -> None:
         try:
-            self._database.prepare()
-            self._connection = self._database.writer(may_wait=lambda: self._may_wait)
-            self._cursor = self._connection.cursor()
-            self._upkeep = Upkeep(self._connection, self._database)
-            signal = self._transaction().newest_signal()
+            signal = self._connect()
         except Exception as exc:  # whatever it is, it belongs to whoever opens the store
             self._tell(_fail, started, exc)
             return
@@ -159,6 +155,19 @@ class Writer:
             self._upkeep.finish()
             self._connection.close()
         self._tell(_succeed, self._ended, None)
+
+    def _connect(self) -> int:
+        """Make the database ready. Gives its newest signal."""
+        self._database.prepare()
+        self._connection = self._database.writer(may_wait=lambda: self._may_wait)
+        try:
+            self._cursor = self._connection.cursor()
+            self._upkeep = Upkeep(self._connection, self._database)
+            with store_errors(self._database.path, self._connection):
+                return self._transaction().newest_signal()
+        except BaseException:
+            self._connection.close()
+            raise
 
     def _next_jobs(self) -> tuple[list[Job], bool]:
         """Everything that waits, and whether more may come. Waits for it, unless there is upkeep to do."""
