@@ -1,0 +1,43 @@
+"""Every Python block in the documentation runs, page by page, in a process and a folder of its own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: The first line of a block that cannot run by itself says so, and why.
+NOT_RUN = re.compile(r"# not run: \S+")
+
+
+def _blocks(page: Path) -> list[str]:
+    return [block for block in BLOCK.findall(page.read_text()) if not NOT_RUN.match(block)]
+
+
+WITH_CODE = [page for page in PAGES if _blocks(page)]
+
+
+def test_there_are_pages_with_code() -> None:
+    assert ROOT / "README.md" in WITH_CODE
+    assert ROOT / "docs" / "quickstart.md" in WITH_CODE
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    for number, block in enumerate(_blocks(page)):
+        script = tmp_path / f"block_{number}.py"
+        script.write_text(block)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", script.name], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{page.name}, block {number}:\n{block}\n{done.stdout}{done.stderr}"
+
+
+def test_the_readme_shows_a_working_example_by_line_30() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    opening = lines.index("```python")
+    assert lines.index("```", opening) <= 30
