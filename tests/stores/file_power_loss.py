@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast.checkpoint.stores.file.disk import Disk
 
 #: Far smaller than real ones, so that a few lines span many.
-SECTOR = 64
+SECTOR = 16
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,19 @@ class _File:
         return bytes(content)
 
 
+#: A folder, by path: the content of each file, `None` for a folder.
+Image = dict[str, bytes | None]
+
+
+def lay_out(image: Image, folder: Path) -> None:
+    """Make the folder what the image says."""
+    for path, content in image.items():
+        if content is None:
+            (folder / path).mkdir()
+        else:
+            (folder / path).write_bytes(content)
+
+
 class Platter:
     """What is on the disk for certain, and what may be."""
 
@@ -206,12 +219,14 @@ class Platter:
         if value is not None:
             names[name] = value
 
-    def leave(self, folder: Path, how: str, chance: random.Random) -> None:
-        """Write to `folder` what a cut now may leave: `nothing` or `everything` that is pending, or `some` of it."""
-        self._leave_folder(folder, ".", how, chance)
+    def image(self, how: str, chance: random.Random) -> Image:
+        """What a cut now may leave: `nothing` or `everything` that is pending, or `some` of it."""
+        image: Image = {}
+        self._add_folder(image, ".", how, chance)
+        return image
 
-    def _leave_folder(self, target: Path, path: str, how: str, chance: random.Random) -> None:
-        target.mkdir()
+    def _add_folder(self, image: Image, path: str, how: str, chance: random.Random) -> None:
+        image[path] = None
         names = dict(self._safe[path])
         for name, values in self._pending[path].items():
             if how == "everything":
@@ -219,11 +234,11 @@ class Platter:
             elif how == "some":
                 known: list[int | None] = [names.get(name), *values]
                 self._set(names, name, chance.choice(known))
-        for name, value in names.items():
+        for name, value in sorted(names.items()):
             if value == 0:
-                self._leave_folder(target / name, name, how, chance)
+                self._add_folder(image, name, how, chance)
             else:
-                (target / name).write_bytes(self._content(self._files[value], how, chance))
+                image[f"{path}/{name}"] = self._content(self._files[value], how, chance)
 
     @staticmethod
     def _content(file: _File, how: str, chance: random.Random) -> bytes:

@@ -77,6 +77,7 @@ async def test_a_write_torn_at_any_byte_is_passed_over_by_readers_and_cut_by_the
             if length % 7 == 0:
                 await store.append(claim, a_write(seen.record.next_seq, b"goes on"))
                 assert list((await store.load("run-1")).entries)[:-1] == list(seen.entries)
+                assert all(map(json.loads, journal.read_text().splitlines())), "something torn was left behind"
                 lock.write_bytes(mark)
 
 
@@ -88,6 +89,22 @@ async def test_a_write_whose_beginning_never_reached_the_disk_is_passed_over(
         journal.write_bytes(whole + b"\0" * lost + longer[len(whole) + lost :])
         assert await store.load("run-1") == before
         assert [record async for record in store.records()] == [before.record]
+
+
+async def test_lines_of_two_attempts_at_one_write_do_not_make_a_write(
+    store: FileStore, claim: Claim, journal: Path, lock: Path
+) -> None:
+    """The first failed and was cut off, the second was not synced: a power cut may leave some of either."""
+    before, whole, mark = await store.load("run-1"), journal.read_bytes(), lock.read_bytes()
+    attempts = []
+    for body in (b'"first try"', b'"secondtry"'):
+        await store.append(claim, a_write(2, body))
+        attempts.append(journal.read_bytes()[len(whole) :].splitlines(keepends=True))
+        journal.write_bytes(whole)
+        lock.write_bytes(mark)
+    journal.write_bytes(whole + attempts[0][0] + attempts[1][1])
+    assert await store.load("run-1") == before
+    assert [record async for record in store.records()] == [before.record]
 
 
 async def test_no_flipped_bit_goes_unnoticed(store: FileStore, claim: Claim, journal: Path) -> None:

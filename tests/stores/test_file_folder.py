@@ -1,0 +1,180 @@
+"""The folder of a file store: names, versions, leftovers, and what else may lie in it."""
+
+import os
+import re
+import shutil
+import string
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.errors import SchemaTooNew, StoreError
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import RunFilter
+from holdfast.checkpoint.stores.file import FileStore
+from holdfast.checkpoint.stores.file.names import file_name
+from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted, listed
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+run_ids = st.text(string.ascii_letters + string.digits + "._:-", min_size=1, max_size=200)
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[FileStore]:
+    store = FileStore(folder)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _image(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@given(st.lists(run_ids, unique=True, max_size=20))
+def test_every_id_has_a_name_of_its_own_that_is_safe_everywhere(ids: list[str]) -> None:
+    names = [file_name(run_id) for run_id in ids]
+    assert len(set(names)) == len(ids)
+    for name in names:
+        assert re.fullmatch(r"[a-z0-9_][a-z0-9_~-]{0,99}", name), name
+        assert name.partition(".")[0] not in {"con", "prn", "aux", "nul", "com1", "lpt1"}
+
+
+def test_plain_ids_are_their_own_names() -> None:
+    assert [file_name(run_id) for run_id in ("run-1", "0", "a_b")] == ["run-1", "0", "a_b"]
+    assert file_name("Run-1").startswith("run-1~")
+    assert file_name("..").startswith("run~")
+    assert file_name("a/../b").startswith("a-b~")
+
+
+async def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store") as store:
+        await store.create(a_run())
+    (tmp_path / "store" / "format.json").write_text('{"format":"holdfast file store","version":2,"more":[]}')
+    shutil.rmtree(tmp_path / "store" / "children")
+    before = _image(tmp_path / "store")
+    with pytest.raises(SchemaTooNew) as refused:
+        await FileStore(tmp_path / "store").open()
+    assert (refused.value.found, refused.value.known) == (2, 1)
+    assert _image(tmp_path / "store") == before
+    assert not (tmp_path / "store" / "children").exists()
+
+
+async def test_a_format_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "format.json").write_text("something else")
+    with pytest.raises(StoreError, match=r"format\.json"):
+        await FileStore(tmp_path).open()
+    assert [path.name for path in tmp_path.iterdir()] == ["format.json"]
+
+
+async def test_a_folder_of_version_1_opens(tmp_path: Path) -> None:
+    """Kept as that version wrote it, with a write cut short at the end of one journal."""
+    folder = tmp_path / "store"
+    shutil.copytree(FIXTURES / "file-v1", folder)
+    os.utime(folder / "workers" / "worker-1.json", (0, 0))
+    async with opened(folder) as store:
+        assert await listed(store) == ["interrupted-run", "Queued:Run", "failed-run", "compacted-run"]
+        assert await listed(store, RunFilter(interrupted=True)) == ["interrupted-run", "Queued:Run"]
+        interrupted = await store.load("interrupted-run")
+        assert [entry.body for entry in interrupted.entries] == [
+            b'{"version":1,"prompt":"Write a poem"}',
+            '{"role":"assistant","text":"Käse, ☂"}'.encode(),
+            b"\x00\xffnot json",
+        ]
+        assert (interrupted.record.progress, interrupted.record.cancel_requested) == (b'{"iteration":1}', True)
+        queued, failed = (await store.load("Queued:Run")).record, (await store.load("failed-run")).record
+        assert (queued.meta, queued.parent_run_id, queued.caller_id) == (b"\xff", "interrupted-run", "bob")
+        assert (failed.status, failed.reason, failed.strikes) == (Status.FAILED, "the model refused", 2)
+        compacted = await store.load("compacted-run")
+        assert (compacted.record.status, compacted.record.progress) == (Status.PARKED, b"plain words")
+        assert [entry.seq for entry in compacted.entries] == [2]
+        claim = await store.claim("interrupted-run", await enlisted(store))
+        assert claim.token == 4, "the counter goes on"
+        await store.append(claim, a_write(3, b"goes on"))
+        assert len(await bodies_of(store, "interrupted-run")) == 4
+        await store.remove("interrupted-run", claim=claim)
+        assert await listed(store) == ["failed-run", "compacted-run"], "the child went with its parent"
+
+
+async def test_what_else_lies_in_the_folder_is_no_run(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.create(a_run())
+        journal = (tmp_path / "runs" / "run-1.jsonl").read_bytes()
+        for name in ("run-2.jsonl.tmp", "run-2.tmp", "notes.txt", ".run-2.jsonl.swp", "run-2.jsonl~", ".jsonl"):
+            (tmp_path / "runs" / name).write_bytes(journal)
+        for name in ("run-2.jsonl", "run-2.jsonl.tmp"):
+            (tmp_path / "temporary" / name).write_bytes(journal)
+        assert await listed(store) == ["run-1"]
+        await store.create(a_run("run-2"))
+        assert await listed(store) == ["run-1", "run-2"]
+
+
+async def test_leftover_temporary_files_go_once_nobody_can_need_them(tmp_path: Path) -> None:
+    async with opened(tmp_path):
+        pass
+    old, new = tmp_path / "temporary" / "run-1.1.old.tmp", tmp_path / "temporary" / "run-1.1.new.tmp"
+    old.write_bytes(b"half a jour")
+    new.write_bytes(b"half a jour")
+    os.utime(old, (time.time() - 3600, time.time() - 3600))
+    async with opened(tmp_path):
+        assert list((tmp_path / "temporary").iterdir()) == [new]
+
+
+async def test_nothing_is_left_of_a_removed_run(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        before = {path for path in tmp_path.rglob("*") if path.is_file()}
+        worker = await enlisted(store)
+        claim = await begun(store, worker, a_run("Parent"))
+        await store.create(a_run("Child", parent_run_id="Parent"))
+        await store.request_cancel("Parent")
+        await store.append(claim, a_write(1, b"all", replace=True))
+        await store.remove("Parent", claim=claim)
+        await store.discharge(worker)
+        with pytest.raises(StoreError):
+            await store.append(claim, a_write(2, b"late"))
+        assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("spoilt", [None, b"", b"garbage" * 20])
+async def test_a_lost_counter_goes_on_above_every_token_in_use(tmp_path: Path, spoilt: bytes | None) -> None:
+    async with opened(tmp_path) as store:
+        worker = await enlisted(store)
+        for n in range(5):
+            last = await begun(store, worker, a_run(f"run-{n}"))
+        if spoilt is None:
+            (tmp_path / "tokens").unlink()
+        else:
+            (tmp_path / "tokens").write_bytes(spoilt)
+        assert (await store.claim("run-0", worker, steal=True)).token > last.token
+
+
+async def test_a_journal_that_cannot_be_listed_is_named_once_and_harms_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as store:
+        await store.create(a_run())
+        (tmp_path / "runs" / "broken.jsonl").write_bytes(b"")
+        for _ in range(3):
+            assert await listed(store) == ["run-1"]
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "broken.jsonl" in caplog.text
+        assert (tmp_path / "runs" / "broken.jsonl").exists()
+
+
+async def test_a_store_opens_where_there_is_no_folder_yet(tmp_path: Path) -> None:
+    async with opened(tmp_path / "some" / "where" / "new") as store:
+        await store.create(a_run())
+    async with opened(tmp_path / "some" / "where" / "new") as store:
+        assert await listed(store) == ["run-1"]
