@@ -10,7 +10,7 @@ from typing import Literal
 
 import apsw
 
-from holdfast.checkpoint.errors import SchemaTooNew, StoreError
+from holdfast.checkpoint.errors import SchemaTooNew, StoreDenied, StoreError
 from holdfast.checkpoint.stores.sqlite.failures import store_errors
 from holdfast.checkpoint.stores.sqlite.statements import migrations, statement
 
@@ -98,6 +98,9 @@ class Database:
             _sync_folder(folder.parent)
 
     def _migrate(self, connection: apsw.Connection) -> None:
+        if connection.readonly("main"):
+            # Before the first read, which would leave a log and its index that may not be written either.
+            raise StoreDenied(f"{self.path} may only be read: check its permissions, and whether its disk is read-only")
         scripts = migrations()
         # Read before anything that might write: a file that is not ours stays as it is.
         found = self._check_version(connection, len(scripts))

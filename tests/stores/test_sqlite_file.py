@@ -1,0 +1,168 @@
+"""The SQLite store's file: how it comes into being, and which files it takes."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+from holdfast.checkpoint.errors import RunDamaged, SchemaTooNew, StoreDenied, StoreError
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.stores.sqlite import SqliteStore
+from holdfast.checkpoint.stores.sqlite.statements import migrations
+from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, contents, enlisted, listed
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _a_store_with_a_run(path: Path) -> None:
+    async with opened(path) as store:
+        claim = await begun(store, await enlisted(store))
+        await store.append(claim, a_write(1, b"saved"))
+        await store.settle(claim, Ending(status=Status.INTERRUPTED))
+
+
+async def test_a_folder_that_does_not_exist_is_created(tmp_path: Path) -> None:
+    path = tmp_path / "some" / "new" / "folder" / "runs.db"
+    await _a_store_with_a_run(path)
+    async with opened(path) as store:
+        assert await bodies_of(store) == [b"begin", b"saved"]
+
+
+async def test_a_closed_store_is_one_file(tmp_path: Path) -> None:
+    await _a_store_with_a_run(tmp_path / "runs.db")
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.db"]
+
+
+async def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="folder"):
+        await SqliteStore(tmp_path).open()
+
+
+async def test_a_folder_that_cannot_be_made_is_denied_or_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match=r"runs\.db"):
+        await SqliteStore(tmp_path / "file" / "folder" / "runs.db").open()
+    with pytest.raises(StoreDenied, match="permissions"):
+        await SqliteStore("/sys/holdfast/runs.db").open()
+
+
+@pytest.mark.parametrize("content", [b"not a database\n" * 1000, b"\0" * 100_000], ids=["text", "zeros"])
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "runs.db"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="no SQLite database"):
+        await SqliteStore(path).open()
+    assert path.read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.db"]
+
+
+async def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE runs (mine); INSERT INTO runs VALUES (1)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        await SqliteStore(path).open()
+    assert path.read_bytes() == before
+
+
+async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    await _a_store_with_a_run(path)
+    newer = len(migrations()) + 1
+    connection = apsw.Connection(str(path))
+    connection.pragma("user_version", newer)
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(SchemaTooNew) as refused:
+        await SqliteStore(path).open()
+    assert (refused.value.found, refused.value.known) == (newer, newer - 1)
+    assert path.read_bytes() == before
+
+
+async def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
+    (tmp_path / "runs.db").touch()
+    await _a_store_with_a_run(tmp_path / "runs.db")
+
+
+async def test_many_open_a_new_store_at_once(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "new" / "runs.db") for _ in range(10)]
+    await asyncio.gather(*(store.open() for store in stores))
+    for n, store in enumerate(stores):
+        await store.create(a_run(f"run-{n}"))
+    assert await listed(stores[0]) == [f"run-{n}" for n in range(10)]
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+@pytest.mark.parametrize("version", range(1, len(migrations()) + 1))
+async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path, version: int) -> None:
+    """How such a file is made: tests/stores/sqlite_fixture.py."""
+    path = tmp_path / "runs.db"
+    shutil.copy(FIXTURES / f"sqlite-v{version}.db", path)
+    expected = json.loads((FIXTURES / f"sqlite-v{version}.json").read_text())
+    async with opened(path) as store:
+        found = {run_id: await contents(store, run_id) for run_id in await listed(store)}
+        assert {
+            run_id: [record.status, record.strikes, [f"{entry.kind} {entry.body.decode()}" for entry in journal]]
+            for run_id, (record, journal) in found.items()
+        } == expected
+        worker = await enlisted(store)
+        for record, journal in reversed(found.values()):
+            claim = await store.claim(record.run_id, worker, statuses=frozenset(Status))
+            assert claim.token > record.token
+            await store.append(claim, a_write(record.next_seq, b"goes on"))
+            assert (await bodies_of(store, record.run_id))[len(journal) :] == [b"goes on"]
+            await store.remove(record.run_id, claim=claim)
+        assert await listed(store) == []
+
+
+async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.db"
+    async with opened(whole) as store:
+        for run_id in ("run-1", "run-2"):
+            await store.create(a_run(run_id, b"zero", b"one", b"two"))
+    for number, damage in enumerate(
+        (
+            "UPDATE entries SET body = 'onE' WHERE entry_key = 2",
+            "UPDATE entries SET kind = 'result' WHERE entry_key = 2",
+            "UPDATE entries SET kind = 'unheard-of' WHERE entry_key = 2",
+            "UPDATE entries SET seq = 7 WHERE entry_key = 2",
+            "UPDATE entries SET checksum = checksum + 1 WHERE entry_key = 2",
+            "UPDATE entries SET run_key = run_key + 1 WHERE entry_key = 2",
+            "UPDATE entries SET before = 0 WHERE entry_key = 2",
+            "UPDATE entries SET before = 3 WHERE entry_key = 2",
+            "UPDATE entries SET before = 2 WHERE entry_key = 2",
+            "DELETE FROM entries WHERE entry_key = 1",
+            "DELETE FROM entries WHERE entry_key = 2",
+            "DELETE FROM entries WHERE entry_key = 3",
+        )
+    ):
+        path = tmp_path / f"damaged-{number}.db"
+        shutil.copy(whole, path)
+        connection = apsw.Connection(str(path))
+        connection.execute(damage.replace("'onE'", "x'6f6e45'"))
+        assert connection.changes() == 1
+        connection.close()
+        async with opened(path) as store:
+            with pytest.raises(RunDamaged):
+                await store.load("run-1")
+            assert await bodies_of(store, "run-2") == [b"zero", b"one", b"two"]
+            await store.remove("run-1")
+            assert await listed(store) == ["run-2"]
