@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq.abc import PGresult
 
 from holdfast.checkpoint.errors import StoreError, StoreUnavailable
 from holdfast.checkpoint.stores.postgres.scripts import Scripts
 from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_worth_another_try, translated
+from holdfast.checkpoint.stores.postgres.wire import Link
 
 _T = TypeVar("_T")
 
@@ -89,19 +91,18 @@ class Readers:
     def __init__(self, database: Database, size: int) -> None:
         self._database = database
         self._free = asyncio.Semaphore(size)
-        self._idle: list[psycopg.AsyncConnection] = []
+        self._idle: list[Link] = []
 
-    async def rows(self, statement: str, **parameters: object) -> list[tuple[Any, ...]]:
-        """All rows that the statement gives.
+    async def call(self, statement: bytes, types: Sequence[int] = (), values: Sequence[bytes | None] = ()) -> PGresult:
+        """What the statement gives, in binary form.
 
         Raises:
             StoreError: the server refused it, or was away for too long.
         """
 
-        async def attempt() -> list[tuple[Any, ...]]:
-            async with self._connection() as connection:
-                cursor = await connection.execute(statement.encode(), parameters, binary=True)
-                return await cursor.fetchall() if cursor.description else []
+        async def attempt() -> PGresult:
+            async with self._link() as link:
+                return await link.call(statement, types, values)
 
         return await self._database.persist(attempt)
 
@@ -110,16 +111,20 @@ class Readers:
             await self._idle.pop().close()
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection]:
+    async def _link(self) -> AsyncIterator[Link]:
         async with self._free:
-            connection = self._idle.pop() if self._idle else await self._database.connect()
+            while self._idle and self._idle[-1].is_lost:
+                await self._idle.pop().close()
+            link = self._idle.pop() if self._idle else Link(await self._database.connect())
             try:
-                yield connection
-            except BaseException as exc:
-                # Lost, or left in the middle of an answer: of no use to anybody else. Those beside it share the fate of
-                # a lost one, and need not be tried one after the other.
-                await connection.close()
-                if isinstance(exc, psycopg.Error) and connection_is_lost(exc):
-                    await self.close()
+                yield link
+            except psycopg.Error as exc:
+                if connection_is_lost(exc):
+                    await link.close()
+                else:
+                    self._idle.append(link)
                 raise
-            self._idle.append(connection)
+            except BaseException:  # given up in the middle of an answer
+                await link.close()
+                raise
+            self._idle.append(link)

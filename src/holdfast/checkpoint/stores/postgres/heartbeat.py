@@ -28,7 +28,7 @@ class Heartbeat:
 
     def __init__(self, database: Database, dead_after: timedelta) -> None:
         self._database, self._dead_after = database, dead_after
-        self._statement = database.scripts.query("beat").encode()
+        self._statement = database.scripts.inline("select holdfast.beat(%s, %s, %s, %s, %s)").encode()
         self._workers: dict[str, Worker] = {}
         self._lock = threading.Lock()
         #: Held while a beat is under way.
@@ -61,16 +61,6 @@ class Heartbeat:
             # A beat may hang as long as the server does. The thread ends after it, or with the process.
             await asyncio.to_thread(self._thread.join, _PARTING)
 
-    def parameters(self, workers: list[Worker]) -> dict[str, object]:
-        """Of `beat.sql`."""
-        return {
-            "worker_ids": [to_text(worker.worker_id) for worker in workers],
-            "hosts": [to_text(worker.process.host) for worker in workers],
-            "pids": [worker.process.pid for worker in workers],
-            "started": [to_text(worker.process.started) for worker in workers],
-            "dead_after": self._dead_after,
-        }
-
     def _wait_for_the_beat(self) -> None:
         with self._beating:
             pass
@@ -99,4 +89,8 @@ class Heartbeat:
             with self._lock:
                 workers = list(self._workers.values())
             if workers:
-                connection.execute(self._statement, self.parameters(workers))
+                ids = [to_text(worker.worker_id) for worker in workers]
+                hosts = [to_text(worker.process.host) for worker in workers]
+                started = [to_text(worker.process.started) for worker in workers]
+                pids = [worker.process.pid for worker in workers]
+                connection.execute(self._statement, [ids, hosts, pids, started, self._dead_after.total_seconds()])

@@ -1,7 +1,9 @@
 """From rows to the records and entries that callers know."""
 
 from datetime import UTC, datetime
-from typing import Any
+
+import msgspec
+from psycopg.pq.abc import PGresult
 
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry, EntryKind
@@ -9,80 +11,109 @@ from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.liveness import ProcessIdentity, is_alive
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.stores.postgres.text import from_text
+from holdfast.checkpoint.stores.postgres.wire import as_int, as_text
 
-Row = tuple[Any, ...]
 
-#: The columns of a record in `records.sql` and `load.sql`. What follows them is the query's own.
-RECORD_COLUMNS = 22
+class _Row(msgspec.Struct, frozen=True):
+    """What `record.sql` gives. Bytes are in hexadecimal digits."""
+
+    run_id: str
+    agent_name: str
+    caller_id: str
+    parent_run_id: str | None
+    status: Status
+    created_at: datetime
+    updated_at: datetime
+    owner: str | None
+    #: The worker that owns it, while it is running and that worker is enlisted.
+    host: str | None
+    pid: int | None
+    started: str | None
+    heard_from: bool | None
+    token: int
+    strikes: int
+    not_before: datetime
+    reason: str
+    cancel_requested: bool
+    expires_at: datetime | None
+    first_seq: int
+    next_seq: int
+    size: int
+    meta: str
+    progress: str
+
+
+_rows = msgspec.json.Decoder(_Row)
 
 
 class RecordReader:
-    """Makes records of rows that were read at one moment. Asks for each worker once whether it is alive."""
+    """Makes records of rows that were read at one moment. Asks once for each worker whether it is alive."""
 
     def __init__(self) -> None:
         self._alive: dict[str, bool] = {}
 
-    def record(self, row: Row) -> RunRecord:
-        run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner = row[:8]
-        host, pid, started, heard_from = row[8:12]
-        token, strikes, not_before, reason, cancel_requested, expires_at = row[12:18]
-        next_seq, size, meta, progress = row[18:RECORD_COLUMNS]
+    def record(self, encoded: bytes) -> RunRecord:
+        return self.of(_rows.decode(encoded))
+
+    def of(self, row: _Row) -> RunRecord:
         return RunRecord(
-            run_id=from_text(run_id),
-            agent_name=from_text(agent_name),
-            caller_id=from_text(caller_id),
-            parent_run_id=None if parent_run_id is None else from_text(parent_run_id),
-            status=Status(status),
-            created_at=_utc(created_at),
-            updated_at=_utc(updated_at),
-            owner=None if owner is None else from_text(owner),
-            # A worker is in the row only while the run is running.
-            owner_alive=host is not None and self._is_alive(owner, host, pid, started, heard_from=heard_from),
-            token=token,
-            strikes=strikes,
-            not_before=_utc(not_before),
-            reason=from_text(reason),
-            cancel_requested=cancel_requested,
-            expires_at=None if expires_at is None else _utc(expires_at),
-            next_seq=next_seq,
-            size=size,
-            meta=meta,
-            progress=progress,
+            run_id=from_text(row.run_id),
+            agent_name=from_text(row.agent_name),
+            caller_id=from_text(row.caller_id),
+            parent_run_id=None if row.parent_run_id is None else from_text(row.parent_run_id),
+            status=row.status,
+            created_at=row.created_at.astimezone(UTC),
+            updated_at=row.updated_at.astimezone(UTC),
+            owner=None if row.owner is None else from_text(row.owner),
+            owner_alive=self._owner_alive(row),
+            token=row.token,
+            strikes=row.strikes,
+            not_before=row.not_before.astimezone(UTC),
+            reason=from_text(row.reason),
+            cancel_requested=row.cancel_requested,
+            expires_at=None if row.expires_at is None else row.expires_at.astimezone(UTC),
+            next_seq=row.next_seq,
+            size=row.size,
+            meta=bytes.fromhex(row.meta),
+            progress=bytes.fromhex(row.progress),
         )
 
-    def _is_alive(self, worker_id: str, host: str, pid: int, started: str, *, heard_from: bool) -> bool:
-        if worker_id not in self._alive:
-            known = is_alive(process(host, pid, started))
-            self._alive[worker_id] = heard_from if known is None else known
-        return self._alive[worker_id]
+    def _owner_alive(self, row: _Row) -> bool:
+        if row.owner is None or row.host is None or row.pid is None or row.started is None:
+            return False
+        if row.owner not in self._alive:
+            known = is_alive(process(row.host, row.pid, row.started))
+            self._alive[row.owner] = bool(row.heard_from) if known is None else known
+        return self._alive[row.owner]
 
 
 def process(host: str, pid: int, started: str) -> ProcessIdentity:
     return ProcessIdentity(host=from_text(host), pid=pid, started=from_text(started))
 
 
-def stored_run(rows: list[Row], after: int) -> StoredRun | None:
-    """The run that `load.sql` gave; `None` if there is none.
+def stored_run(result: PGresult, after: int) -> StoredRun | None:
+    """The run that `load_run` gave; `None` if there is none.
 
     Raises:
         RunDamaged: an entry is missing or is not what was written.
     """
-    head = next((row for row in rows if row[0] is not None), None)
-    if head is None:
+    if not result.ntuples:
         return None
-    record, first_seq = RecordReader().record(head), head[RECORD_COLUMNS]
-    journal = sorted((row[RECORD_COLUMNS + 1 :] for row in rows if row[0] is None), key=lambda row: row[0])
-    due = max(first_seq, after + 1)
+    value = result.get_value
+    row = _rows.decode(value(0, 3) or b"")
+    record = RecordReader().of(row)
+    due = max(row.first_seq, after + 1)
     entries = []
-    for seq, kind, checksum, body in journal:
+    for n in range(1, result.ntuples):
+        seq = as_int(value(n, 0))
         if seq != due:
             raise RunDamaged(record.run_id, f"entry {due} is missing")
-        entries.append(_entry(record.run_id, seq, kind, checksum, body))
+        entries.append(_entry(record.run_id, seq, as_text(value(n, 1)), as_int(value(n, 2)), value(n, 3) or b""))
         due += 1
-    if due < record.next_seq:
+    if due < row.next_seq:
         raise RunDamaged(record.run_id, f"entry {due} is missing")
-    if due > max(record.next_seq, after + 1):
-        raise RunDamaged(record.run_id, f"there are {due - record.next_seq} entries more than were written")
+    if due > max(row.next_seq, after + 1):
+        raise RunDamaged(record.run_id, f"there are {due - row.next_seq} entries more than were written")
     return StoredRun(record=record, entries=tuple(entries))
 
 
@@ -94,7 +125,3 @@ def _entry(run_id: str, seq: int, kind: str, checksum: int, body: bytes) -> Entr
     if entry.checksum() != checksum:
         raise RunDamaged(run_id, f"the checksum of entry {seq} does not fit")
     return entry
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment.astimezone(UTC)

@@ -9,6 +9,7 @@ from datetime import timedelta
 import psycopg
 
 from holdfast.checkpoint.errors import StoreError
+from holdfast.checkpoint.stores.postgres import wire
 from holdfast.checkpoint.stores.postgres.database import Database, Readers
 
 log = logging.getLogger("holdfast.checkpoint.postgres")
@@ -92,6 +93,6 @@ class Signs:
             await asyncio.wait([probing])
 
     async def _send_probe(self) -> None:
-        statement = "select pg_notify(%(channel)s, %(payload)s)"
         with contextlib.suppress(StoreError):
-            await self._readers.rows(statement, channel=self._channel, payload=self._probe)
+            values = (self._channel.encode(), self._probe.encode())
+            await self._readers.call(b"select pg_notify($1, $2)", (wire.TEXT, wire.TEXT), values)

@@ -5,19 +5,19 @@ import contextlib
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from holdfast.checkpoint.claim import Claim, Worker, backoff
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
-from holdfast.checkpoint.liveness import is_alive, this_process
 from holdfast.checkpoint.opening import Durability
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.postgres.database import Database, Readers
 from holdfast.checkpoint.stores.postgres.heartbeat import Heartbeat
 from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Operation, Other
+from holdfast.checkpoint.stores.postgres.reading import Questions
 from holdfast.checkpoint.stores.postgres.refusals import check_order, refuse
-from holdfast.checkpoint.stores.postgres.rows import RecordReader, process, stored_run
 from holdfast.checkpoint.stores.postgres.schema import prepare
 from holdfast.checkpoint.stores.postgres.scripts import Scripts
 from holdfast.checkpoint.stores.postgres.signs import Signs
@@ -25,8 +25,6 @@ from holdfast.checkpoint.stores.postgres.sweeper import Sweeper
 from holdfast.checkpoint.stores.postgres.text import from_text, to_text
 from holdfast.checkpoint.stores.postgres.writer import Writer
 
-#: Records that a listing reads at a time.
-_PAGE = 500
 #: Runs beyond those wanted that are looked at when others claim at the same time.
 _SPARE = 16
 #: How long `open` waits to hear its own notification, and `close` for a server that does not answer.
@@ -42,6 +40,7 @@ class _Parts:
     """What an open store works with."""
 
     readers: Readers
+    questions: Questions
     writer: Writer
     heartbeat: Heartbeat
     signs: Signs
@@ -92,10 +91,8 @@ class PostgresStore:
         self._listening = Database(listen_url or url, self._scripts, patience)
         self._durability, self._dead_after, self._poll = durability, dead_after, poll
         self._readers = readers
-        self._here = to_text(this_process().host)
         self._parts: _Parts | None = None
         self._lock = asyncio.Lock()
-        self._sql = {name: self._scripts.query(name) for name in ("load", "records", "candidates", "beat", "tidy")}
 
     async def open(self) -> None:
         async with self._lock:
@@ -103,13 +100,15 @@ class PostgresStore:
                 return
             await prepare(self._database)
             readers = Readers(self._database, self._readers)
+            questions = Questions(readers, self._scripts)
             try:
-                await readers.rows(self._sql["tidy"])
+                await questions.tidy()
             except BaseException:
                 await readers.close()
                 raise
             self._parts = _Parts(
                 readers=readers,
+                questions=questions,
                 writer=Writer(self._database, durable=self._durability == "full"),
                 heartbeat=Heartbeat(self._database, self._dead_after),
                 signs=Signs(self._listening, readers, poll=self._poll),
@@ -128,7 +127,7 @@ class PostgresStore:
             # Other hosts need not wait for the silence of workers that are known to be gone.
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_PARTING):
-                    await self._discharge(parts, parts.heartbeat.worker_ids)
+                    await parts.questions.discharge(parts.heartbeat.worker_ids)
             await parts.sweeper.close()
             await parts.signs.close()
             await parts.readers.close()
@@ -137,19 +136,13 @@ class PostgresStore:
 
     async def enlist(self, worker: Worker) -> None:
         parts = self._opened()
-        await parts.readers.rows(self._sql["beat"], **parts.heartbeat.parameters([worker]))
+        await parts.questions.enlist(worker, self._dead_after.total_seconds())
         parts.heartbeat.add(worker)
 
     async def discharge(self, worker_id: str) -> None:
         parts = self._opened()
         await parts.heartbeat.drop(worker_id)
-        await self._discharge(parts, [worker_id])
-
-    async def _discharge(self, parts: _Parts, worker_ids: list[str]) -> None:
-        if worker_ids:
-            statement = "with gone as (delete from holdfast.worker where worker_id = any (%(worker_ids)s::text[]))"
-            statement = self._scripts.inline(f"{statement} select pg_notify('holdfast', '')")
-            await parts.readers.rows(statement, worker_ids=[to_text(worker_id) for worker_id in worker_ids])
+        await parts.questions.discharge([worker_id])
 
     # -- one run ------------------------------------------------------------------------------------------------
 
@@ -189,8 +182,7 @@ class PostgresStore:
             self._opened().sweeper.wake()
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        rows = await self._opened().readers.rows(self._sql["load"], run_id=to_text(run_id), after=after)
-        stored = stored_run(rows, after)
+        stored = await self._opened().questions.load(run_id, after)
         if stored is None:
             raise RunNotFound(run_id)
         return stored
@@ -215,7 +207,7 @@ class PostgresStore:
         )
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
-        about = {} if claim is not None else {"here": self._here, "dead": await self._dead_here()}
+        about = {} if claim is not None else await self._around()
         token = None if claim is None else claim.token
         await self._commit(Other(do="remove", run_id=run_id, token=token, about=about))
         self._opened().sweeper.wake()
@@ -223,27 +215,9 @@ class PostgresStore:
     # -- finding and claiming -----------------------------------------------------------------------------------
 
     async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        wanted = wanted or RunFilter()
-        parameters = {
-            "here": self._here,
-            "dead": await self._dead_here() if wanted.interrupted else [],
-            "interrupted": wanted.interrupted,
-            "statuses": None if wanted.statuses is None else [status.value for status in wanted.statuses],
-            "agent_name": None if wanted.agent_name is None else to_text(wanted.agent_name),
-            "caller_id": None if wanted.caller_id is None else to_text(wanted.caller_id),
-            "parent_run_id": None if wanted.parent_run_id is None else to_text(wanted.parent_run_id),
-            "limit": _PAGE,
-        }
-        after = -1
-        while True:
-            # Each page is a statement of its own: a consumer that takes its time holds nothing up.
-            rows = await self._opened().readers.rows(self._sql["records"], after=after, **parameters)
-            reader = RecordReader()
-            for row in rows:
-                yield reader.record(row)
-            if len(rows) < _PAGE:
-                return
-            after = rows[-1][-1]
+        async for record in self._opened().questions.records(wanted or RunFilter()):
+            yield record
+            self._opened()
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
@@ -252,35 +226,25 @@ class PostgresStore:
             "worker_id": to_text(worker_id),
             "statuses": [status.value for status in statuses],
             "steal": steal,
-            "here": self._here,
-            "dead": await self._dead_here(),
             "backoff": _BACKOFF,
-        }
+        } | await self._around()
         return _claim(run_id, worker_id, await self._commit(Other(do="claim", run_id=run_id, about=about)))
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        parts, dead = self._opened(), await self._dead_here()
-        around = {"here": self._here, "dead": dead}
+        questions, around = self._opened().questions, await self._around()
         claims: list[Claim] = []
         tried: list[int] = []
         while agents and len(claims) < limit:
             # Looked for beside the writer, whom that would hold up; taken by it, so that a lost answer loses no run.
             wanted = limit - len(claims)
-            rows = await parts.readers.rows(
-                self._sql["candidates"],
-                agents=[to_text(agent) for agent in agents],
-                tried=tried,
-                limit=wanted + _SPARE,
-                **around,
-            )
-            if not rows:
+            found = await questions.candidates(tuple(agents), wanted + _SPARE, around["dead"], but_not=tried)
+            if not found:
                 break
-            ids = [row[0] for row in rows]
-            about = {"worker_id": to_text(worker_id), "ids": ids, "limit": wanted, "backoff": _BACKOFF} | around
+            about = {"worker_id": to_text(worker_id), "ids": found, "limit": wanted, "backoff": _BACKOFF} | around
             answer = await self._commit(Other(do="take", run_id=None, about=about))
             assert answer is not None
             claims += [_claim(from_text(taken["run_id"]), worker_id, taken) for taken in answer["taken"]]
-            tried += ids
+            tried += found
         return tuple(claims)
 
     # -- signals between processes ------------------------------------------------------------------------------
@@ -289,11 +253,7 @@ class PostgresStore:
         await self._commit(Other(do="cancel", run_id=run_id, about={}))
 
     async def cancels(self, worker_id: str) -> Sequence[str]:
-        statement = (
-            "select run_id from holdfast.run where owner = %(owner)s and cancel_requested and status = 'running'"
-        )
-        rows = await self._opened().readers.rows(self._scripts.inline(statement), owner=to_text(worker_id))
-        return tuple(from_text(run_id) for (run_id,) in rows)
+        return tuple(await self._opened().questions.cancels(worker_id))
 
     async def changed(self, within: timedelta) -> bool:
         return await self._opened().signs.wait(within)
@@ -318,11 +278,10 @@ class PostgresStore:
             refuse(operation, answer)
         return answer
 
-    async def _dead_here(self) -> list[str]:
-        """The workers of this host whose processes are gone: known at once, without waiting for their silence."""
-        statement = "select worker_id, host, pid, started from holdfast.worker where host = %(here)s"
-        rows = await self._opened().readers.rows(self._scripts.inline(statement), here=self._here)
-        return [worker_id for worker_id, *about in rows if is_alive(process(*about)) is False]
+    async def _around(self) -> dict[str, Any]:
+        """What the server has to know to tell who is alive: this host, and which of its workers are dead."""
+        questions = self._opened().questions
+        return {"here": questions.here, "dead": await questions.dead_here()}
 
 
 def _claim(run_id: str, worker_id: str, answer: Answer | None) -> Claim:

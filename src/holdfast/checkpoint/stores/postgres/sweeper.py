@@ -6,6 +6,7 @@ import logging
 from holdfast.checkpoint.errors import StoreError
 from holdfast.checkpoint.stores.postgres.database import Readers
 from holdfast.checkpoint.stores.postgres.scripts import Scripts
+from holdfast.checkpoint.stores.postgres.wire import BIGINT, as_int, bigint
 
 log = logging.getLogger("holdfast.checkpoint.postgres")
 
@@ -21,7 +22,7 @@ class Sweeper:
 
     def __init__(self, readers: Readers, scripts: Scripts) -> None:
         self._readers = readers
-        self._statement = scripts.inline("select holdfast.sweep(%(slice)s)")
+        self._statement = scripts.inline("select holdfast.sweep($1)").encode()
         self._dirty = asyncio.Event()
         self._task = asyncio.create_task(self._work(), name="holdfast-postgres-sweeper")
 
@@ -40,8 +41,12 @@ class Sweeper:
             self._dirty.clear()
             try:
                 started = loop.time()
-                while (await self._readers.rows(self._statement, slice=SLICE))[0][0]:
+                while await self._sweep():
                     await asyncio.sleep(loop.time() - started)
                     started = loop.time()
             except StoreError as exc:
                 log.warning("journals of removed runs are left to be swept up later: %s", exc)
+
+    async def _sweep(self) -> int:
+        """Delete a slice. How many were deleted."""
+        return as_int((await self._readers.call(self._statement, [BIGINT], [bigint(SLICE)])).get_value(0, 0))

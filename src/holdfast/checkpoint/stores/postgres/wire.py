@@ -1,20 +1,21 @@
-"""One call on a connection with as little as possible between it and the event loop.
+"""Calls on a connection with as little as possible between them and the event loop.
 
-The driver's cursors cost as much as the server does when a batch is small. What is here uses the driver's own access to
-libpq (`psycopg.pq`), sends arguments in PostgreSQL's binary form, and does nothing else.
+The driver's cursors cost more than the server does. What is here uses the driver's own access to libpq (`psycopg.pq`),
+sends and gets values in PostgreSQL's binary form, and does nothing else.
 """
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import psycopg
 from psycopg import pq
+from psycopg.pq.abc import PGresult
 
 from holdfast.checkpoint.stores.postgres.trouble import reported
 
 BOOL, BYTEA, BIGINT, TEXT = 16, 17, 20, 25
-UUID, JSONB = 2950, 3802
+FLOAT, UUID, JSONB = 701, 2950, 3802
 #: The array type of each.
 BOOLS, BYTEAS, BIGINTS, TEXTS = 1000, 1001, 1016, 1009
 
@@ -26,6 +27,10 @@ _BOOLS = (b"\0\0\0\1\0", b"\0\0\0\1\1")
 
 def bigint(value: int) -> bytes:
     return value.to_bytes(8, "big", signed=True)
+
+
+def float8(value: float) -> bytes:
+    return struct.pack(">d", value)
 
 
 def bigints(values: Sequence[int]) -> bytes:
@@ -65,52 +70,92 @@ def _header(element: int, count: int) -> bytes:
     return _HEADER.pack(1, 1, element, count, 1) if count else _HEADER.pack(0, 0, element, 0, 0)[:12]
 
 
-async def call(
-    connection: psycopg.AsyncConnection, statement: bytes, types: Sequence[int], values: Sequence[bytes | None]
-) -> bytes | None:
-    """The only column of the only row that `statement` gives, in binary form. A transaction of its own.
+def as_int(value: bytes | None) -> int:
+    assert value is not None
+    return int.from_bytes(value, "big", signed=True)
 
-    Raises:
-        psycopg.Error: the server refused it, or the connection was lost and nobody knows.
+
+def as_text(value: bytes | None) -> str:
+    assert value is not None
+    return value.decode()
+
+
+class Link:
+    """A connection that makes one call at a time. Every call is a transaction of its own, and nothing is prepared.
+
+    When a call raises anything but what the server reported, or is given up, the link is of no use any more: close it.
     """
-    libpq = connection.pgconn
-    libpq.send_query_params(statement, values, types, [pq.Format.BINARY] * len(values), pq.Format.BINARY)
-    loop, socket = asyncio.get_running_loop(), libpq.socket
-    while libpq.flush():
-        # The server may have to be heard before it takes more.
-        await _ready(loop, socket, writing=True)
-        libpq.consume_input()
-    while libpq.is_busy():
-        await _ready(loop, socket)
-        libpq.consume_input()
-    result: bytes | None = None
-    failure: psycopg.Error | None = None
-    while (answer := libpq.get_result()) is not None:
-        if answer.status == pq.ExecStatus.TUPLES_OK:
-            result = answer.get_value(0, 0)
-        else:
-            state = answer.error_field(pq.DiagnosticField.SQLSTATE)
-            failure = reported(None if state is None else state.decode(), answer.get_error_message())
-    if failure is not None:
-        raise failure
-    return result
 
+    def __init__(self, connection: psycopg.AsyncConnection) -> None:
+        """Takes over the connection; it has to be in autocommit mode."""
+        self._connection, self._libpq = connection, connection.pgconn
+        self._loop = asyncio.get_running_loop()
+        self._socket = self._libpq.socket
+        #: Of the call under way.
+        self._results: list[PGresult] = []
+        self._answer: asyncio.Future[None] | None = None
+        #: Why the link is of no use any more.
+        self._lost: psycopg.Error | None = None
+        self._loop.add_reader(self._socket, self._readable)
 
-async def _ready(loop: asyncio.AbstractEventLoop, socket: int, *, writing: bool = False) -> None:
-    """Wait until the socket can be read, or written if that is wanted too."""
-    ready: asyncio.Future[None] = loop.create_future()
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server is known to have hung up."""
+        return self._lost is not None
 
-    def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
+    async def call(self, statement: bytes, types: Sequence[int], values: Sequence[bytes | None]) -> PGresult:
+        """What the statement gives, in binary form.
 
-    undo: list[Callable[[int], bool]] = [loop.remove_reader]
-    loop.add_reader(socket, wake)
-    if writing:
-        loop.add_writer(socket, wake)
-        undo.append(loop.remove_writer)
-    try:
-        await ready
-    finally:
-        for remove in undo:
-            remove(socket)
+        Raises:
+            psycopg.Error: the server refused it, or the connection was lost and nobody knows what came of it.
+        """
+        if self._lost is not None:
+            raise self._lost
+        self._libpq.send_query_params(statement, values, types, [pq.Format.BINARY] * len(values), pq.Format.BINARY)
+        self._results, self._answer = [], self._loop.create_future()
+        try:
+            self._flush()
+            await self._answer
+        finally:
+            self._answer = None
+        for result in self._results:
+            if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+                state = result.error_field(pq.DiagnosticField.SQLSTATE)
+                raise reported(None if state is None else state.decode(), result.get_error_message())
+        return self._results[-1]
+
+    async def close(self) -> None:
+        self._hang_up(psycopg.OperationalError("the connection was closed"))
+        await self._connection.close()
+
+    def _flush(self) -> None:
+        """Send what the socket takes now, and the rest when it takes more."""
+        try:
+            if self._libpq.flush():
+                self._loop.add_writer(self._socket, self._flush)
+            else:
+                self._loop.remove_writer(self._socket)
+        except psycopg.Error as exc:
+            self._hang_up(exc)
+
+    def _readable(self) -> None:
+        try:
+            self._libpq.consume_input()
+            # Asked before each result: the last of them comes with the end of the transaction, and would be waited for.
+            while self._answer is not None and not self._libpq.is_busy():
+                result = self._libpq.get_result()
+                if result is None:
+                    if not self._answer.done():
+                        self._answer.set_result(None)
+                    return
+                self._results.append(result)
+        except psycopg.Error as exc:
+            self._hang_up(exc)
+
+    def _hang_up(self, why: psycopg.Error) -> None:
+        if self._lost is None:
+            self._lost = why
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(why)

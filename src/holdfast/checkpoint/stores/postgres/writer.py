@@ -22,6 +22,7 @@ from holdfast.checkpoint.stores.postgres.operations import (
     decoded,
 )
 from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_about_one_item
+from holdfast.checkpoint.stores.postgres.wire import Link
 
 #: Of one batch. Beyond them a larger one is no faster, and a server has to hold all of it in memory.
 MOST_OPERATIONS, MOST_BYTES = 2000, 8 * 1024 * 1024
@@ -44,7 +45,7 @@ class Writer:
         self._resolve_batch = database.scripts.inline("select holdfast.resolve_batch($1, $2)").encode()
         self._id = uuid.uuid4().bytes
         self._number = 0
-        self._connection: psycopg.AsyncConnection | None = None
+        self._link: Link | None = None
         self._waiting: deque[Operation] = deque()
         self._wake = asyncio.Event()
         self._closing = False
@@ -72,7 +73,7 @@ class Writer:
         self._closing = True
         self._wake.set()
         await asyncio.wait([self._task])
-        await self._drop_connection()
+        await self._drop_link()
 
     # -- within -------------------------------------------------------------------------------------------------
 
@@ -145,10 +146,10 @@ class Writer:
         values = [self._id, wire.bigint(number), b"\1" if durable else b"\0", *arguments(appends, others)]
 
         async def attempt() -> bytes | None:
-            connection = await self._connected()
+            link = await self._linked()
             self._unanswered = (number, items)
             try:
-                answers = await self._call(connection, self._write_batch, TYPES, values)
+                answers = await self._call(link, self._write_batch, TYPES, values)
             except psycopg.Error as exc:
                 if not connection_is_lost(exc):
                     self._unanswered = None  # refused as a whole
@@ -166,9 +167,8 @@ class Writer:
             number, items = self._unanswered
 
             async def attempt() -> bytes | None:
-                connection = await self._connected()
                 types, values = (wire.UUID, wire.BIGINT), (self._id, wire.bigint(number))
-                return await self._call(connection, self._resolve_batch, types, values)
+                return await self._call(await self._linked(), self._resolve_batch, types, values)
 
             answers = await self._database.persist(attempt, since=since)
             self._unanswered = None
@@ -179,29 +179,27 @@ class Writer:
             self._late.undoing = []
 
     async def _call(
-        self,
-        connection: psycopg.AsyncConnection,
-        statement: bytes,
-        types: Sequence[int],
-        values: Sequence[bytes | None],
+        self, link: Link, statement: bytes, types: Sequence[int], values: Sequence[bytes | None]
     ) -> bytes | None:
         try:
-            return await wire.call(connection, statement, types, values)
+            return (await link.call(statement, types, values)).get_value(0, 0)
         except BaseException as exc:
             # Lost, or given up in the middle of an answer: of no use any more.
             if not isinstance(exc, psycopg.Error) or connection_is_lost(exc):
-                await self._drop_connection()
+                await self._drop_link()
             raise
 
-    async def _connected(self) -> psycopg.AsyncConnection:
-        if self._connection is None:
-            self._connection = await self._database.connect()
-        return self._connection
+    async def _linked(self) -> Link:
+        if self._link is not None and self._link.is_lost:
+            await self._drop_link()
+        if self._link is None:
+            self._link = Link(await self._database.connect())
+        return self._link
 
-    async def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+    async def _drop_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
 
 
 def _fail(batch: Sequence[Operation], exc: StoreError) -> None:
