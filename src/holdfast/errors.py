@@ -8,7 +8,7 @@ HoldfastError
 │   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               waits for a person or a condition, with a reason
 │   ├── RunInterrupted          stopped on purpose or by trouble; goes on later: Shutdown, NotAdmitted,
-│   │                           NotKnownHere, NotSaved
+│   │                           NotKnownHere, NotSaved, ModelUnavailable
 │   └── RunLost                 another worker owns the run
 ├── CheckpointError             what can go wrong with saved runs: `holdfast.checkpoint.errors`
 │   ├── StoreError              StoreUnavailable, StoreFull, StoreDenied, StoreClosed, SchemaTooNew

@@ -128,14 +128,11 @@ def app_of_model(model: str, *, store: str, create: bool, delivery: Delivery | N
         CommandError: pydantic-ai is not installed, or does not know the model or its key.
     """
     try:
-        import pydantic_ai
-
         from holdfast.adapters.pydantic_ai import durable
     except ModuleNotFoundError as exc:
         raise CommandError(f'--model needs {exc.name}: pip install "holdfast[pydantic-ai]"') from exc
     try:
-        agent = pydantic_ai.Agent(model)
-        source = durable(agent, name=model)
+        source = durable(model)
     except Exception as exc:  # an unknown provider, a missing key: pydantic-ai says which
         raise CommandError(f"--model {model}: {one_line(exc)}") from exc
     return app_of(source, model, store=store, create=create, delivery=delivery)

@@ -21,6 +21,7 @@ from holdfast.run.errors import (
 from holdfast.run.loop import Loop, PendingCall
 from holdfast.run.message import NATIVE_CODEC, MessageCodec, Reply, System, ToolCall, ToolResult, User
 from holdfast.run.payload import plain
+from holdfast.run.repeats import Repeats
 from holdfast.run.tool import Tool
 
 
@@ -76,7 +77,7 @@ class _Conversation:
         self._history = drive.state.history
         self._tools = drive.profile.tools
         self._schemas = tuple(tool.schema for tool in self._tools.values())
-        self._repeats = _Repeats(self._history)
+        self._repeats = Repeats(_asked(message) for message in self._history if isinstance(message, Reply))
 
     def unfinished(self) -> Reply | None:
         """The reply with which a saved conversation ends: its tools are not all called, or it is the answer."""
@@ -97,7 +98,7 @@ class _Conversation:
         self._history.append(reply)
         drive.used(msgspec.structs.replace(reply.usage, requests=max(1, reply.usage.requests)))
         await drive.said(reply.text)
-        if self._repeats.count(reply) > drive.profile.max_repeats:
+        if self._repeats.count(_asked(reply)) > drive.profile.max_repeats:
             raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, drive.profile.max_repeats)
         return reply
 
@@ -221,24 +222,8 @@ def _checked(reply: Any) -> Reply:
     return stored
 
 
-class _Repeats:
-    """Counts replies in a row that ask for the same tools with the same arguments."""
-
-    def __init__(self, history: Sequence[Any]) -> None:
-        self._last: bytes | None = None
-        self._times = 0
-        replies = [message for message in history if isinstance(message, Reply)]
-        for reply in replies:
-            self.count(reply)
-
-    def count(self, reply: Reply) -> int:
-        if not reply.tool_calls:
-            self._last, self._times = None, 0
-            return 0
-        asked = msgspec.json.encode([(call.name, call.arguments) for call in reply.tool_calls])
-        self._times = self._times + 1 if asked == self._last else 1
-        self._last = asked
-        return self._times
+def _asked(reply: Reply) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in reply.tool_calls]
 
 
 NATIVE_LOOP = NativeLoop()

@@ -1,0 +1,52 @@
+"""pydantic-ai's messages as bytes, one at a time."""
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ToolReturnPart
+from pydantic_core import PydanticSerializationError
+
+from holdfast.run.errors import PayloadError
+
+#: In a message's metadata: the calls whose tool returned plain bytes, which JSON has only as base64 text.
+_BYTES = "holdfast_bytes"
+
+
+class PydanticAICodec:
+    """Stores pydantic-ai's messages, in the JSON that pydantic-ai itself writes."""
+
+    def encode(self, message: Any) -> bytes:
+        try:
+            return ModelMessagesTypeAdapter.dump_json([_with_marked_bytes(message)])[1:-1]
+        except (PydanticSerializationError, ValueError, TypeError, RecursionError) as exc:
+            raise PayloadError(f"a {type(message).__name__} cannot be stored: {exc}") from exc
+
+    def decode(self, body: bytes) -> ModelMessage:
+        try:
+            return _with_bytes(ModelMessagesTypeAdapter.validate_json(b"[%b]" % body)[0])
+        except ValidationError as exc:
+            raise PayloadError(f"this pydantic-ai cannot read a stored message: {exc}") from exc
+
+
+CODEC = PydanticAICodec()
+
+
+def _with_marked_bytes(message: ModelMessage) -> ModelMessage:
+    if not isinstance(message, ModelRequest):
+        return message
+    returns = [part for part in message.parts if isinstance(part, ToolReturnPart)]
+    calls = [part.tool_call_id for part in returns if isinstance(part.content, bytes)]
+    return replace(message, metadata={**(message.metadata or {}), _BYTES: calls}) if calls else message
+
+
+def _with_bytes(message: ModelMessage) -> ModelMessage:
+    if not isinstance(message, ModelRequest) or not message.metadata or _BYTES not in message.metadata:
+        return message
+    metadata = dict(message.metadata)
+    calls = metadata.pop(_BYTES)
+    for part in message.parts:
+        if isinstance(part, ToolReturnPart) and part.tool_call_id in calls:
+            part.content = base64.urlsafe_b64decode(str(part.content))
+    return replace(message, metadata=metadata or None)

@@ -1,0 +1,94 @@
+"""What the adapter keeps with a run beside its messages: pydantic-ai's counters, and calls that wait for a person."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
+from pydantic_ai.usage import RunUsage
+
+from holdfast.run.state import RunState
+from holdfast.run.usage import Usage
+
+_KEY = "pydantic_ai"
+_USAGE = TypeAdapter(RunUsage)
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """A call that waits for an answer."""
+
+    kind: Literal["approval", "external"]
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, error: ApprovalRequired | CallDeferred) -> "Deferral":
+        return cls("approval" if isinstance(error, ApprovalRequired) else "external", error.metadata)
+
+    def error(self) -> ApprovalRequired | CallDeferred:
+        """What the tool raised, or would raise, to say so."""
+        return (ApprovalRequired if self.kind == "approval" else CallDeferred)(self.metadata)
+
+
+class Notes:
+    """The notes of one run. Changes reach the run's state with `keep`, and the store with the next save."""
+
+    def __init__(self, state: RunState) -> None:
+        kept: dict[str, Any] = state.notes.get(_KEY, {})
+        #: pydantic-ai's own count. It goes on counting in this very object.
+        self.usage: RunUsage = _USAGE.validate_python(kept.get("usage", {}))
+        #: By call id.
+        self.deferred = {call: Deferral(**each) for call, each in kept.get("deferred", {}).items()}
+        #: Calls that needed an approval, have it, and were begun.
+        self.begun: list[str] = list(kept.get("begun", ()))
+        #: Calls of the open reply for which there is no tool.
+        self.unknown: list[str] = list(kept.get("unknown", ()))
+        self.output_retries: int = kept.get("output_retries", 0)
+        self.tool_retries: dict[str, int] = dict(kept.get("tool_retries", {}))
+        self._counted = _counts(self.usage)
+
+    def keep(self, state: RunState) -> None:
+        """Put the notes into the run's state: as new data, because what was saved is compared with it."""
+        fields = {
+            "usage": {name: str(v) if name == "cost" else v for name, v in vars(self.usage).items() if v},
+            "deferred": {call: {"kind": each.kind, "metadata": each.metadata} for call, each in self.deferred.items()},
+            "begun": list(self.begun),
+            "unknown": list(self.unknown),
+            "output_retries": self.output_retries,
+            "tool_retries": dict(self.tool_retries),
+        }
+        state.notes[_KEY] = {name: value for name, value in fields.items() if value}
+
+    def new_conversation(self) -> None:
+        """Another phase begins: only what was used goes on counting."""
+        self.end_batch()
+        self.output_retries, self.tool_retries = 0, {}
+
+    def end_batch(self) -> None:
+        """The reply is answered: nothing waits any more."""
+        self.deferred, self.begun, self.unknown = {}, [], []
+
+    def count(self) -> Usage:
+        """What was used since the last count. Tool calls are counted where they are made."""
+        before, self._counted = self._counted, _counts(self.usage)
+        tokens_in, tokens_out, reasoning, requests, cost = (
+            now - then for now, then in zip(self._counted, before, strict=True)
+        )
+        return Usage(
+            input_tokens=int(tokens_in),
+            output_tokens=int(tokens_out),
+            reasoning_tokens=int(reasoning),
+            requests=int(requests),
+            cost_usd=float(cost),
+        )
+
+
+def _counts(usage: RunUsage) -> tuple[int | Decimal, ...]:
+    return (
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.output_reasoning_tokens,
+        usage.requests,
+        usage.cost or Decimal(0),
+    )

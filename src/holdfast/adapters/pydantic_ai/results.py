@@ -1,0 +1,143 @@
+"""What became of a tool call, as a message of its own.
+
+A reply with three calls is answered by three requests of one part each. They are recorded one by one as the calls end,
+and enter the conversation as they are: pydantic-ai joins requests that follow each other, so the model sees one.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import Discriminator, TypeAdapter, ValidationError
+from pydantic_ai.exceptions import ToolFailedError, ToolRetryError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ToolAvailabilityDeltaPart,
+    ToolReturn,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.tools import ToolApproved, ToolDefinition, ToolDenied
+
+#: In a message's metadata: what it is to holdfast.
+_MARK = "holdfast"
+#: Said by a person, or by whoever unparked the run.
+TOLD = "told"
+#: The last of the answers to a reply that holds the run's output.
+FINAL = "final"
+
+#: By its kind, which has to be said: an empty answer is no approval.
+_VERDICT: TypeAdapter[ToolApproved | ToolDenied] = TypeAdapter(
+    Annotated[ToolApproved | ToolDenied, Discriminator("kind")]
+)
+
+
+def marked(parts: list[ModelRequestPart], mark: str) -> ModelRequest:
+    """A request that is recognised after a resume."""
+    return ModelRequest(parts=parts, metadata={_MARK: mark})
+
+
+def has_mark(message: ModelMessage, mark: str) -> bool:
+    return bool(message.metadata) and message.metadata is not None and message.metadata.get(_MARK) == mark
+
+
+class ToolResults:
+    """Makes the results of calls of one tool."""
+
+    def __init__(self, tool: str, call_id: str, definition: ToolDefinition | None = None) -> None:
+        self._tool, self._call_id = tool, call_id
+        self._kind = definition.tool_kind if definition is not None else None
+
+    def returned(self, value: Any) -> ModelRequest:
+        """The tool returned `value`."""
+        if isinstance(value, ToolDenied):
+            return ModelRequest(parts=[self._part(value.message, outcome="denied")])
+        if not isinstance(value, ToolReturn):
+            return ModelRequest(parts=[self._part(value)])
+        parts: list[ModelRequestPart] = [self._part(value.return_value, metadata=value.metadata)]
+        if value.tools:
+            parts.append(
+                ToolAvailabilityDeltaPart(tools_added=list(dict.fromkeys(value.tools)), tool_call_id=self._call_id)
+            )
+        if value.content:
+            parts.append(UserPromptPart(value.content))
+        return ModelRequest(parts=parts)
+
+    def failed(self, text: str) -> ModelRequest:
+        """The model is told something instead."""
+        return ModelRequest(parts=[self._part(text, outcome="failed")])
+
+    def told(self, content: Any, *, error: bool = False) -> ModelRequest:
+        """Somebody says what became of the call, or what shall become of it."""
+        if isinstance(content, ToolApproved | ToolDenied):
+            content = _VERDICT.dump_python(content, mode="json")
+        return marked([self._part(content, outcome="failed" if error else "success")], TOLD)
+
+    def _part(self, content: Any, **options: Any) -> ToolReturnPart:
+        return ToolReturnPart(
+            tool_name=self._tool, tool_call_id=self._call_id, content=content, tool_kind=self._kind, **options
+        )
+
+
+def value_of(result: ModelRequest) -> Any:
+    """What the tool returned when this was recorded, for pydantic-ai to go on with.
+
+    Raises:
+        ToolRetryError: it asked the model to try again. ToolFailedError: it failed, and the model is told.
+    """
+    part = part_of(result)
+    if part.outcome == "retried":
+        raise ToolRetryError(part)
+    if part.outcome == "denied":
+        return ToolDenied(str(part.content))
+    if part.outcome != "success":
+        raise ToolFailedError(part)
+    tools = [name for each in result.parts if isinstance(each, ToolAvailabilityDeltaPart) for name in each.tools_added]
+    said = [each.content for each in result.parts if isinstance(each, UserPromptPart)]
+    if not tools and not said and part.metadata is None:
+        return part.content
+    return ToolReturn(
+        return_value=part.content, content=said[0] if said else None, metadata=part.metadata, tools=tools or None
+    )
+
+
+def part_of(result: ModelRequest) -> ToolReturnPart:
+    part = result.parts[0]
+    assert isinstance(part, ToolReturnPart), "every result begins with one"
+    return part
+
+
+def is_error(result: Any) -> bool:
+    return part_of(result).outcome != "success"
+
+
+async def outcome_of(call: Callable[[], Any], results: ToolResults) -> tuple[Callable[[], Any], ModelRequest]:
+    """Make the call: what pydantic-ai is to see of its outcome, and the same as it is recorded.
+
+    What is no outcome comes out as it is: a deferral, an error that ends the run.
+    """
+    try:
+        value = await call()
+    except ToolRetryError as exc:
+        return _raising(exc), ModelRequest(parts=[exc.tool_retry])
+    except ToolFailedError as exc:
+        return _raising(exc), ModelRequest(parts=[exc.tool_failed])
+    return lambda: value, results.returned(value)
+
+
+def _raising(error: Exception) -> Callable[[], Any]:
+    def again() -> Any:
+        raise error
+
+    return again
+
+
+def verdict(answer: Any) -> ToolApproved | ToolDenied:
+    """What a person's answer to a call that needs approval means. Only a clear yes is one."""
+    if isinstance(answer, bool):
+        return ToolApproved() if answer else ToolDenied()
+    try:
+        return _VERDICT.validate_python(answer)
+    except ValidationError:
+        return ToolDenied(answer) if isinstance(answer, str) and answer else ToolDenied()

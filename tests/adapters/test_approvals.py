@@ -1,0 +1,226 @@
+"""Calls that wait for a person: the run is parked, answered once, and goes on in whichever process."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic_ai import (
+    Agent,
+    ApprovalRequired,
+    CallDeferred,
+    DeferredToolRequests,
+    DeferredToolResults,
+    RunContext,
+    ToolApproved,
+    ToolDenied,
+)
+from pydantic_ai.capabilities import HandleDeferredToolCalls
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.toolsets import ExternalToolset
+from tests.adapters.death import RUN, Deaths
+from tests.adapters.script import Script, call, said
+from tests.probe_store import ProbeStore
+
+from holdfast import App
+from holdfast.adapters.pydantic_ai import durable
+from holdfast.checkpoint.errors import CheckpointError, RunNotClaimable
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.run.errors import RunParked
+
+BATCH = [call("c1", "look"), call("c2", "delete", path="a"), call("c3", "transfer", amount=7), call("c4", "survey")]
+
+
+def careful(script: Script, done: list[str], deaths: Deaths | None = None) -> Agent[None, Any]:
+    """An agent with calls that need approval always, or sometimes, and one that somebody else makes."""
+    survey = ToolDefinition(name="survey", parameters_json_schema={"type": "object", "properties": {}})
+    agent: Agent[None, Any] = Agent(
+        script.model, name="careful", output_type=[str, DeferredToolRequests], toolsets=[ExternalToolset([survey])]
+    )
+
+    @agent.tool_plain
+    def look() -> str:
+        done.append("look")
+        return "seen"
+
+    @agent.tool_plain(requires_approval=True)
+    async def delete(path: str) -> str:
+        done.append(f"delete {path}")
+        if deaths is not None:
+            await deaths.here("delete")
+        return f"deleted {path}"
+
+    @agent.tool
+    def transfer(ctx: RunContext[None], amount: int) -> str:
+        if not ctx.tool_call_approved:
+            raise ApprovalRequired(metadata={"amount": amount})
+        done.append(f"transfer {amount} {ctx.tool_call_metadata}")
+        return f"transferred {amount}"
+
+    return agent
+
+
+async def parked(agent: Any, store: MemoryStore) -> str:
+    """Run the agent until it is parked; the reason."""
+    async with App([agent], ProbeStore(store), recover=False) as app:
+        with pytest.raises(RunParked) as stopped:
+            await app.run(agent, "go", run_id=RUN)
+    assert stopped.value.reason == "approval"
+    return stopped.value.detail
+
+
+async def answered(agent: Any, store: MemoryStore, answers: dict[str, Any]) -> Any:
+    """Answer in one process, and go on in another."""
+    async with App([agent], ProbeStore(store), recover=False) as app:
+        await app.unpark(RUN, answers)
+    async with App([agent], ProbeStore(store), recover=False) as app:
+        return await app.resume(RUN)
+
+
+def returns(script: Script) -> list[Any]:
+    return [content for kind, content in said(script.asked[-1]) if kind == "tool-return"]
+
+
+async def test_the_run_is_parked_and_goes_on_with_the_answers() -> None:
+    script, done, store = Script(BATCH, "done"), list[str](), MemoryStore()
+    agent = durable(careful(script, done))
+    assert await parked(agent, store) == "delete c2, transfer c3, survey c4"
+    assert done == ["look"]
+    result = await answered(agent, store, {"c2": True, "c3": ToolApproved(), "c4": {"people": 12}})
+    assert result.output == "done"
+    assert sorted(done) == ["delete a", "look", "transfer 7 {'amount': 7}"]
+    assert returns(script) == ["seen", "deleted a", "transferred 7", {"people": 12}]
+    assert (len(script.asked), result.iterations, result.usage.tool_calls) == (2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (False, "The tool call was denied."),
+        (ToolDenied("not that one"), "not that one"),
+        ({"kind": "tool-denied", "message": "never"}, "never"),
+        ("I would rather not", "I would rather not"),
+        ({}, "The tool call was denied."),
+        (1, "The tool call was denied."),
+    ],
+)
+async def test_only_a_clear_yes_is_an_approval(answer: Any, told: str) -> None:
+    script, done, store = Script([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
+    agent = durable(careful(script, done))
+    await parked(agent, store)
+    await answered(agent, store, {"c2": answer})
+    assert done == []
+    assert returns(script) == [told]
+
+
+async def test_an_approval_may_change_the_arguments() -> None:
+    script, done, store = Script([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
+    agent = durable(careful(script, done))
+    await parked(agent, store)
+    await answered(agent, store, {"c2": {"kind": "tool-approved", "override_args": {"path": "b"}}})
+    assert done == ["delete b"]
+
+
+async def test_what_is_not_answered_is_parked_again() -> None:
+    script, done, store = Script(BATCH, "done"), list[str](), MemoryStore()
+    agent = durable(careful(script, done))
+    await parked(agent, store)
+    with pytest.raises(RunParked, match="transfer c3, survey c4"):
+        await answered(agent, store, {"c2": True})
+    with pytest.raises(RunParked, match="transfer c3, survey c4"):
+        await answered(agent, store, {})
+    assert (await answered(agent, store, {"c3": False, "c4": "none"})).output == "done"
+    assert done == ["look", "delete a"]
+
+
+async def test_answers_are_taken_once() -> None:
+    script, done, store = Script([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
+    agent = durable(careful(script, done))
+    await parked(agent, store)
+    async with App([agent], ProbeStore(store), recover=False) as app:
+        with pytest.raises(CheckpointError, match="c9"):
+            await app.unpark(RUN, {"c9": True})
+        taken = await asyncio.gather(*(app.unpark(RUN, {"c2": True}) for _ in range(5)), return_exceptions=True)
+        assert [type(each) for each in taken if each is not None] == [RunNotClaimable] * 4
+        await asyncio.gather(*(app.recover() for _ in range(3)))
+    assert done == ["delete a"]
+    assert len(script.asked) == 2
+
+
+async def test_an_approved_call_in_doubt_is_not_made_again() -> None:
+    """It dies within the approved call, and must not take the approval for a second one."""
+    deaths, store, done = Deaths("delete"), MemoryStore(), list[str]()
+    script = Script([call("c2", "delete", path="a")], "done")
+    agent = durable(careful(script, done, deaths))
+    await parked(agent, store)
+    async with App([agent], ProbeStore(store), recover=False) as app:
+        await app.unpark(RUN, {"c2": True})
+    result = await deaths.go_on(agent, store=store)
+    assert result.output == "done"
+    assert done == ["delete a"]
+    assert "Unknown outcome" in returns(script)[0]
+
+
+async def test_an_approval_survives_a_death_before_the_call() -> None:
+    """The run dies in the model call before; the answer is still there."""
+    deaths, store, done = Deaths("look"), MemoryStore(), list[str]()
+    script = Script([call("c1", "peek"), call("c2", "delete", path="a")], "done")
+    inner = careful(script, done)
+    answers = False
+
+    @inner.tool_plain
+    async def peek() -> str:
+        if answers:
+            await deaths.here("look")
+        raise CallDeferred
+
+    agent = durable(inner)
+    await parked(agent, store)
+    answers = True
+    async with App([agent], ProbeStore(store), recover=False) as app:
+        await app.unpark(RUN, {"c1": "peeked", "c2": True})
+    deaths = Deaths()
+    assert (await deaths.go_on(agent, store=store)).output == "done"
+    assert done == ["delete a"]
+    assert returns(script) == ["peeked", "deleted a"]
+
+
+async def test_a_handler_of_the_agents_own_answers_at_once() -> None:
+    script, done = Script(BATCH[:3], "done"), list[str]()
+    agent = careful(script, done)
+
+    async def approve(ctx: RunContext[None], requests: DeferredToolRequests) -> DeferredToolResults:
+        return requests.build_results(approve_all=True)
+
+    handled = Agent(
+        script.model, name="careful", toolsets=agent.toolsets, capabilities=[HandleDeferredToolCalls(approve)]
+    )
+    async with App([durable(handled)], "memory:") as app:
+        assert (await app.run("careful", "go")).output == "done"
+    assert returns(script) == ["seen", "deleted a", "transferred 7"]
+
+
+async def test_without_a_place_for_requests_pydantic_ai_says_so() -> None:
+    script = Script([call("c2", "delete", path="a")], "done")
+    agent = Agent(script.model, name="careless", toolsets=careful(script, []).toolsets)
+    async with App([durable(agent)], store := MemoryStore()) as app:
+        with pytest.raises(UserError, match="DeferredToolRequests"):
+            await app.run("careless", "go", run_id=RUN)
+        assert not [record async for record in store.records()]
+
+
+async def test_a_parked_run_waits_in_the_store(durable_store_url: str) -> None:
+    script, done = Script(BATCH, "done"), list[str]()
+    agent = durable(careful(script, done))
+    async with App([agent], durable_store_url, recover=False) as app:
+        with pytest.raises(RunParked):
+            await app.run(agent, "go", run_id=RUN)
+    async with App([agent], durable_store_url) as app:
+        assert app.store is not None
+        [record] = [each async for each in app.store.records()]
+        assert (record.status, record.reason) == (Status.PARKED, "approval: delete c2, transfer c3, survey c4")
+        await app.unpark(RUN, {"c2": True, "c3": True, "c4": 3})
+        await app.recover()
+        assert not [each async for each in app.store.records()]
+    assert returns(script) == ["seen", "deleted a", "transferred 7", 3]

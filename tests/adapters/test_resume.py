@@ -1,0 +1,292 @@
+"""Runs that die and go on: nothing that is recorded happens again, and the model sees what it would have seen."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent, BinaryContent, ModelRetry, RunContext, ToolReturn, UsageLimits
+from pydantic_ai.exceptions import ToolFailed, UnexpectedModelBehavior, UsageLimitExceeded
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolReturnPart
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.usage import RequestUsage
+from tests.adapters.death import RUN, Deaths
+from tests.adapters.script import Script, call, said
+
+from holdfast import App
+from holdfast.adapters.pydantic_ai import durable
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.run.effects import DID_NOT_HAPPEN, Happened
+from holdfast.run.errors import NotKnownHere, RunParked
+from holdfast.run.ports import Ports
+
+PURE = dict.fromkeys(("look", "wait"), "pure")
+
+
+class Trip(BaseModel):
+    city: str
+
+
+def travelling(script: Script, deaths: Deaths, **options: Any) -> Agent[None, Any]:
+    """An agent with a tool for every kind of result, and places to die in."""
+    agent: Agent[None, Any] = Agent(script.model, name="traveller", **options)
+
+    @agent.tool_plain
+    async def look(city: str) -> str:
+        await deaths.here(f"look {city}", results=4 if city == "Bonn" else 0)
+        return f"{city} is warm"
+
+    @agent.tool_plain
+    async def pay(city: str) -> bytes:
+        await deaths.here(f"pay {city}")
+        return b"\xff\x00" + city.encode()
+
+    @agent.tool_plain
+    async def fail(city: str) -> str:
+        await deaths.here(f"fail {city}")
+        raise ToolFailed(f"no {city}")
+
+    @agent.tool_plain(retries=3)
+    async def pick(city: str) -> str:
+        await deaths.here(f"pick {city}")
+        raise ModelRetry(f"not {city}")
+
+    @agent.tool_plain
+    async def photograph(city: str) -> ToolReturn:
+        await deaths.here(f"photograph {city}")
+        picture = BinaryContent(b"\x89PNG\xff", media_type="image/png")
+        return ToolReturn(return_value=[city, picture], content=["look: ", picture], metadata={"taken": city})
+
+    return agent
+
+
+async def both(turns: list[Any], *deadly: str, **options: Any) -> tuple[Deaths, Script, Any]:
+    """The run with its deaths, after it was seen to give what an unharmed one gives."""
+    effects = options.pop("effects", dict.fromkeys(("look", "fail", "pick", "photograph"), "pure"))
+    unharmed, script = Script(*turns), Script(*turns)
+    usual = await Deaths().run(durable(travelling(unharmed, Deaths(), **options), effects=effects))
+    deaths = Deaths(*deadly)
+    result = await deaths.run(durable(travelling(script, deaths, **options), effects=effects))
+    assert result.output == usual.output
+    assert (result.usage, result.iterations) == (usual.usage, usual.iterations)
+    assert said(script.asked[-1]) == said(unharmed.asked[-1])
+    return deaths, script, result
+
+
+async def test_a_run_goes_on_after_its_last_step() -> None:
+    turns = [[call("c1", "look", city="Lyon")], [call("c2", "look", city="Faro")], "done"]
+    deaths, script, _ = await both(turns, "look Faro")
+    assert deaths.passed == ["look Lyon", "look Faro", "look Faro"]
+    assert len(script.asked) == 3
+
+
+async def test_of_a_half_done_batch_only_the_missing_calls_are_made() -> None:
+    batch = [
+        call("c1", "pay", city="Lyon"), call("c2", "fail", city="Faro"), call("c3", "pick", city="Bari"),
+        call("c4", "photograph", city="Nice"), call("c5", "look", city="Bonn"),
+    ]  # fmt: skip
+    deaths, script, _ = await both([batch, "done"], "look Bonn")
+    assert sorted(deaths.passed) == sorted(
+        ["pay Lyon", "fail Faro", "pick Bari", "photograph Nice", "look Bonn", "look Bonn"]
+    )
+    assert len(script.asked) == 2
+
+
+async def test_what_tools_returned_comes_back_as_it_was() -> None:
+    batch = [call("c1", "pay", city="Lyon"), call("c4", "photograph", city="Nice")]
+    _, script, _ = await both([batch, [call("c5", "look", city="Bari")], "done"], "look Bari")
+    picture = ("image/png", b"\x89PNG\xff")
+    assert said(script.asked[-1][2:3]) == [
+        ("tool-return", b"\xff\x00Lyon"),
+        ("tool-return", ["Nice", picture]),
+        ("user-prompt", ["look: ", picture]),
+    ]
+    photographed = script.asked[-1][2].parts[1]
+    assert isinstance(photographed, ToolReturnPart)
+    assert photographed.metadata == {"taken": "Nice"}
+
+
+async def test_an_answer_is_not_asked_for_again_even_with_instructions() -> None:
+    """An agent with instructions would ask the model once more if it were only given the messages."""
+    deaths = Deaths("accept")
+    script = Script("done")
+    agent = travelling(script, deaths, instructions="Be brief.")
+
+    @agent.output_validator
+    async def accept(output: str) -> str:
+        await deaths.here("accept")
+        return output
+
+    result = await deaths.run(durable(agent))
+    assert result.output == "done"
+    assert (len(script.asked), result.usage.requests) == (1, 1)
+
+
+@pytest.mark.parametrize("strategy", ["early", "graceful", "exhaustive"])
+async def test_calls_beside_the_output_are_made_once(strategy: Any) -> None:
+    """The run dies after its last step was saved and before it was settled."""
+    script = Script([call("c1", "pay", city="Lyon"), call("c2", "final_result", city="Lyon")])
+    deaths = Deaths("deliver")
+    agent = durable(travelling(script, deaths, output_type=Trip, end_strategy=strategy))
+
+    class Delivery:
+        async def progress(self, info: Any, event: Any) -> None: ...
+        async def error(self, info: Any, error: BaseException) -> None: ...
+        async def output(self, info: Any, output: Any) -> None:
+            await deaths.here("deliver")
+
+    result = await deaths.run(agent, ports=Ports(delivery=Delivery()))
+    assert result.output == Trip(city="Lyon")
+    assert deaths.passed == ([] if strategy == "early" else ["pay Lyon"]) + ["deliver", "deliver"]
+    assert (len(script.asked), result.iterations) == (1, 1)
+
+
+async def test_retry_budgets_go_on_counting() -> None:
+    """Three retries are allowed in a row, over all lives together."""
+    turns = [[call(f"c{n}", "pick", city=f"{n}")] for n in range(9)]
+    deaths = Deaths("pick 1", "pick 3")
+    script = Script(*turns)
+    with pytest.raises(UnexpectedModelBehavior, match="max retries"):
+        await deaths.run(durable(travelling(script, deaths), effects={"pick": "pure"}))
+    assert len(script.asked) == 4
+
+
+async def test_output_retries_go_on_counting() -> None:
+    deaths = Deaths("look Lyon")
+    script = Script("no", [call("c1", "look", city="Lyon")], "no", "no", "no")
+    agent = travelling(script, deaths, retries={"output": 2})
+
+    @agent.output_validator
+    def refuse(output: str) -> str:
+        raise ModelRetry("no")
+
+    with pytest.raises(UnexpectedModelBehavior, match="output retries"):
+        await deaths.run(durable(agent, effects=PURE))
+    assert len(script.asked) == 4
+
+
+async def test_usage_limits_hold_over_all_lives() -> None:
+    used = RequestUsage(input_tokens=100, output_tokens=10, details={"odd": 3})
+    turns = [ModelResponse(parts=[call(f"c{n}", "look", city=f"{n}")], usage=used) for n in range(9)]
+    deaths = Deaths("look 1", "look 2")
+    script = Script(*turns)
+    limited = durable(travelling(script, deaths), effects=PURE, usage_limits=UsageLimits(total_tokens_limit=450))
+    with pytest.raises(UsageLimitExceeded):
+        await deaths.run(limited)
+    assert len(script.asked) == 5
+
+
+async def test_a_tool_reads_the_prompt_in_every_life() -> None:
+    deaths = Deaths("look Lyon")
+    seen: list[Any] = []
+    agent = travelling(Script([call("c1", "look", city="Lyon")], [call("c2", "ask")], "done"), deaths)
+
+    @agent.tool
+    def ask(ctx: RunContext[None]) -> str:
+        seen.append(ctx.prompt)
+        return "asked"
+
+    await deaths.run(durable(agent, effects=PURE))
+    assert seen == ["go"]
+
+
+async def test_what_was_put_into_the_queue_is_there_in_the_next_life() -> None:
+    deaths = Deaths("model")
+    agent = travelling(script := Script([call("c1", "nudge")], "unused"), deaths)
+
+    @agent.tool
+    def nudge(ctx: RunContext[None]) -> str:
+        ctx.enqueue("by the way")
+        return "nudged"
+
+    shown: list[Any] = []
+
+    async def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
+        if len(messages) == 1:
+            return script._reply(messages, info)
+        shown.append(said(messages))
+        await deaths.here("model")
+        return ModelResponse(parts=[TextPart("done")])
+
+    with agent.override(model=FunctionModel(reply)):
+        await deaths.run(durable(agent))
+    assert len(shown) == 2
+    assert shown[0] == shown[1]
+    assert ("user-prompt", "by the way") in shown[0]
+
+
+# -- calls in doubt -----------------------------------------------------------------------------------------------
+
+
+async def test_a_once_call_in_doubt_is_not_made_again_and_the_model_is_told() -> None:
+    deaths = Deaths("pay Lyon")
+    script = Script([call("c1", "pay", city="Lyon")], "done")
+    await deaths.run(durable(travelling(script, deaths)))
+    assert deaths.passed == ["pay Lyon"]
+    [(_, told)] = [each for each in said(script.asked[-1]) if each[0] == "tool-return"]
+    assert "Unknown outcome" in told
+
+
+@pytest.mark.parametrize("way", ["beside", "metadata", "function"])
+@pytest.mark.parametrize("effect", ["pure", "idempotent"])
+async def test_a_harmless_call_in_doubt_is_made_again(effect: str, way: str) -> None:
+    deaths = Deaths("buy")
+    agent = travelling(Script([call("c1", "buy")], "done"), deaths)
+
+    @agent.tool_plain(metadata={"effect": effect} if way == "metadata" else None)
+    async def buy() -> str:
+        await deaths.here("buy")
+        return "bought"
+
+    effects: Any = {"beside": {"buy": effect}, "metadata": None, "function": lambda tool: effect}[way]
+    await deaths.run(durable(agent, effects=effects))
+    assert deaths.passed == ["buy", "buy"]
+
+
+@pytest.mark.parametrize("verdict", [Happened(b"receipt"), DID_NOT_HAPPEN])
+async def test_a_once_call_in_doubt_is_reconciled(verdict: Any) -> None:
+    deaths = Deaths("pay Lyon")
+    script = Script([call("c1", "pay", city="Lyon")], "done")
+    asked: list[Any] = []
+
+    async def reconcile(context: Any) -> Any:
+        asked.append((context.call_id, context.tool, context.arguments, context.idempotency_key))
+        return verdict
+
+    await deaths.run(durable(travelling(script, deaths), reconcile={"pay": reconcile}))
+    happened = isinstance(verdict, Happened)
+    assert deaths.passed == ["pay Lyon"] * (1 if happened else 2)
+    assert said(script.asked[-1])[-1] == ("tool-return", b"receipt" if happened else b"\xff\x00Lyon")
+    [(call_id, tool, arguments, key)] = asked
+    assert (call_id, tool, arguments) == ("c1", "pay", {"city": "Lyon"})
+    assert key.startswith("hf-")
+
+
+async def test_a_call_in_doubt_can_wait_for_a_person() -> None:
+    deaths = Deaths("pay Lyon")
+    script = Script([call("c1", "pay", city="Lyon"), call("c2", "look", city="Faro")], "done")
+    agent = durable(travelling(script, deaths), effects=PURE, in_doubt={"pay": "park"})
+    store = MemoryStore()
+    with pytest.raises(RunParked, match="in doubt"):
+        await deaths.run(agent, store=store)
+    async with App([agent], store, recover=False) as app:
+        await app.unpark(RUN, {"c1": "paid, it says"})
+        await app.recover()
+    assert [content for kind, content in said(script.asked[-1]) if kind == "tool-return"] == [
+        "paid, it says",
+        "Faro is warm",
+    ]
+    assert deaths.passed.count("pay Lyon") == 1
+
+
+@pytest.mark.parametrize("policy", ["leave", "tell", "park"])
+async def test_a_tool_that_a_deploy_removed_meets_the_policy(policy: Any) -> None:
+    deaths = Deaths("look Lyon")
+    script = Script([call("c1", "look", city="Lyon")], "done")
+    before = durable(travelling(script, deaths), effects=PURE)
+    after = durable(Agent(script.model, name="traveller"), removed_tools=policy)
+    if policy == "tell":
+        assert (await deaths.run(before, then=after)).output == "done"
+        assert "look" in str(said(script.asked[-1])[-1])
+    else:
+        with pytest.raises(NotKnownHere if policy == "leave" else RunParked, match="look"):
+            await deaths.run(before, then=after)
