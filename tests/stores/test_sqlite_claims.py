@@ -1,0 +1,209 @@
+"""Whose turn it is, and who is alive, as far as it is the SQLite store's own doing."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import apsw
+import msgspec
+import pytest
+
+from holdfast.checkpoint.claim import Worker
+from holdfast.checkpoint.errors import RunBusy
+from holdfast.checkpoint.liveness import this_process
+from holdfast.checkpoint.record import RunFilter
+from holdfast.checkpoint.stores.sqlite import SqliteStore, claims
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.testing import ManualClock
+from holdfast.testing.store_suite.subject import a_run, a_worker, begun, enlisted, ids, listed
+
+HOUR = timedelta(hours=1)
+
+
+@asynccontextmanager
+async def opened(
+    path: Path, *, clock: Clock = SYSTEM_CLOCK, dead_after: timedelta = timedelta(seconds=30)
+) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, clock=clock, dead_after=dead_after)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def elsewhere() -> Worker:
+    """A worker whose process cannot be seen from here."""
+    worker = a_worker()
+    return msgspec.structs.replace(worker, process=msgspec.structs.replace(worker.process, host="elsewhere"))
+
+
+# -- whose turn it is --------------------------------------------------------------------------------------------------
+
+
+async def test_callers_take_turns_over_claims_of_one_run_each(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        for n in range(10):
+            await store.create(a_run(f"busy-{n}", caller_id="busy"))
+        for n in range(2):
+            await store.create(a_run(f"quiet-{n}", caller_id="quiet"))
+        worker = await enlisted(store)
+        taken = [ids(await store.claim_next(worker, agents=["agent"], limit=1))[0] for _ in range(6)]
+        assert taken == ["busy-0", "quiet-0", "busy-1", "quiet-1", "busy-2", "busy-3"]
+
+
+async def test_with_more_callers_than_are_looked_at_at_once_nobody_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    async with opened(tmp_path / "runs.db") as store:
+        callers = ["", *(f"caller-{n:02}" for n in range(10))]
+        for n in range(3):
+            for caller in callers:
+                await store.create(a_run(f"{caller}:{n}", caller_id=caller, agent_name=f"agent-{n % 2}"))
+        worker = await enlisted(store)
+        served: list[str] = []
+        while taken := await store.claim_next(worker, agents=["agent-0", "agent-1"], limit=1):
+            served += [claim.run_id.partition(":")[0] for claim in taken]
+            if len(served) == 2 * len(callers):
+                assert set(served) == set(callers), "the last of them is not starved by the first"
+        assert Counter(served) == dict.fromkeys(callers, 3)
+
+
+async def test_one_claim_takes_the_oldest_of_each_however_many_callers_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    async with opened(tmp_path / "runs.db") as store:
+        for n in range(3):
+            for caller in range(9):
+                await store.create(a_run(f"{caller}:{n}", caller_id=str(caller)))
+        worker = await enlisted(store)
+        assert sorted(ids(await store.claim_next(worker, agents=["agent"], limit=9))) == [f"{n}:0" for n in range(9)]
+        rest = ids(await store.claim_next(worker, agents=["agent"], limit=12))
+        assert sorted(rest[:9]) == [f"{n}:1" for n in range(9)]
+        assert all(run_id.endswith(":2") for run_id in rest[9:])
+
+
+async def test_runs_of_several_dead_workers_and_waiting_ones_are_one_queue(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        gone = [await enlisted(store) for _ in range(3)]
+        for n in range(12):
+            if n % 4 == 3:
+                await store.create(a_run(f"run-{n:02}", caller_id="one"))
+            else:
+                await begun(store, gone[n % 4], a_run(f"run-{n:02}", caller_id="one"))
+        for worker in gone:
+            await store.discharge(worker)
+        taken = ids(await store.claim_next(await enlisted(store), agents=["agent"], limit=12))
+        assert taken == [f"run-{n:02}" for n in range(12)]
+
+
+# -- who is alive ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_cannot_be_seen_is_dead_when_its_heartbeat_is_old(tmp_path: Path) -> None:
+    clock = ManualClock()
+    worker = elsewhere()
+    async with opened(tmp_path / "runs.db", clock=clock) as theirs:
+        await theirs.enlist(worker)
+        await begun(theirs, worker.worker_id)
+    async with opened(tmp_path / "runs.db", clock=clock) as store:
+        other = await enlisted(store)
+        await clock.advance(timedelta(seconds=29))
+        with pytest.raises(RunBusy):
+            await store.claim("run-1", other)
+        assert ids(await store.claim_next(other, agents=["agent"], limit=1)) == []
+        assert await listed(store, RunFilter(interrupted=True)) == []
+        await clock.advance(timedelta(seconds=2))
+        assert await listed(store, RunFilter(interrupted=True)) == ["run-1"]
+        assert ids(await store.claim_next(other, agents=["agent"], limit=1)) == ["run-1"]
+
+
+async def test_a_process_that_can_be_seen_needs_no_heartbeat(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path / "runs.db", clock=clock) as store:
+        await begun(store, await enlisted(store))
+        recycled = Worker(
+            worker_id="recycled", process=msgspec.structs.replace(this_process(), started="at another time")
+        )
+        await store.enlist(recycled)
+        await begun(store, "recycled", a_run("run-2"))
+        await clock.advance(HOUR)
+        assert await listed(store, RunFilter(interrupted=True)) == ["run-2"]
+        with pytest.raises(RunBusy):
+            await store.claim("run-1", "somebody")
+
+
+async def test_the_heart_beats_while_the_event_loop_is_blocked(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with opened(path, dead_after=timedelta(milliseconds=50)) as store:
+        await store.enlist(elsewhere())
+        connection = apsw.Connection(str(path))
+        beats: set[object] = set()
+        end = time.monotonic() + 60
+        while len(beats) < 4 and time.monotonic() < end:
+            beats.add(connection.execute("SELECT heartbeat_at FROM workers").get)
+            time.sleep(0.01)  # noqa: ASYNC251 - to block the event loop is the point
+        connection.close()
+        assert len(beats) == 4
+
+
+async def test_a_discharged_worker_has_no_heart_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with opened(path, dead_after=timedelta(milliseconds=5)) as store:
+        for _ in range(50):
+            worker = elsewhere()
+            await store.enlist(worker)
+            await store.discharge(worker.worker_id)
+        stays = elsewhere()
+        await store.enlist(stays)
+        connection = apsw.Connection(str(path))
+        asked = "SELECT heartbeat_at FROM workers WHERE worker_id = ?"
+        first = connection.execute(asked, (stays.worker_id,)).get
+        async with asyncio.timeout(60):
+            while connection.execute(asked, (stays.worker_id,)).get == first:
+                await store.changed(timedelta(milliseconds=10))
+        assert connection.execute("SELECT worker_id FROM workers").fetchall() == [(stays.worker_id,)]
+        connection.close()
+
+
+async def test_the_rows_of_dead_workers_do_not_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with opened(path) as store:
+        for n in range(20):
+            dead = msgspec.structs.replace(this_process(), started=f"at another time {n}")
+            await store.enlist(Worker(worker_id=f"dead-{n}", process=dead))
+        lives = await enlisted(store)
+        connection = apsw.Connection(str(path))
+        assert connection.execute("SELECT worker_id FROM workers").fetchall() == [(lives,)]
+        connection.close()
+
+
+# -- signs -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_change_between_two_waits_is_not_missed(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
+        for acting in (store, other):
+            while await store.changed(timedelta(milliseconds=20)):
+                pass
+            await acting.create(a_run(f"by {acting}"))
+            async with asyncio.timeout(60):
+                assert await store.changed(HOUR)
+
+
+async def test_saves_are_no_signs(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
+        worker = await enlisted(store)
+        await begun(store, worker)
+        while await store.changed(timedelta(milliseconds=20)):
+            pass
+        waiting = asyncio.ensure_future(store.changed(timedelta(milliseconds=300)))
+        for n in range(10):
+            await begun(other, worker, a_run(f"other-{n}"))
+        assert not await waiting

@@ -1,0 +1,197 @@
+"""One writer for all runs: commits are shared, and nobody waits for what is not his."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+from tests.stores.sqlite_power_loss import recorded
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import ClaimLost, StoreClosed
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.stores.sqlite import SqliteStore, writer
+from holdfast.checkpoint.stores.sqlite import transaction as transactions
+from holdfast.checkpoint.stores.sqlite.statements import statement
+from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted, entries
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_saves_at_once_share_a_sync(tmp_path: Path) -> None:
+    with recorded() as recording:
+        async with opened(tmp_path / "runs.db") as store:
+            worker = await enlisted(store)
+            claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(100)]
+            before = len(recording.done)
+            await asyncio.gather(*(store.append(claim, a_write(1, b"more")) for claim in claims))
+            syncs = [what for what in recording.done[before:] if what.what == "sync" and what.name.endswith("-wal")]
+            assert 1 <= len(syncs) <= 5
+
+
+async def test_each_save_is_synced_before_it_returns(tmp_path: Path) -> None:
+    with recorded() as recording:
+        async with opened(tmp_path / "runs.db") as store:
+            claim = await begun(store, await enlisted(store))
+            for seq in range(1, 30):
+                before = len(recording.done)
+                await store.append(claim, a_write(seq, b"more"))
+                done = [operation.what for operation in recording.done[before:] if operation.name.endswith("-wal")]
+                assert "write" in done
+                assert "sync" in done[done.index("write") :]
+
+
+@pytest.mark.parametrize("quick", [0.0, 60.0], ids=["by the thread", "by the event loop's thread"])
+async def test_a_lone_run_in_a_hurry_is_written_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: float
+) -> None:
+    monkeypatch.setattr(writer, "_QUICK", quick)
+    monkeypatch.setattr(writer, "_IN_PACE", quick)
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        claim = await begun(store, worker)
+        for seq in range(1, 100):
+            await store.append(claim, a_write(seq, b"%d" % seq))
+        with pytest.raises(ClaimLost):
+            await store.append(Claim(run_id="run-1", worker_id=worker, token=999, strikes=1), a_write(100, b"late"))
+        await store.append(claim, a_write(100, b"compacted", replace=True))
+        await store.append(claim, a_write(101, b"goes on"))
+        await store.settle(claim, Ending(status=Status.PARKED, entries=entries(102, b"the end")))
+        with pytest.raises(ClaimLost):
+            await store.append(claim, a_write(103, b"late"))
+        assert await bodies_of(store) == [b"compacted", b"goes on", b"the end"]
+        await store.remove("run-1")
+    async with opened(tmp_path / "runs.db") as store:
+        assert [record async for record in store.records()] == []
+
+
+async def test_a_lone_run_in_a_hurry_does_not_keep_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_QUICK", 60.0)
+    monkeypatch.setattr(writer, "_IN_PACE", 60.0)
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        hasty, other = [await begun(store, worker, a_run(name)) for name in ("hasty", "other")]
+        over = asyncio.Event()
+
+        async def hurry() -> int:
+            seq = 1
+            while not over.is_set():
+                await store.append(hasty, a_write(seq, b"more"))
+                seq += 1
+            return seq
+
+        hurrying = asyncio.ensure_future(hurry())
+        for seq in range(1, 50):
+            await store.append(other, a_write(seq, b"more"))
+            assert len(await bodies_of(store, "other")) == seq + 1
+        over.set()
+        written = await hurrying
+        assert len(await bodies_of(store, "hasty")) == written
+
+
+async def test_a_caller_that_goes_away_harms_nobody(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(20)]
+        saves = [asyncio.ensure_future(store.append(claim, a_write(1, b"one", b"two"))) for claim in claims]
+        await asyncio.sleep(0)
+        for save in saves[::2]:
+            save.cancel()
+        await asyncio.gather(*saves, return_exceptions=True)
+        for n, claim in enumerate(claims):
+            found = await bodies_of(store, claim.run_id)
+            whole = [b"begin", b"one", b"two"]
+            assert found == whole or (n % 2 == 0 and found == [b"begin"]), "all of it, or nothing"
+            await store.append(claim, a_write(len(found), b"goes on"))
+
+
+async def test_a_claim_taken_by_another_process_is_noticed_by_a_writer_that_remembers(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
+        claim = await begun(store, await enlisted(store))
+        await store.append(claim, a_write(1, b"mine"))
+        stolen = await other.claim("run-1", await enlisted(other), steal=True)
+        with pytest.raises(ClaimLost) as lost:
+            await store.append(claim, a_write(2, b"late"))
+        assert lost.value.current == stolen.token
+        await other.append(stolen, a_write(2, b"theirs"))
+        assert await bodies_of(store) == [b"begin", b"mine", b"theirs"]
+
+
+async def test_a_writer_that_forgets_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "_HEADS_KEPT", 2)
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(5)]
+        for seq in range(1, 5):
+            await asyncio.gather(*(store.append(claim, a_write(seq, b"%d" % seq)) for claim in claims))
+        for claim in claims:
+            assert await bodies_of(store, claim.run_id) == [b"begin", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_failed_batch_leaves_no_wrong_memory(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with opened(path) as store:
+        worker = await enlisted(store)
+        one, two = [await begun(store, worker, a_run(f"run-{n}")) for n in (1, 2)]
+        other = apsw.Connection(str(path))
+        other.execute(
+            "CREATE TRIGGER picky BEFORE INSERT ON entries WHEN new.seq = 2 BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+        await asyncio.gather(
+            store.append(one, a_write(1, b"one")), store.append(two, a_write(1, b"one", b"two")), return_exceptions=True
+        )
+        other.execute("DROP TRIGGER picky")
+        other.close()
+        await store.append(one, a_write(2, b"two"))
+        await store.append(two, a_write(1, b"one again"))
+        assert await bodies_of(store, "run-1") == [b"begin", b"one", b"two"]
+        assert await bodies_of(store, "run-2") == [b"begin", b"one again"]
+
+
+async def test_nothing_is_written_after_close(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        claim = await begun(store, await enlisted(store))
+    before = (tmp_path / "runs.db").read_bytes()
+    with pytest.raises(StoreClosed):
+        await store.append(claim, a_write(1, b"late"))
+    assert (tmp_path / "runs.db").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "index"),
+    [
+        ("standing", 1, "run_id"),
+        ("cancels", 1, "runs_to_cancel"),
+        ("family", 1, "runs_children"),
+        ("expired", 2, "runs_expiring"),
+        ("list_unfinished", 6, "runs_unfinished"),
+        ("owners", 0, "runs_running"),
+        ("waiting_callers", 3, "runs_waiting"),
+        ("abandoned_callers", 4, "runs_running"),
+        ("waiting_runs", 4, "runs_waiting"),
+        ("abandoned_runs", 5, "runs_running"),
+    ],
+)
+async def test_what_is_asked_often_reads_no_more_than_it_needs(
+    tmp_path: Path, name: str, count: int, index: str
+) -> None:
+    async with opened(tmp_path / "runs.db"):
+        connection = apsw.Connection(str(tmp_path / "runs.db"))
+        rows = connection.execute(f"EXPLAIN QUERY PLAN {statement(name)}", (None,) * count).fetchall()
+        connection.close()
+    plan = [str(row[3]) for row in rows]
+    assert not [step for step in plan if step.startswith("SCAN runs")], plan
+    assert any(index in step for step in plan), plan
