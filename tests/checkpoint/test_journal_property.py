@@ -1,0 +1,213 @@
+"""Whatever is done to a run, what is loaded is what a full snapshot at the last successful save would have been."""
+
+import asyncio
+import copy
+import os
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.probe_store import ProbeStore
+
+from holdfast.checkpoint.claim import Worker
+from holdfast.checkpoint.codec import Checkpoint, RunMeta, read_checkpoint
+from holdfast.checkpoint.errors import StoreClosed, StoreFull
+from holdfast.checkpoint.factory import Checkpoints
+from holdfast.checkpoint.handle import HandleSettings, StoreCheckpointer
+from holdfast.checkpoint.liveness import this_process
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.run.errors import PayloadError
+from holdfast.run.message import NATIVE_CODEC, Reply, ToolCall, ToolResult, User
+from holdfast.run.ports import Checkpointer
+from holdfast.run.state import RunState
+from holdfast.run.usage import Usage
+from holdfast.testing.clock import ManualClock
+
+LONG = os.environ.get("HOLDFAST_LONG_TESTS") == "1"
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+VALUES = st.none() | st.booleans() | st.integers() | TEXTS | st.lists(TEXTS, max_size=2)
+#: Models use the id of a call again in a later step.
+CALLS = st.sampled_from(["c1", "c2", "c3", "c4"])
+
+
+def snapshot(state: RunState) -> Any:
+    """The plain model: everything in a state, as one value."""
+    return copy.deepcopy(
+        {
+            "messages": list(state.history),
+            "results": dict(state.results),
+            "phases": list(state.phases),
+            "iteration": state.iteration,
+            "own_usage": state.own_usage,
+            "child_usage": state.child_usage,
+            "elapsed": state.elapsed,
+            "notes": state.notes,
+        }
+    )
+
+
+class Journal(RuleBasedStateMachine):
+    """A run that is changed, saved, interrupted and resumed in any order, on a store that fails now and then."""
+
+    @initialize(throttle=st.sampled_from([0, 10]))
+    def begin(self, throttle: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.clock = ManualClock()
+        self.inner = MemoryStore(clock=self.clock)
+        self.settings = HandleSettings(throttle=timedelta(seconds=throttle), patience=timedelta(0))
+        self.do(self.inner.open())
+        self.lives = 0
+        self.enlist()
+        self.state = RunState()
+        meta = RunMeta(run_id="r", agent_name="a", prompt="go")
+        self.handle: Checkpointer = StoreCheckpointer(self.store, meta, "w", settings=self.settings, clock=self.clock)
+        #: What the store must have: `None` before the run is in it.
+        self.expected: Any = None
+
+    def enlist(self) -> None:
+        """A new process with its own side of the store."""
+        self.lives += 1
+        self.store = ProbeStore(self.inner)
+        self.do(self.inner.enlist(Worker(worker_id=f"w{self.lives}", process=this_process())))
+
+    def do(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.close()
+
+    # -- what a loop does -------------------------------------------------------------------------------------------
+
+    @rule(text=TEXTS)
+    def somebody_says(self, text: str) -> None:
+        self.state.history.append(User(text))
+
+    @rule(text=TEXTS, tokens=st.integers(0, 5))
+    def the_model_replies(self, text: str, tokens: int) -> None:
+        self.state.history.append(Reply(text=text, tool_calls=[ToolCall(id="c1", name="t", arguments={"text": text})]))
+        self.state.own_usage = self.state.own_usage + Usage(input_tokens=tokens, requests=1)
+
+    @rule(call=CALLS, content=VALUES, tokens=st.integers(0, 5))
+    def a_tool_result_is_recorded(self, call: str, content: Any, tokens: int) -> None:
+        if call in self.state.results:
+            return  # a call has one result
+        self.state.results[call] = ToolResult(call_id=call, tool="t", content=content)
+        self.state.child_usage = self.state.child_usage + Usage(input_tokens=tokens)
+
+    @precondition(lambda self: self.state.results)
+    @rule(data=st.data())
+    def some_results_enter_the_conversation(self, data: st.DataObject) -> None:
+        calls = data.draw(st.lists(st.sampled_from(sorted(self.state.results)), unique=True, min_size=1))
+        self.state.history.extend(self.state.results.pop(call) for call in calls)
+
+    @rule()
+    def the_step_ends(self) -> None:
+        """What is left of its results entered the conversation in some other form, or nowhere."""
+        self.state.iteration += 1
+        self.state.results.clear()
+
+    @rule(keep=st.integers(0, 3), text=TEXTS)
+    def the_history_is_compacted(self, keep: int, text: str) -> None:
+        kept = list(self.state.history)[-keep:] if keep else []
+        self.state.history.rewrite([User(text), *kept])
+
+    @rule(name=TEXTS, output=VALUES)
+    def the_phase_is_finished(self, name: str, output: Any) -> None:
+        self.state.finish_phase(name, output)
+
+    @rule(name=TEXTS, value=VALUES)
+    def a_port_takes_a_note(self, name: str, value: Any) -> None:
+        self.state.notes = {**self.state.notes, name: value}
+
+    @rule(seconds=st.integers(0, 20))
+    def time_passes(self, seconds: int) -> None:
+        self.state.elapsed += timedelta(seconds=seconds)
+        written = len(self.store.writes)
+        self.do(self.clock.advance(timedelta(seconds=seconds)))
+        if len(self.store.writes) > written:  # a window closed
+            self.expected = snapshot(self.state)
+
+    # -- saving and loading -----------------------------------------------------------------------------------------
+
+    @rule(urgent=st.booleans())
+    def it_is_saved(self, urgent: bool) -> None:
+        written = len(self.store.writes)
+        self.do(self.handle.save(self.state, urgent=urgent))
+        if len(self.store.writes) > written:
+            self.expected = snapshot(self.state)
+        elif urgent:
+            # Nothing was new, so nothing was written: but for the time, which is no reason to write.
+            assert self.expected is not None
+            assert {**self.expected, "elapsed": None, "own_usage": None, "child_usage": None} == {
+                **snapshot(self.state), "elapsed": None, "own_usage": None, "child_usage": None
+            }  # fmt: skip
+
+    @rule(urgent=st.booleans())
+    def the_store_refuses_a_save(self, urgent: bool) -> None:
+        written = len(self.store.writes)
+        self.store.fail("create" if self.expected is None else "append", StoreFull("full"))
+        with suppress(StoreFull):  # it is not asked when nothing is new, or when the throttle holds it back
+            self.do(self.handle.save(self.state, urgent=urgent))
+        self.store.before = None
+        assert len(self.store.writes) == written
+
+    @rule()
+    def a_message_cannot_be_encoded(self) -> None:
+        if self.expected is None:
+            return
+        self.state.history.append(User("\ud800"))
+        with pytest.raises(PayloadError):
+            self.do(self.handle.save(self.state, urgent=True))
+        self.state.history.rewrite(list(self.state.history)[:-1])
+
+    @precondition(lambda self: self.expected is not None)
+    @rule(clean=st.booleans())
+    def the_run_is_resumed(self, clean: bool) -> None:
+        """After a release, which saves what was held back; or after a death, which loses what was not saved."""
+        if clean:
+            self.do(self.handle.save(self.state, urgent=True))
+            self.do(self.handle.release())
+            self.expected = snapshot(self.state)
+        self.store.die()
+        with suppress(StoreClosed):
+            self.do(self.handle.release())
+        self.do(self.inner.discharge(f"w{self.lives}"))
+        self.enlist()
+        claim = self.do(self.inner.claim("r", f"w{self.lives}"))
+        checkpoints = Checkpoints(self.store, settings=self.settings, clock=self.clock)
+        resumption = checkpoints.resume(claim, self.do(self.inner.load("r")), NATIVE_CODEC)
+        assert snapshot(resumption.state) == self.expected
+        self.state, self.handle = resumption.state, resumption.checkpointer
+
+    @invariant()
+    def what_is_loaded_is_the_snapshot(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        if self.expected is None:
+            assert self.do(_run_ids(self.inner)) == []
+            return
+        stored = self.do(self.inner.load("r"))
+        checkpoint: Checkpoint = read_checkpoint(stored, NATIVE_CODEC)
+        assert snapshot(checkpoint.state) == self.expected
+        first = stored.entries[0].seq
+        assert [entry.seq for entry in stored.entries] == list(range(first, stored.record.next_seq))
+        assert stored.record.size == sum(len(entry.body) for entry in stored.entries)
+
+
+async def _run_ids(store: MemoryStore) -> list[str]:
+    return [record.run_id async for record in store.records()]
+
+
+TestJournal = pytest.mark.timeout(900 if LONG else 120)(Journal.TestCase)
+TestJournal.settings = settings(
+    max_examples=2000 if LONG else 80,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
