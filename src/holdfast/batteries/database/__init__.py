@@ -1,5 +1,6 @@
 """Where batteries keep their tables: in the SQLite file or the PostgreSQL database that holds the checkpoints.
 
-A battery has one small store contract, and one class for each database behind it. Those classes write their own SQL;
-what they share is here: a connection off the event loop, transactions, the creation of tables, and errors of our tree.
+Batteries write little and read plainly, so each has one store over `Tables`, in SQL that both databases speak: `?` for
+parameters, `ON CONFLICT` for upserts, text for JSON, seconds since the epoch for times. Checkpoint stores, where speed
+is decided, have their own code for each database.
 """

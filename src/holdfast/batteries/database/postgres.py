@@ -3,7 +3,7 @@
 import asyncio
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ class _Cursor:
         self._connection = connection
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        cursor = self._connection.execute(sql.encode(), parameters or None)
+        cursor = self._connection.execute(sql.replace("?", "%s").encode(), parameters or None)
         return cursor.fetchall() if cursor.description is not None else ()
 
 
@@ -40,18 +40,24 @@ class PostgresTables:
 
     async def open(self, schema: Schema) -> None:
         """Make the tables, or bring them up to date. Processes that do so at once wait for each other."""
-        key = zlib.crc32(f"{self._schema}.{schema.battery}".encode())
 
         def migrate(cursor: Cursor) -> None:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (key,))
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
             _migrate(cursor, schema)
 
-        await self.write(migrate)
+        await self.write(migrate, alone=["schema"])
 
-    async def write(self, work: Callable[[Cursor], _T]) -> _T:
-        """Run `work` in one transaction. Rows it means to change it locks itself (`FOR UPDATE`, or one statement)."""
-        return await self._on_thread(work)
+    async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:
+        """Run `work` in one transaction, alone among those that have a name in common."""
+        # In one order everywhere, so that no two wait for each other.
+        keys = sorted(zlib.crc32(f"{self._schema}.{name}".encode()) for name in set(alone))
+
+        def locked(cursor: Cursor) -> _T:
+            for key in keys:
+                cursor.execute("SELECT pg_advisory_xact_lock(?)", (key,))
+            return work(cursor)
+
+        return await self._on_thread(locked)
 
     async def read(self, work: Callable[[Cursor], _T]) -> _T:
         """Run `work`, which only reads."""
@@ -101,7 +107,7 @@ class PostgresTables:
 
 def _migrate(cursor: Cursor, schema: Schema) -> None:
     cursor.execute("CREATE TABLE IF NOT EXISTS battery (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
-    rows = cursor.execute("SELECT version FROM battery WHERE name = %s", (schema.battery,))
+    rows = cursor.execute("SELECT version FROM battery WHERE name = ?", (schema.battery,))
     version = rows[0][0] if rows else 0
     if version > len(schema.steps):
         raise TablesError(f"a newer holdfast made the {schema.battery} tables (version {version}): upgrade holdfast")
@@ -109,6 +115,6 @@ def _migrate(cursor: Cursor, schema: Schema) -> None:
         for statement in step:
             cursor.execute(statement)
     cursor.execute(
-        "INSERT INTO battery VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET version = excluded.version",
+        "INSERT INTO battery VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET version = excluded.version",
         (schema.battery, len(schema.steps)),
     )

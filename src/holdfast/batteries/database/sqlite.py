@@ -1,7 +1,7 @@
 """A battery's tables in a SQLite file."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,8 +39,8 @@ class SqliteTables:
         await self._on_thread(self._connect)
         await self.write(lambda cursor: _migrate(cursor, schema))
 
-    async def write(self, work: Callable[[Cursor], _T]) -> _T:
-        """Run `work` in one transaction that excludes other writers."""
+    async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:
+        """Run `work` in one transaction. A file has one writer at a time, so all are alone."""
 
         def whole() -> _T:
             connection = self._open_connection()

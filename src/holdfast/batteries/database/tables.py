@@ -1,6 +1,6 @@
 """The tables of one battery, whichever database they are in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -9,10 +9,10 @@ _T = TypeVar("_T")
 
 
 class Cursor(Protocol):
-    """What a piece of work is given: runs SQL in the parameter style of its database."""
+    """What a piece of work is given."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        """Run one statement and return its rows; for a statement that has none, nothing."""
+        """Run one statement, with `?` where a parameter goes and nowhere else, and return its rows, if it has any."""
         ...
 
 
@@ -32,10 +32,14 @@ class Tables(Protocol):
         """Make the tables, or bring them up to date. Safe while other processes do the same."""
         ...
 
-    async def write(self, work: Callable[[Cursor], _T]) -> _T:
-        """Run `work` in one transaction that excludes other writers of the rows it touches: all of it, or nothing.
+    async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:
+        """Run `work` in one transaction: all of it, or nothing.
 
         The transaction may be run again when the database asks for that, so `work` does nothing but SQL.
+
+        Args:
+            alone: names; transactions that have one in common wait for each other, in whatever process they are. What
+                reads and then writes by what it read needs that.
 
         Raises:
             TablesError: nothing was changed.
