@@ -210,10 +210,13 @@ def _checked(reply: Any) -> Reply:
         msgspec.structs.replace(call, arguments=plain(call.arguments, f"the arguments of {call.name!r}"))
         for call in calls
     )
+    reply = msgspec.structs.replace(reply, tool_calls=plain_calls)
     try:
-        stored = NATIVE_CODEC.decode(NATIVE_CODEC.encode(msgspec.structs.replace(reply, tool_calls=plain_calls)))
+        stored = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
     except msgspec.ValidationError as exc:
         raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
+    if stored != reply:
+        raise InvalidReply("the model returned a Reply with a field of the wrong type: text has to be a str")
     if not all(call.id and call.name for call in calls):
         raise InvalidReply("every tool call of a reply has to have an id and a name")
     if len({call.id for call in calls}) < len(calls):
