@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.checkpoint.stores.file.disk import Disk
+from holdfast.checkpoint.stores.file.disk import AnyPath, Disk
 
 #: Far smaller than real ones, so that a few lines span many.
 SECTOR = 16
@@ -50,14 +50,14 @@ class RecordingDisk(Disk):
     _open: dict[int, tuple[str, int]] = field(default_factory=dict)
     _files: int = 0
 
-    def create(self, path: Path) -> int:
+    def create(self, path: AnyPath) -> int:
         return self._opened(super().create(path), path, new=True)
 
-    def open(self, path: Path) -> int:
+    def open(self, path: AnyPath) -> int:
         return self._opened(super().open(path), path, new=False)
 
-    def open_or_create(self, path: Path) -> int:
-        new = not path.exists()
+    def open_or_create(self, path: AnyPath) -> int:
+        new = not Path(path).exists()
         return self._opened(super().open_or_create(path), path, new=new)
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
@@ -77,25 +77,25 @@ class RecordingDisk(Disk):
             raise Killed
         self._synced(Operation("sync", path, file))
 
-    def sync_folder(self, path: Path) -> None:
+    def sync_folder(self, path: AnyPath) -> None:
         self._synced(Operation("sync folder", self._relative(path)))
 
-    def link(self, source: Path, target: Path) -> None:
+    def link(self, source: AnyPath, target: AnyPath) -> None:
         super().link(source, target)
         self._named(target, self._names[self._relative(source)])
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, source: AnyPath, target: AnyPath) -> None:
         super().replace(source, target)
         self._named(target, self._names[self._relative(source)])
         self._named(source, None)
 
-    def unlink(self, path: Path) -> None:
-        there = path.exists()
+    def unlink(self, path: AnyPath) -> None:
+        there = Path(path).exists()
         super().unlink(path)
         if there:
             self._named(path, None)
 
-    def make_folder(self, path: Path) -> None:
+    def make_folder(self, path: AnyPath) -> None:
         super().make_folder(path)
         self.done.append(Operation("folder", self._relative(path)))
 
@@ -103,7 +103,7 @@ class RecordingDisk(Disk):
         """What was done last to the file."""
         return next(operation.what for operation in reversed(self.done) if operation.path == path)
 
-    def _opened(self, fd: int, path: Path, *, new: bool) -> int:
+    def _opened(self, fd: int, path: AnyPath, *, new: bool) -> int:
         name = self._relative(path)
         if new:
             self._files += 1
@@ -112,7 +112,7 @@ class RecordingDisk(Disk):
         self.done.append(Operation("open", name, self._names[name]))
         return fd
 
-    def _named(self, path: Path, file: int | None) -> None:
+    def _named(self, path: AnyPath, file: int | None) -> None:
         name = self._relative(path)
         if file is None:
             del self._names[name]
@@ -126,7 +126,7 @@ class RecordingDisk(Disk):
         else:
             self.done.append(operation)
 
-    def _relative(self, path: Path) -> str:
+    def _relative(self, path: AnyPath) -> str:
         return os.path.relpath(path, self.folder.parent).partition("/")[2] or "."
 
 

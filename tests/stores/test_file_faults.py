@@ -18,7 +18,7 @@ from holdfast.checkpoint.errors import StoreDenied, StoreFull, StoreUnavailable
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending, RunRecord, StoredRun
 from holdfast.checkpoint.stores.file import FileStore
-from holdfast.checkpoint.stores.file.disk import Disk
+from holdfast.checkpoint.stores.file.disk import AnyPath, Disk
 from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted
 
 ERRORS = {errno.ENOSPC: StoreFull, errno.EROFS: StoreDenied, errno.EIO: StoreUnavailable}
@@ -40,15 +40,15 @@ class FailingDisk(Disk):
                 self.left, self.refused = None, what
                 raise OSError(self.code, os.strerror(self.code))
 
-    def create(self, path: Path) -> int:
+    def create(self, path: AnyPath) -> int:
         self._count("create")
         return super().create(path)
 
-    def open(self, path: Path) -> int:
+    def open(self, path: AnyPath) -> int:
         self._count("open")
         return super().open(path)
 
-    def open_or_create(self, path: Path) -> int:
+    def open_or_create(self, path: AnyPath) -> int:
         self._count("open or create")
         return super().open_or_create(path)
 
@@ -64,15 +64,15 @@ class FailingDisk(Disk):
         self._count("sync")
         super().sync(fd)
 
-    def sync_folder(self, path: Path) -> None:
+    def sync_folder(self, path: AnyPath) -> None:
         self._count("sync folder")
         super().sync_folder(path)
 
-    def link(self, source: Path, target: Path) -> None:
+    def link(self, source: AnyPath, target: AnyPath) -> None:
         self._count("link")
         super().link(source, target)
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, source: AnyPath, target: AnyPath) -> None:
         self._count("replace")
         super().replace(source, target)
 

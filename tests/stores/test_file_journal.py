@@ -17,7 +17,7 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.stores.file import FileStore
-from holdfast.checkpoint.stores.file.disk import Disk
+from holdfast.checkpoint.stores.file.disk import AnyPath, Disk
 from holdfast.checkpoint.stores.file.lines import entry_line, parse_entry
 from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, contents, enlisted, listed
 
@@ -248,7 +248,7 @@ class CountingDisk(Disk):
         self.syncs += 1
         super().sync(fd)
 
-    def sync_folder(self, path: Path) -> None:
+    def sync_folder(self, path: AnyPath) -> None:
         self.syncs += 1
         super().sync_folder(path)
 

@@ -1,11 +1,15 @@
 """The one way to the disk: every change to the folder goes through here, so that tests can record it or let it fail."""
 
+import contextlib
 import errno
 import fcntl
 import os
 from pathlib import Path
+from typing import TypeAlias
 
 from holdfast.checkpoint.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
+
+AnyPath: TypeAlias = str | Path
 
 #: macOS: fsync alone leaves the data in the drive's cache.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
@@ -20,15 +24,15 @@ class Disk:
     def __init__(self, *, synced: bool = True) -> None:
         self.synced = synced
 
-    def create(self, path: Path) -> int:
+    def create(self, path: AnyPath) -> int:
         """A new file, open for changing. Fails if there is one."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
 
-    def open(self, path: Path) -> int:
+    def open(self, path: AnyPath) -> int:
         """The file, open for changing. Fails if there is none."""
         return os.open(path, os.O_RDWR)
 
-    def open_or_create(self, path: Path) -> int:
+    def open_or_create(self, path: AnyPath) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
@@ -50,7 +54,7 @@ class Disk:
         else:
             os.fdatasync(fd)
 
-    def sync_folder(self, path: Path) -> None:
+    def sync_folder(self, path: AnyPath) -> None:
         """The names in the folder are what they are now, after a power cut too."""
         if not self.synced:
             return
@@ -64,21 +68,22 @@ class Disk:
         finally:
             os.close(fd)
 
-    def link(self, source: Path, target: Path) -> None:
+    def link(self, source: AnyPath, target: AnyPath) -> None:
         """A second name for a file. Fails if the name is taken."""
         os.link(source, target)
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, source: AnyPath, target: AnyPath) -> None:
         """The file at `source` is the one at `target` from now on: the old one or the new one, never neither."""
         os.replace(source, target)
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: AnyPath) -> None:
         """The name is gone. Fine if it was not there."""
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
-    def make_folder(self, path: Path) -> None:
+    def make_folder(self, path: AnyPath) -> None:
         """Fails if it is there."""
-        path.mkdir()
+        os.mkdir(path)
 
 
 def read_at(fd: int, length: int, offset: int) -> bytes:

@@ -44,12 +44,14 @@ class Layout:
         self.cancels = folder / "cancels"
         #: An empty file `parent+child` for each run that was started by another.
         self.children = folder / "children"
+        self._runs, self._locks = str(self.runs), str(self.locks)
 
-    def journal(self, name: str) -> Path:
-        return self.runs / f"{name}{JOURNAL_SUFFIX}"
+    def journal(self, name: str) -> str:
+        """A plain string, as for `lock`: a save asks for it, and a `Path` costs more than opening the file."""
+        return f"{self._runs}/{name}{JOURNAL_SUFFIX}"
 
-    def lock(self, name: str) -> Path:
-        return self.locks / f"{name}{LOCK_SUFFIX}"
+    def lock(self, name: str) -> str:
+        return f"{self._locks}/{name}{LOCK_SUFFIX}"
 
     def worker(self, name: str) -> Path:
         return self.workers / f"{name}.json"

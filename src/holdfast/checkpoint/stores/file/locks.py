@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.stores.file.disk import Disk, read_at
+from holdfast.checkpoint.stores.file.disk import AnyPath, Disk, read_at
 from holdfast.checkpoint.stores.file.lines import NotALine, sealed, unsealed
 
 _MARK_WIDTH = 192
@@ -38,7 +38,7 @@ _mark = msgspec.json.Decoder(Mark)
 
 
 @contextlib.contextmanager
-def locked(path: Path, disk: Disk, *, patience: float) -> Iterator[int]:
+def locked(path: AnyPath, disk: Disk, *, patience: float) -> Iterator[int]:
     """Hold the lock at `path`; its file descriptor. Nobody else, in this process or another, is in such a block.
 
     The file may be unlinked by its holder: whoever waited for it then finds out and takes the new one.
@@ -55,7 +55,7 @@ def locked(path: Path, disk: Disk, *, patience: float) -> Iterator[int]:
         os.close(fd)
 
 
-def _acquire(path: Path, disk: Disk, deadline: float) -> int:
+def _acquire(path: AnyPath, disk: Disk, deadline: float) -> int:
     pause = _SHORTEST_PAUSE
     while True:
         fd = disk.open_or_create(path)
@@ -81,9 +81,9 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _is_at(fd: int, path: Path) -> bool:
+def _is_at(fd: int, path: AnyPath) -> bool:
     try:
-        there = path.stat()
+        there = os.stat(path)
     except FileNotFoundError:
         return False
     return os.path.samestat(there, os.fstat(fd))
@@ -100,7 +100,7 @@ def write_mark(fd: int, disk: Disk, journal: str, saved: int) -> None:
         disk.write(fd, line.rstrip(b"\n").ljust(_MARK_WIDTH - 1) + b"\n", 0)
 
 
-def read_mark(path: Path) -> Mark | None:
+def read_mark(path: AnyPath) -> Mark | None:
     """The mark in a lock file that is not held here. To be read before the journal that it speaks of."""
     try:
         fd = os.open(path, os.O_RDONLY)

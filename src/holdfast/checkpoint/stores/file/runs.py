@@ -71,7 +71,7 @@ class Runs:
     def create(self, run: NewRun, worker_id: str | None) -> Claim | None:
         name = file_name(run.run_id)
         with self._locked(name, run.run_id) as lock:
-            if self._layout.journal(name).exists():
+            if os.path.exists(self._layout.journal(name)):
                 raise RunExists(run.run_id)
             now = self._clock.now()
             state = extended(queued(now), run.entries)
@@ -182,18 +182,18 @@ class Runs:
             RunNotFound: only if it must exist.
         """
         path = self._layout.journal(name)
-        if must_exist and not path.exists():
+        if must_exist and not os.path.exists(path):
             raise RunNotFound(run_id)
         try:
             with locked(
                 self._layout.lock(name), self._disk, patience=self._patience if patience is None else patience
             ) as lock:
                 try:
-                    if must_exist and not path.exists():
+                    if must_exist and not os.path.exists(path):
                         raise RunNotFound(run_id)
                     yield lock
                 finally:
-                    if not path.exists():
+                    if not os.path.exists(path):
                         # Whoever waits for it finds that it is gone and takes the next one.
                         self._disk.unlink(self._layout.lock(name))
         except LockHeld:

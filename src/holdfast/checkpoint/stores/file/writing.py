@@ -1,6 +1,7 @@
 """Writing a journal: born whole, appended to in one write, replaced as a whole. Always under the run's lock."""
 
 import contextlib
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -66,7 +67,7 @@ def _kept_aside(disk: Disk, layout: Layout, name: str) -> Iterator[None]:
     try:
         yield
     except OSError:
-        if aside.exists():
+        if os.path.exists(aside):
             disk.replace(aside, path)
         raise
     finally:
