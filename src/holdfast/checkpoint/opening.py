@@ -1,13 +1,10 @@
 """From a URL to a store, importing only the one that is asked for."""
 
 import os
-from typing import Literal
 
+from holdfast.checkpoint.durability import Durability
 from holdfast.checkpoint.errors import StoreError
 from holdfast.checkpoint.store import CheckpointStore
-
-#: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.
-Durability = Literal["full", "process"]
 
 DEFAULT_URL = "sqlite:.holdfast/runs.db"
 

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claim import Claim, Worker, backoff
+from holdfast.checkpoint.durability import Durability
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
-from holdfast.checkpoint.opening import Durability
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.postgres.database import Database, Readers
 from holdfast.checkpoint.stores.postgres.heartbeat import Heartbeat
@@ -25,8 +25,6 @@ from holdfast.checkpoint.stores.postgres.sweeper import Sweeper
 from holdfast.checkpoint.stores.postgres.text import from_text, to_text
 from holdfast.checkpoint.stores.postgres.writer import Writer
 
-#: Runs beyond those wanted that are looked at when others claim at the same time.
-_SPARE = 16
 #: How long `open` waits to hear its own notification, and `close` for a server that does not answer.
 _HEARING, _PARTING = timedelta(seconds=3), 5.0
 #: Nothing is put off or kept longer than this: PostgreSQL knows later dates, Python does not.
@@ -237,7 +235,7 @@ class PostgresStore:
         while agents and len(claims) < limit:
             # Looked for beside the writer, whom that would hold up; taken by it, so that a lost answer loses no run.
             wanted = limit - len(claims)
-            found = await questions.candidates(tuple(agents), wanted + _SPARE, around["dead"], but_not=tried)
+            found = await questions.candidates(tuple(agents), wanted, around["dead"], but_not=tried)
             if not found:
                 break
             about = {"worker_id": to_text(worker_id), "ids": found, "limit": wanted, "backoff": _BACKOFF} | around
