@@ -14,6 +14,8 @@ from holdfast.checkpoint.stores.postgres.wire import as_int, as_text
 
 #: Records that a listing reads at a time.
 PAGE = 500
+#: Waiting runs that are looked at first, and how many are named beyond those wanted, in case that others take some.
+WINDOW, SPARE = 300, 16
 
 
 class Questions:
@@ -23,8 +25,8 @@ class Questions:
         self._readers = readers
         #: The host on which processes are known to be dead or alive.
         self.here = to_text(this_process().host)
-        self._records, self._candidates = scripts.query("records").encode(), scripts.query("candidates").encode()
-        self._tidy = scripts.query("tidy").encode()
+        self._records, self._tidy = scripts.query("records").encode(), scripts.query("tidy").encode()
+        self._candidates = scripts.inline("select * from holdfast.candidates($1, $2, $3, $4, $5, $6)").encode()
         self._load = scripts.inline("select seq, kind, checksum, body from holdfast.load_run($1, $2)").encode()
         self._beat = scripts.inline("select holdfast.beat($1, $2, $3, $4, $5)").encode()
         self._discharge = scripts.inline("select holdfast.discharge($1)").encode()
@@ -89,15 +91,21 @@ class Questions:
             after = as_int(result.get_value(PAGE - 1, 1))
 
     async def candidates(
-        self, agents: Sequence[str], limit: int, dead: Sequence[str], *, but_not: Sequence[int]
+        self, agents: Sequence[str], wanted: int, dead: Sequence[str], *, but_not: Sequence[int]
     ) -> list[int]:
-        """The keys of up to `limit` runs that may be taken now, in the order in which they should be."""
+        """The keys of runs that may be taken now, in the order in which they should be, and a few more than wanted."""
+        types = (wire.TEXTS, wire.BIGINTS, wire.BIGINT, wire.TEXT, wire.TEXTS, wire.BIGINT)
         values = (
-            *(wire.texts([to_text(agent) for agent in agents]), wire.bigints(but_not), wire.bigint(limit)),
+            *(wire.texts([to_text(agent) for agent in agents]), wire.bigints(but_not), wire.bigint(wanted + SPARE)),
             *(self.here.encode(), wire.texts(dead)),
         )
-        types = (wire.TEXTS, wire.BIGINTS, wire.BIGINT, wire.TEXT, wire.TEXTS)
-        result = await self._readers.call(self._candidates, types, values)
+        result = await self._readers.call(self._candidates, types, (*values, wire.bigint(WINDOW)))
+        if result.ntuples:
+            seen, callers = as_int(result.get_value(0, 1)), as_int(result.get_value(0, 2))
+            # The oldest runs of all tell which are the oldest of their callers, but not whether a younger run is the
+            # first of a caller that is not among them.
+            if seen >= WINDOW and callers < wanted:
+                result = await self._readers.call(self._candidates, types, (*values, None))
         return [as_int(result.get_value(n, 0)) for n in range(result.ntuples)]
 
     async def cancels(self, worker_id: str) -> list[str]:

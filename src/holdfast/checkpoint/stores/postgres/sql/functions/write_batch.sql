@@ -33,6 +33,8 @@ declare
     written bigint[];
     keys bigint[];
     said jsonb := '{}';
+    speakers bigint[] := '{}';
+    answers jsonb[] := '{}';
     operation jsonb;
     done record;
     sign boolean := false;
@@ -94,9 +96,14 @@ begin
         keys := keys || coalesce(done.key, 0);
         sign := sign or done.sign;
         if done.answer is not null then
-            said := said || jsonb_build_object(cardinality(keys)::text, done.answer);
+            speakers := speakers || cardinality(keys)::bigint;
+            answers := answers || done.answer;
         end if;
     end loop;
+    if cardinality(speakers) > 0 then
+        -- Put together once: an object that grows by one answer after the other is copied each time.
+        said := said || (select jsonb_object_agg(a.item, a.answer) from unnest(speakers, answers) as a (item, answer));
+    end if;
 
     insert into holdfast.entry (run, seq, kind, checksum, body)
     select keys[e.item], e.seq, e.kind, e.checksum, e.body

@@ -5,7 +5,10 @@ where r.id > $1
     and (
         not $3
         or r.status in ('queued', 'running', 'interrupted')
-        and not (r.status = 'running' and holdfast.alive(r.owner, $4, $5))
+        and not exists (
+            select from holdfast.worker o
+            where o.worker_id = r.owner and r.status = 'running' and holdfast.lives(o, $4, $5)
+        )
     )
     and ($6 is null or r.status = any ($6))
     and ($7 is null or r.agent_name = $7)
