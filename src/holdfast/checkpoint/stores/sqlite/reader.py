@@ -1,53 +1,43 @@
-"""Reads, in threads and on connections of their own: they never wait for the writer, nor it for them."""
+"""What is asked of the database without changing it."""
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
+from holdfast.checkpoint.errors import RunDamaged, RunNotFound
 from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.sqlite.database import Database
-from holdfast.checkpoint.stores.sqlite.failures import store_errors
 from holdfast.checkpoint.stores.sqlite.inspection import inspect
+from holdfast.checkpoint.stores.sqlite.reading import ReadingThreads
 from holdfast.checkpoint.stores.sqlite.records import journal_from, record_from
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Execute
 from holdfast.checkpoint.stores.sqlite.workers import Liveness
 from holdfast.clock import Clock
 
-T = TypeVar("T")
-
-_THREADS = 2
 #: Records read at once. Between two pages no transaction is open: one that stays open keeps the log from starting over.
 _PAGE = 500
 
 
 class Reader:
-    """What is asked of the database without changing it."""
+    """Reads runs and records."""
 
     def __init__(self, database: Database, clock: Clock, dead_after: timedelta) -> None:
         self._database = database
         self._clock = clock
         self._dead_after = dead_after
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-sqlite-reader")
-        self._own = threading.local()
-        self._connections: list[apsw.Connection] = []
-        self._under_way: set[asyncio.Future[Any]] = set()
-        self._open = True
+        self._threads = ReadingThreads(database, asyncio.get_running_loop())
 
     async def load(self, run_id: str, after: int) -> StoredRun:
-        return await self._read(lambda execute: self._load(execute, run_id, after))
+        return await self._threads.do(lambda execute: self._load(execute, run_id, after))
 
     async def cancels(self, worker_id: str) -> tuple[str, ...]:
-        return await self._read(
+        return await self._threads.do(
             lambda execute: tuple(row[0] for row in execute(statement("cancels"), (worker_id,)).fetchall())
         )
 
@@ -55,43 +45,18 @@ class Reader:
         last_key: int | None = -1
         while last_key is not None:
             reached = last_key
-            records, last_key = await self._read(lambda execute: self._page(execute, wanted, reached))  # noqa: B023
+            records, last_key = await self._threads.do(lambda execute: self._page(execute, wanted, reached))  # noqa: B023
             for record in records:
                 yield record
 
     async def inspect(self) -> Inspection:
-        return await self._read(lambda execute: inspect(execute, self._database.path))
+        return await self._threads.do(lambda execute: inspect(execute, self._database.path))
 
     async def close(self) -> None:
-        """Let the reads under way end, then close the connections."""
-        self._open = False
-        if self._under_way:
-            await asyncio.wait(self._under_way)
-        self._threads.shutdown(wait=False)
-        for connection in self._connections:
-            connection.close()
+        """Let the reads under way end, then let go of everything."""
+        await self._threads.stop()
 
-    async def _read(self, work: Callable[[Execute], T]) -> T:
-        if not self._open:
-            raise StoreClosed("this store is closed: nothing can be read")
-        reading = asyncio.get_running_loop().run_in_executor(self._threads, self._on_own_connection, work)
-        self._under_way.add(reading)
-        reading.add_done_callback(self._under_way.discard)
-        return await reading
-
-    # -- in a reader's thread -----------------------------------------------------------------------------------------
-
-    def _on_own_connection(self, work: Callable[[Execute], T]) -> T:
-        connection: apsw.Connection | None = getattr(self._own, "connection", None)
-        if connection is None:
-            connection = self._own.connection = self._database.reader()
-            self._connections.append(connection)
-        with store_errors(self._database.path, connection):
-            connection.execute("BEGIN")
-            try:
-                return work(connection.execute)
-            finally:
-                connection.execute("COMMIT")
+    # -- in a thread --------------------------------------------------------------------------------------------------
 
     def _load(self, execute: Execute, run_id: str, after: int) -> StoredRun:
         row = execute(statement("load_record"), (run_id,)).get
