@@ -1,0 +1,28 @@
+"""schedule: agents that are run again and again, each fire once, in one process or in a fleet.
+
+`Schedule(app.submit)` with `add` and `loop` is all it takes; `ScheduleRunner` is the same without cron or jobs.
+"""
+
+from holdfast.batteries.schedule.errors import JobExists, JobNotFound, ScheduleError
+from holdfast.batteries.schedule.jobs import Job, JobStore, MemoryJobs
+from holdfast.batteries.schedule.policies import Missed, cron_next
+from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
+from holdfast.batteries.schedule.schedule import Fire, Schedule, Submit
+from holdfast.batteries.schedule.tables import TablesJobs
+
+__all__ = [
+    "Fire",
+    "Job",
+    "JobExists",
+    "JobNotFound",
+    "JobStore",
+    "MemoryJobs",
+    "Missed",
+    "Pass",
+    "Schedule",
+    "ScheduleError",
+    "ScheduleRunner",
+    "Submit",
+    "TablesJobs",
+    "cron_next",
+]

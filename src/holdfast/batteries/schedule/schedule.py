@@ -1,0 +1,145 @@
+"""The schedule: jobs that submit runs, once per fire in a whole fleet."""
+
+from collections.abc import Awaitable, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+
+import msgspec
+
+from holdfast.batteries.schedule.jobs import Job, JobStore, MemoryJobs
+from holdfast.batteries.schedule.policies import PUNCTUAL, Missed, cron_next
+from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
+from holdfast.clock import SYSTEM_CLOCK, Clock
+
+
+class Submit(Protocol):
+    """Queues a run; the same id again is the same run. `App.submit` is one."""
+
+    def __call__(self, agent: str, prompt: str, *, run_id: str, caller_id: str) -> Awaitable[str]: ...
+
+
+class Fire(msgspec.Struct, frozen=True, kw_only=True):
+    """One fire of one job."""
+
+    job: Job
+    at: datetime
+    #: Missed, and to be passed over.
+    skipped: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.job.name} at {self.at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class Schedule:
+    """Cron jobs over an App. Every process of a fleet may run one: each fire submits one run."""
+
+    def __init__(self, submit: Submit, *, jobs: JobStore | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Make a schedule.
+
+        Args:
+            submit: queues the runs, such as `app.submit`.
+            jobs: keeps the jobs; without it in memory, for this process alone.
+        """
+        self._submit, self._clock = submit, clock
+        self._jobs = jobs or MemoryJobs()
+        self._open = False
+        self._runner: ScheduleRunner[Fire] = ScheduleRunner(
+            due=self._due, run=self._run, mark=self._mark, next=self._next, clock=clock
+        )
+
+    # -- jobs -----------------------------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        name: str,
+        agent: str,
+        prompt: str,
+        cron: str,
+        *,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        caller_id: str = "",
+    ) -> Job:
+        """Keep a job that runs `agent` at every fire of `cron`.
+
+        Raises:
+            ScheduleError: the expression or the time zone cannot be read. JobExists: there is one of this name.
+        """
+        job = Job(
+            name=name,
+            agent=agent,
+            prompt=prompt,
+            cron=cron,
+            timezone=timezone,
+            missed=missed,
+            caller_id=caller_id,
+            next_at=cron_next(cron, timezone, self._clock.now()),
+        )
+        await (await self._ready()).add(job)
+        return job
+
+    async def remove(self, name: str) -> None:
+        """Forget a job. Runs that it started go on."""
+        await (await self._ready()).remove(name)
+
+    async def jobs(self) -> Sequence[Job]:
+        """All jobs, by name."""
+        return await (await self._ready()).jobs()
+
+    async def upcoming(self, name: str, count: int = 1) -> Sequence[datetime]:
+        """The next fires of a job."""
+        job = await (await self._ready()).get(name)
+        fires = [job.next_at]
+        while len(fires) < count:
+            fires.append(cron_next(job.cron, job.timezone, fires[-1]))
+        return fires[:count]
+
+    async def run_now(self, name: str) -> str:
+        """Submit a run of the job now, beside its fires. Returns the run's id."""
+        job = await (await self._ready()).get(name)
+        return await self._fire(job, f"{job.run_id(self._clock.now())}:now")
+
+    # -- fires ----------------------------------------------------------------------------------------------------
+
+    async def tick(self) -> Pass[Fire]:
+        """One pass: submit what is due now."""
+        return await self._runner.tick()
+
+    async def loop(self, every: timedelta = timedelta(seconds=5)) -> None:
+        """Pass after pass, until cancelled."""
+        await self._runner.loop(every)
+
+    async def close(self) -> None:
+        """Let go of the jobs."""
+        if self._open:
+            self._open = False
+            await self._jobs.close()
+
+    async def _ready(self) -> JobStore:
+        if not self._open:
+            await self._jobs.open()
+            self._open = True
+        return self._jobs
+
+    async def _due(self, now: datetime) -> list[Fire]:
+        fires = []
+        for job in await (await self._ready()).due(now):
+            late = now - job.next_at > PUNCTUAL
+            fires.append(Fire(job=job, at=job.next_at, skipped=late and job.missed == "none"))
+        return fires
+
+    def _next(self, fire: Fire, now: datetime) -> datetime:
+        # With every missed fire wanted, the next may be one of them; else one for all of them is enough.
+        after = fire.at if fire.job.missed == "all" else max(now, fire.at)
+        return cron_next(fire.job.cron, fire.job.timezone, after)
+
+    async def _run(self, fire: Fire) -> None:
+        if not fire.skipped:
+            await self._fire(fire.job, fire.job.run_id(fire.at))
+
+    async def _fire(self, job: Job, run_id: str) -> str:
+        return await self._submit(job.agent, job.prompt, run_id=run_id, caller_id=job.caller_id)
+
+    async def _mark(self, fire: Fire, upcoming: datetime) -> None:
+        # If another process was quicker, it has submitted the same run: all is well.
+        await (await self._ready()).advance(fire.job, upcoming)
