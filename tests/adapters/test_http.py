@@ -1,0 +1,112 @@
+"""The real way to a model: a provider class of pydantic-ai, HTTP, and a server that misbehaves."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.adapters.http_agent import RUN, http_agent
+from tests.adapters.openai_server import Fault, OpenAIServer, Request
+
+from holdfast import App
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.errors import ModelUnavailable
+from holdfast.run.usage import Usage
+
+TURNS = (
+    [("c1", "look", {"city": "Lyon"}), ("c2", "pay", {"city": "Lyon"})],
+    [("c3", "look", {"city": "Faro"})],
+    [("c4", "pay", {"city": "Faro"})],
+    "both are paid",
+)
+DONE = ["look Lyon", "pay Lyon", "look Faro", "pay Faro"]
+
+
+async def unharmed(tmp_path: Path, *, stream: bool) -> Any:
+    async with OpenAIServer(TURNS).serving() as server:
+        known = http_agent(server.url, tmp_path / "unharmed", stream=stream)
+        async with known as agent, App([agent], None) as app:
+            result = await app.run(agent, "go")
+    assert result.usage.cost_usd > 0
+    assert result.usage.input_tokens == 4006
+    return result
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("turn", [0, 2])
+@pytest.mark.parametrize("fault", ["429", "500"])
+async def test_the_provider_asks_again_after_a_refusal(tmp_path: Path, fault: Fault, turn: int, stream: bool) -> None:
+    async with OpenAIServer(TURNS, {turn: [fault, fault]}).serving() as server:
+        known = http_agent(server.url, tmp_path / "world", stream=stream)
+        async with known as agent, App([agent], "memory:") as app:
+            result = await app.run(agent, "go")
+    usual = await unharmed(tmp_path, stream=stream)
+    assert (result.output.strip(), result.usage) == (usual.output.strip(), usual.usage)
+    assert len(server.log) == 6
+    assert len(set(server.finished())) == len(server.finished()) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["429", "500", "hang", "cut"])
+async def test_a_model_that_does_not_answer_interrupts_the_run(tmp_path: Path, fault: Fault, stream: bool) -> None:
+    store = f"sqlite:{tmp_path / 'runs.db'}"
+    async with OpenAIServer(TURNS, {2: [fault]}).serving() as server:
+        known = http_agent(server.url, tmp_path / "world", stream=stream, retries=0, timeout=0.5)
+        async with known as agent, App([agent], store, recover=False) as app:
+            with pytest.raises(ModelUnavailable):
+                await app.run(agent, "go", run_id=RUN)
+            assert app.store is not None
+            [record] = [each async for each in app.store.records()]
+            assert record.status is Status.INTERRUPTED
+            assert record.not_before > record.updated_at
+            result = await app.resume(RUN)
+    usual = await unharmed(tmp_path, stream=stream)
+    # Of an answer that was cut off something had come: that request counts, though nothing of it is kept.
+    extra = Usage(requests=1) if (fault, stream) == ("cut", True) else Usage()
+    assert (result.output.strip(), result.usage) == (usual.output.strip(), usual.usage + extra)
+    assert [request.outcome for request in server.log] == ["answered", "answered", fault, "answered", "answered"]
+    assert len(set(server.finished())) == 4
+    assert sorted((tmp_path / "world").read_text().splitlines()) == sorted(DONE)
+
+
+class Child:
+    """A process that runs the agent, and can be killed."""
+
+    def __init__(self, server: OpenAIServer, folder: Path) -> None:
+        self._arguments = [server.url, f"sqlite:{folder / 'runs.db'}", str(folder / "world")]
+
+    async def start(self, kind: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.adapters.http_agent", *self._arguments, kind, stdout=asyncio.subprocess.PIPE
+        )
+
+
+@pytest.mark.parametrize("turn", [1, 3])
+async def test_a_killed_process_repeats_no_finished_request(tmp_path: Path, turn: int) -> None:
+    """It is killed while its request is under way: what was answered before is not asked again."""
+    killed: list[int] = []
+    process: asyncio.subprocess.Process | None = None
+
+    def kill(request: Request) -> None:
+        if request.turn == turn and not killed and process is not None:
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(process.pid)
+            request.outcome = "killed"
+
+    async with OpenAIServer(TURNS, {turn: ["hang"]}, arrived=kill).serving() as server:
+        child = Child(server, tmp_path)
+        process = await child.start("run")
+        assert await process.wait() == -signal.SIGKILL
+        process = await child.start("resume")
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+    result, usual = json.loads(out), await unharmed(tmp_path, stream=False)
+    assert (result["output"], result["iterations"]) == (usual.output, usual.iterations)
+    assert result["usage"] == {name: getattr(usual.usage, name) for name in usual.usage.__struct_fields__}
+    assert len(server.finished()) == len(set(server.finished())) == 4
+    assert len(server.log) == 5
+    assert sorted((tmp_path / "world").read_text().splitlines()) == sorted(DONE)
