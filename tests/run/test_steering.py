@@ -1,0 +1,177 @@
+"""Messages from outside between steps, and histories that are made shorter."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast.checkpoint.journal import EntryKind
+from holdfast.run.agent import Agent, Bounds
+from holdfast.run.errors import RunParked, Shutdown
+from holdfast.run.executor import Executor
+from holdfast.run.info import RunInfo
+from holdfast.run.live import LiveRun
+from holdfast.run.message import Message, Reply, System, ToolResult, User
+from holdfast.run.ports import Ports
+from holdfast.run.state import RunState
+from holdfast.run.tool import ToolSchema, tool
+
+
+@tool(effect="pure")
+async def look() -> str:
+    return "seen"
+
+
+async def test_a_message_is_steered_in_between_two_steps() -> None:
+    executor = Executor()
+
+    @tool(effect="pure")
+    async def hint() -> str:
+        live = executor.live("r")
+        assert live is not None
+        live.steer("mind the gap")
+        live.steer("and the doors")
+        return "seen"
+
+    model = Script(asks(call("1", "hint")), "done")
+    await executor.run(Agent(name="a", model=model, tools=[hint]), "go", run_id="r")
+    assert model.asked[1][-3:] == (
+        ToolResult(call_id="1", tool="hint", content="seen"),
+        User("mind the gap"),
+        User("and the doors"),
+    )
+
+
+async def test_a_message_that_comes_with_the_answer_is_answered_too() -> None:
+    executor = Executor()
+
+    async def first(messages: Sequence[Message]) -> Reply:
+        live = executor.live("r")
+        assert live is not None
+        live.steer("one more thing")
+        return Reply(text="done")
+
+    model = Script(first, "done as well")
+    result = await executor.run(Agent(name="a", model=model), "go", run_id="r")
+    assert (result.output, result.iterations) == ("done as well", 2)
+    assert model.asked[1][-1] == User("one more thing")
+
+
+async def test_a_steered_message_survives_a_resume_once_its_step_is_saved() -> None:
+    life = Life()
+
+    @tool(effect="pure")
+    async def hint() -> None:
+        live = life.executor.live("r")
+        assert live is not None
+        live.steer("mind the gap")
+
+    model = Script(asks(call("1", "hint")), asks(call("2", "look")), Shutdown("now"))
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=model, tools=[hint, look]), "go", run_id="r")
+    after = Script("", "", "done")
+    await Life(life.inner).resume(Agent(name="a", model=after, tools=[hint, look]), "r")
+    assert User("mind the gap") in after.asked[0]
+
+
+class BudgetThatParks:
+    """Is used up after the first step."""
+
+    async def check(self, info: RunInfo, state: RunState) -> None:
+        if state.iteration == 1:
+            raise RunParked("budget")
+
+    async def commit(self, info: RunInfo, state: RunState) -> None: ...
+
+
+async def test_what_stops_a_run_before_its_step_does_not_take_what_was_steered_in() -> None:
+    executor = Executor(Ports(budget=BudgetThatParks()))
+    steered: list[LiveRun] = []
+
+    @tool(effect="pure")
+    async def hint() -> None:
+        live = executor.live("r")
+        assert live is not None
+        live.steer("mind the gap")
+        steered.append(live)
+
+    with pytest.raises(RunParked):
+        await executor.run(Agent(name="a", model=Script(asks(call("1", "hint"))), tools=[hint]), "go", run_id="r")
+    assert steered[0].take_steering() == ["mind the gap"]
+
+
+async def test_a_run_that_is_not_live_cannot_be_steered() -> None:
+    executor = Executor()
+    assert executor.live("r") is None
+    assert executor.live_runs == frozenset()
+
+
+# -- compaction -------------------------------------------------------------------------------------------------------
+
+
+@tool(effect="pure")
+async def count(n: int) -> int:
+    return n
+
+
+def counted(messages: Sequence[Any]) -> int:
+    """How far the counting is, from the last result or the summary."""
+    for message in reversed(messages):
+        if isinstance(message, ToolResult):
+            return int(message.content)
+        if isinstance(message, User) and message.text.startswith("counted to "):
+            return int(message.text.removeprefix("counted to "))
+    return 0
+
+
+async def summarise(messages: Sequence[Any]) -> Sequence[Any] | None:
+    """The instructions and one line in place of the rest, once there are more than six messages."""
+    return [messages[0], User(f"counted to {counted(messages)}")] if len(messages) > 6 else None
+
+
+class Counter:
+    """A model that counts to a number, by what it is shown; may stop the run instead of its n-th reply."""
+
+    def __init__(self, to: int, *, stop: int | None = None) -> None:
+        self._to, self._stop = to, stop
+        self.asked: list[tuple[Message, ...]] = []
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if self._stop == len(self.asked):
+            raise Shutdown("now")
+        self.asked.append(tuple(messages))
+        n = counted(messages) + 1
+        return Reply(text="done") if n > self._to else asks(call(f"c{n}", "count", n=n))
+
+    @property
+    def agent(self) -> Agent:
+        bounds = Bounds(max_iterations=1000)
+        return Agent(name="a", model=self, instructions="count", tools=[count], compact=summarise, bounds=bounds)
+
+
+async def test_a_compacted_history_is_what_the_model_sees_and_what_a_resume_finds() -> None:
+    whole = Counter(to=8)
+    expected = await Executor().run(whole.agent, "go")
+    assert [len(shown) for shown in whole.asked] == [2, 4, 6, 2, 4, 6, 2, 4, 6]
+    assert whole.asked[3] == (System("count"), User("counted to 3"))
+
+    for stop in range(len(whole.asked)):
+        life, before, after = Life(), Counter(to=8, stop=stop), Counter(to=8)
+        with pytest.raises(Shutdown):
+            await life.executor.run(before.agent, "go", run_id="r")
+        result = await Life(life.inner).resume(after.agent, "r")
+        assert before.asked + after.asked == whole.asked
+        assert list(result.messages) == list(expected.messages)
+        assert (result.iterations, result.usage) == (expected.iterations, expected.usage)
+
+
+async def test_the_journal_of_a_run_that_compacts_stays_small() -> None:
+    life = Life()
+    counter = Counter(to=300)
+    await life.executor.run(counter.agent, "go")
+    sizes = [sum(len(entry.body) for entry in write) for write in life.store.writes]
+    assert max(sizes) < 2000, "the largest write is a journal written anew"
+    replaced = [write for write in life.store.writes[1:] if write[0].kind is EntryKind.BEGIN]
+    assert len(replaced) > 50
