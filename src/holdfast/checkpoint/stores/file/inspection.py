@@ -1,15 +1,29 @@
-"""How the folder stands: its version and its size."""
+"""How the folder stands: its version, its size, and which journals are so damaged that no listing has them."""
 
 import contextlib
 
 from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.stores.file.layout import VERSION, Layout
+from holdfast.checkpoint.stores.file.reading import Damaged
+from holdfast.checkpoint.stores.file.runs import Runs
 
 
-def inspect(layout: Layout) -> Inspection:
-    """Look at every file once. A folder that is open has the version this code knows; its lines check themselves."""
+def inspect(layout: Layout, runs: Runs) -> Inspection:
+    """Look at every file once. A folder that is open has the version this code knows."""
     size = 0
     for path in layout.folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # runs come to their end while we look
             size += path.stat().st_size if path.is_file() else 0
-    return Inspection(version=VERSION, known_version=VERSION, size=size)
+    return Inspection(version=VERSION, known_version=VERSION, size=size, problems=_problems(layout, runs))
+
+
+def _problems(layout: Layout, runs: Runs) -> list[str]:
+    problems = []
+    for name in layout.run_names():
+        try:
+            runs.head(name)
+        except FileNotFoundError:
+            continue
+        except Damaged as damage:
+            problems.append(f"{layout.journal(name)} is damaged: {damage}")
+    return problems

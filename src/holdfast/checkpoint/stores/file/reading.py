@@ -66,10 +66,14 @@ def read_head(fd: int, mark: Mark | None) -> Head:
     """
     length = os.fstat(fd).st_size
     origin, meta, start = _read_origin(fd)
-    saved = mark.saved if mark is not None and mark.journal == origin.journal else 0
+    saved = _saved(origin, mark)
     write = _last_write(fd, length, start=start, saved=saved)
     if write.end < saved:
         raise Damaged(f"what follows byte {write.end} is not what was written, and it was saved up to byte {saved}")
+    return _head(origin, meta, write, start=start, length=length, saved=saved)
+
+
+def _head(origin: Origin, meta: bytes, write: _Write, *, start: int, length: int, saved: int) -> Head:
     return Head(
         origin=origin,
         meta=meta,
@@ -81,6 +85,11 @@ def read_head(fd: int, mark: Mark | None) -> Head:
         # A new file is synced before it gets its name.
         safe=write.end <= saved or write.head.at == start,
     )
+
+
+def _saved(origin: Origin, mark: Mark | None) -> int:
+    """Up to where the journal is known to have been acknowledged."""
+    return mark.saved if mark is not None and mark.journal == origin.journal else 0
 
 
 def _read_origin(fd: int) -> tuple[Origin, bytes, int]:
@@ -147,7 +156,7 @@ def read_journal(fd: int, mark: Mark | None) -> tuple[Head, Sequence[Entry]]:
     """
     data = read_at(fd, os.fstat(fd).st_size, 0)
     origin, meta, start = _read_origin(fd)
-    saved = mark.saved if mark is not None and mark.journal == origin.journal else 0
+    saved = _saved(origin, mark)
     entries: list[Entry] = []
     write: _Write | None = None
     end, trouble = start, ""
@@ -161,17 +170,7 @@ def read_journal(fd: int, mark: Mark | None) -> tuple[Head, Sequence[Entry]]:
     if write is None or end < saved or (trouble and _continued(data, end)):
         raise Damaged(f"what follows byte {end} is not what was written: {trouble or 'it ends there'}")
     _check_count(entries, write.head.state)
-    head = Head(
-        origin=origin,
-        meta=meta,
-        state=write.head.state,
-        progress=write.progress,
-        start=start,
-        end=end,
-        length=len(data),
-        safe=end <= saved or write.head.at == start,
-    )
-    return head, entries
+    return _head(origin, meta, write, start=start, length=len(data), saved=saved), entries
 
 
 def _read_write(data: bytes, begin: int, entries: list[Entry]) -> _Write:

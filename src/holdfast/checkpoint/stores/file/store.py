@@ -149,14 +149,16 @@ class FileStore:
                 return True
             if left <= 0:
                 return False
+            # Not `wait_for`: until Python 3.12 it swallows a cancel that comes together with the sign.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(sign.wait(), min(left, _LOOK_EVERY))
+                async with asyncio.timeout(min(left, _LOOK_EVERY)):
+                    await sign.wait()
 
     async def purge(self, *, limit: int = 100) -> int:
         return await self._change(lambda: self._finder.purge(limit))
 
     async def inspect(self) -> Inspection:
-        return await self._do(lambda: inspect(self._layout))
+        return await self._do(lambda: inspect(self._layout, self._runs))
 
     # -- within -------------------------------------------------------------------------------------------------
 
