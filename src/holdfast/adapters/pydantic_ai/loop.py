@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic_ai import AgentRun
 from pydantic_ai.agent import AbstractAgent
-from pydantic_ai.capabilities import AbstractCapability, ProcessEventStream
 from pydantic_ai.exceptions import (
     FallbackExceptionGroup,
     ModelAPIError,
@@ -107,8 +106,6 @@ class PydanticAILoop:
 
     async def _open(self, drive: Drive, journal: Journal, stack: AsyncExitStack) -> AgentRun[Any, Any]:
         begins = not journal.conversation.has_begun
-        handler = self._agent.event_stream_handler
-        capabilities: list[AbstractCapability[Any]] = [journal, *([ProcessEventStream(handler)] if handler else [])]
         toolsets: list[FunctionToolset[Any]] = [as_toolset(drive.profile.tools)] if drive.profile.tools else []
         return await stack.enter_async_context(
             self._agent.iter(
@@ -121,7 +118,7 @@ class PydanticAILoop:
                 usage_limits=self._options.usage_limits or UsageLimits(request_limit=None),
                 conversation_id=drive.run_id,
                 toolsets=toolsets,
-                capabilities=capabilities,
+                capabilities=[journal],
                 infer_name=False,
             )
         )
