@@ -15,6 +15,7 @@ from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.opening import store_from_url
 from holdfast.checkpoint.operations import Operations
 from holdfast.checkpoint.recovery import Recovery, RecoveryReport
+from holdfast.checkpoint.redacting import RedactingStore
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
@@ -23,6 +24,7 @@ from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.outcome import Result
 from holdfast.run.ports import Audit, Budget, Critic, Delivery, Palette, Ports
+from holdfast.run.redaction import Redact
 from holdfast.run.signals import on_first_signal, unclaimed
 
 #: How many ends of recovered runs are kept in mind for whoever asks for them by their id.
@@ -50,6 +52,7 @@ class App:
         max_bytes: int | None = None,
         keep_failed: timedelta | None = None,
         retention: timedelta = timedelta(days=7),
+        redact: Redact | None = None,
         audit: Audit | None = None,
         budget: Budget | None = None,
         critic: Critic | None = None,
@@ -73,11 +76,14 @@ class App:
             max_bytes: park a run whose transcript grows beyond this.
             keep_failed: keep failed runs for so long, to be resumed by hand.
             retention: how long the ends of submitted runs are kept.
+            redact: takes secrets out of everything before it is stored. A resumed run finds what was stored.
         """
         made_of = {name: value for name, value in locals().items() if name != "self"}
         self._agents = _by_name(agents)
         self._made_of = {**made_of, "agents": tuple(self._agents.values())}
         given = store_from_url(store or None) if isinstance(store, str) else store
+        if given is not None and redact is not None:
+            given = RedactingStore(given, redact)
         settings = HandleSettings(throttle=throttle, max_bytes=max_bytes, keep_failed=keep_failed)
         self._checkpoints = Checkpoints(given, settings=settings, clock=clock)
         self._ports = Ports(
@@ -122,6 +128,10 @@ class App:
         # Recovered runs come to their boundary like any other; only then may what waits for them be ended.
         await self._executing.shutdown(self._grace if grace is None else grace)
         await _end(self._recovering)
+        for port in (self._ports.audit, self._ports.budget):
+            # A battery that holds a database, or rows that wait to be written.
+            if (close := getattr(port, "close", None)) is not None:
+                await close()
         self._unhandle_signals()
 
     @property

@@ -49,6 +49,7 @@ class Checkpoints:
             if self._open or self._store is None:
                 return
             await self._store.open()
+            self.worker_id = f"w-{secrets.token_hex(8)}"
             await self._store.enlist(Worker(worker_id=self.worker_id, process=this_process()))
             self._open = True
 

@@ -220,7 +220,7 @@ class Executor:
         try:
             await self._make_durable(live)
             if self._ports.audit is not None:
-                live.recorder = self._ports.audit.begin(live.info)
+                live.recorder = self._ports.audit.begin(live.info, live.state)
                 live.recorder.start(resumed=live.resumed)
             agent = await source.build(live.info)
             loop = loop_of(agent)

@@ -122,7 +122,9 @@ class Recorder(Protocol):
 class Audit(Protocol):
     """Keeps a record of every run."""
 
-    def begin(self, info: RunInfo) -> Recorder: ...
+    def begin(self, info: RunInfo, state: RunState) -> Recorder:
+        """The recorder of one run, or of one more life of it. What has to outlive the process goes into the notes."""
+        ...
 
 
 class Budget(Protocol):

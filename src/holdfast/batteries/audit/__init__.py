@@ -1,0 +1,12 @@
+"""audit: an append-only record of every run, step and tool call, queryable, with retention.
+
+`App(agents, audit=Audit())` is all it takes; `Audit(TablesAudit(tables))` survives the process.
+"""
+
+from holdfast.batteries.audit.audit import Audit
+from holdfast.batteries.audit.errors import AuditError
+from holdfast.batteries.audit.rows import AuditQuery, AuditRow
+from holdfast.batteries.audit.store import AuditStore, MemoryAudit
+from holdfast.batteries.audit.tables import TablesAudit
+
+__all__ = ["Audit", "AuditError", "AuditQuery", "AuditRow", "AuditStore", "MemoryAudit", "TablesAudit"]

@@ -1,0 +1,95 @@
+"""The audit in the database of the checkpoints."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.batteries.audit.rows import AuditQuery, AuditRow
+from holdfast.batteries.database.tables import Cursor, Schema, Tables
+
+SCHEMA = Schema(
+    battery="audit",
+    steps=[
+        [
+            # What is asked for has a column; the row itself is kept whole beside it.
+            "CREATE TABLE audit (seq BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL, kind TEXT NOT NULL, "
+            "run_id TEXT NOT NULL, parent_run_id TEXT, caller_id TEXT NOT NULL, agent_name TEXT NOT NULL, "
+            "status TEXT NOT NULL, body TEXT NOT NULL)",
+            "CREATE INDEX audit_run ON audit (run_id)",
+            "CREATE INDEX audit_parent ON audit (parent_run_id)",
+            "CREATE INDEX audit_caller ON audit (caller_id, at)",
+            "CREATE INDEX audit_at ON audit (at)",
+        ]
+    ],
+)
+
+_TREE = """
+    run_id IN (
+        WITH RECURSIVE tree(run_id) AS (
+            SELECT CAST(? AS TEXT) UNION SELECT audit.run_id FROM audit JOIN tree ON audit.parent_run_id = tree.run_id
+        )
+        SELECT run_id FROM tree
+    )
+"""
+
+
+class TablesAudit:
+    """An `AuditStore` that survives, and that any number of processes share."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def open(self) -> None:
+        """Make the table ready."""
+        await self._tables.open(SCHEMA)
+
+    async def close(self) -> None:
+        """Let go of the database."""
+        await self._tables.close()
+
+    async def add(self, rows: Sequence[AuditRow]) -> None:
+        """Keep all of `rows`, or none."""
+
+        def work(cursor: Cursor) -> None:
+            last = cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM audit")[0][0]
+            for seq, row in enumerate(rows, start=int(last) + 1):
+                cursor.execute(
+                    "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        *(seq, row.at.timestamp(), row.kind, row.run_id, row.parent_run_id),
+                        *(row.caller_id, row.agent_name, row.status, msgspec.json.encode(row).decode()),
+                    ),
+                )
+
+        await self._tables.write(work, alone=["audit"])
+
+    async def query(self, wanted: AuditQuery) -> Sequence[AuditRow]:
+        """The rows that fit, oldest first."""
+        clauses, parameters = _where(wanted)
+        sql = f"SELECT body FROM audit WHERE {' AND '.join(clauses)} ORDER BY seq DESC LIMIT ?"
+        rows = await self._tables.read(lambda cursor: cursor.execute(sql, (*parameters, wanted.limit)))
+        return [msgspec.json.decode(body, type=AuditRow) for (body,) in reversed(rows)]
+
+    async def purge(self, before: datetime) -> int:
+        """Drop rows older than that."""
+        sql = "DELETE FROM audit WHERE at < ? RETURNING seq"
+        return len(await self._tables.write(lambda cursor: cursor.execute(sql, (before.timestamp(),))))
+
+
+def _where(wanted: AuditQuery) -> tuple[list[str], list[Any]]:
+    clauses, parameters = ["1 = 1"], list[Any]()
+    for name in ("run_id", "caller_id", "agent_name", "kind", "status"):
+        value = getattr(wanted, name)
+        if value is not None:
+            clauses.append(f"{name} = ?")
+            parameters.append(value)
+    for sign, at in ((">=", wanted.since), ("<", wanted.until)):
+        if at is not None:
+            clauses.append(f"at {sign} ?")
+            parameters.append(at.timestamp())
+    if wanted.tree_of is not None:
+        clauses.append(_TREE)
+        parameters.append(wanted.tree_of)
+    return clauses, parameters
