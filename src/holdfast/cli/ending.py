@@ -12,7 +12,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.cli.errors import debugging, one_line
 from holdfast.cli.output import is_terminal, print_json, printable, talk, text_of
 from holdfast.cli.stores import record_of, without_secret
-from holdfast.run.errors import NotAdmitted, RunCancelled, RunInterrupted, RunLost, RunParked
+from holdfast.run.errors import NotAdmitted, NotDurable, RunCancelled, RunInterrupted, RunLost, RunParked
 from holdfast.run.outcome import Result
 from holdfast.run.usage import NO_USAGE, Usage
 
@@ -41,7 +41,7 @@ async def ending_of(app: App, run_id: str, drive: Callable[[], Awaitable[Result]
         result = await drive()
     except RunParked as exc:
         return Ending(run_id=run_id, status="parked", reason=exc.why, resume=resume)
-    except NotAdmitted:
+    except (NotAdmitted, NotDurable):
         raise
     except RunInterrupted as exc:
         return Ending(run_id=run_id, status="interrupted", reason=str(exc), resume=resume if app.store else "")

@@ -1,6 +1,6 @@
 """What `holdfast doctor` looks at, and what it finds."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
@@ -10,12 +10,13 @@ from holdfast.checkpoint.codec import read_checkpoint
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound, StoreError
 from holdfast.checkpoint.inspection import Inspectable
 from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli import amounts
 from holdfast.cli.errors import one_line
 from holdfast.cli.listing import shown_state
-from holdfast.cli.preflight import ANY_MESSAGE, preflight
+from holdfast.cli.preflight import ANY_MESSAGE, Preflight, preflight
+from holdfast.cli.transcript import Transcript
 from holdfast.run.agent import AgentSource
 
 Level = Literal["ok", "warning", "wrong"]
@@ -41,10 +42,10 @@ class Examination:
         self._owners: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
         #: Run ids by what is wrong with them.
         self._damaged: dict[str, str] = {}
-        self._unknown: dict[str, list[str]] = defaultdict(list)
+        self._unknown: dict[str, str] = {}
         self._stuck: dict[str, str] = {}
         self._parked: dict[str, str] = {}
-        self._in_doubt: dict[str, list[str]] = {}
+        self._in_doubt: dict[str, str] = {}
 
     async def findings(self) -> list[Finding]:
         """Everything, in the order of its weight for a reader."""
@@ -78,34 +79,33 @@ class Examination:
         if record.status is Status.PARKED:
             self._parked[record.run_id] = record.reason
         try:
-            await self._load(record)
+            stored = await self._store.load(record.run_id)
+            read_checkpoint(stored, ANY_MESSAGE)
         except RunNotFound:
             return  # it came to its end meanwhile
         except CheckpointError as exc:
             self._damaged[record.run_id] = one_line(exc)
+            return
+        if not record.over:
+            await self._look_ahead(stored)
 
-    async def _load(self, record: RunRecord) -> None:
-        stored = await self._store.load(record.run_id)
-        if record.over or self._agents is None:
-            read_checkpoint(stored, ANY_MESSAGE)
-            return
-        source = self._agents.get(record.agent_name)
-        if source is None:
-            read_checkpoint(stored, ANY_MESSAGE)
-            if record.parent_run_id is None:  # a child's agent is known to the tool that starts it
-                self._unknown[record.agent_name].append(record.run_id)
-            return
-        try:
-            seen = await preflight(stored, source)
-        except CheckpointError:
-            raise
-        except Exception as exc:  # the agent's source is the user's code
-            self._stuck[record.run_id] = f"its agent cannot be built: {one_line(exc)}"
-            return
+    async def _look_ahead(self, stored: StoredRun) -> None:
+        """What would become of a run that can still go on."""
+        record = stored.record
+        source = (self._agents or {}).get(record.agent_name)
+        if source is not None:
+            seen = await _preflight(stored, source)
+        else:
+            transcript = Transcript()
+            transcript.read(stored.entries)
+            seen = Preflight(in_doubt=[f"{call.tool} {call.call_id}" for call in transcript.unanswered])
+            # A child's agent is known to the tool that starts it.
+            if self._agents is not None and record.parent_run_id is None:
+                self._unknown[record.run_id] = f"no agent {record.agent_name} among {', '.join(sorted(self._agents))}"
         if seen.trouble:
             self._stuck[record.run_id] = seen.trouble
         if seen.in_doubt and (record.interrupted or record.status is Status.PARKED):
-            self._in_doubt[record.run_id] = seen.in_doubt
+            self._in_doubt[record.run_id] = ", ".join(seen.in_doubt)
 
     # -- findings -----------------------------------------------------------------------------------------------
 
@@ -123,22 +123,24 @@ class Examination:
         ]
         if self._parked:
             found.append(_of_runs("parked", "warning", self._parked, ""))
-        return found
+        return [*found, _of_runs("in doubt", "warning", self._in_doubt, "no call waits to be made again")]
 
     def _about_code(self) -> list[Finding]:
         if self._agents is None:
             return []
-        unknown = {
-            run_id: f"agent {name} is not among {', '.join(sorted(self._agents)) or 'none'}"
-            for name, runs in self._unknown.items()
-            for run_id in runs
-        }
-        doubts = {run_id: ", ".join(calls) for run_id, calls in self._in_doubt.items()}
         return [
-            _of_runs("agents", "wrong", unknown, "every run has an agent that can take it"),
+            _of_runs("agents", "wrong", self._unknown, "every run has an agent that can take it"),
             _of_runs("preflight", "wrong", self._stuck, "every run would go on under this code"),
-            _of_runs("in doubt", "warning", doubts, "no call is in doubt"),
         ]
+
+
+async def _preflight(stored: StoredRun, source: AgentSource) -> Preflight:
+    try:
+        return await preflight(stored, source)
+    except CheckpointError as exc:
+        return Preflight(trouble=one_line(exc))
+    except Exception as exc:  # the agent's source is the user's code
+        return Preflight(trouble=f"its agent cannot be built: {one_line(exc)}")
 
 
 def _of_runs(check: str, level: Level, runs: Mapping[str, str], fine: str) -> Finding:

@@ -37,7 +37,7 @@ CodeArgument = Annotated[
 
 AppOption = Annotated[
     str,
-    typer.Option("--app", metavar="MODULE:ATTR", help="An App or an agent, for runs that are not of the native loop."),
+    typer.Option("--app", metavar="MODULE:ATTR", help="The run's App or agent; needed unless its loop is native."),
 ]
 
 AgentOption = Annotated[str, typer.Option("--agent", metavar="NAME", help="Which agent of the App, if it has several.")]

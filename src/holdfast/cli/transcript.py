@@ -61,11 +61,15 @@ class Transcript:
         """What the next entries tell. Entries that only move what was told before tell nothing."""
         return [item for entry in entries if (item := self._item(entry)) is not None]
 
+    @property
+    def unanswered(self) -> list[Call]:
+        """Calls without a result."""
+        return [call for call in self.calls.values() if call.state not in ("done", "error")]
+
     def close(self, *, live: bool, over: bool) -> None:
         """Say what calls without a result are, now that all there is was read."""
-        for call in self.calls.values():
-            if call.state not in ("done", "error"):
-                call.state = "running" if live else "open" if over else "in doubt"
+        for call in self.unanswered:
+            call.state = "running" if live else "open" if over else "in doubt"
 
     def _item(self, entry: Entry) -> Item | None:
         match entry.kind:

@@ -26,10 +26,11 @@ def demo(
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep the store and the ledger in this folder.")
     ] = None,
 ) -> None:
-    """Watch an agent being killed with SIGKILL again and again, going on, and finishing. No key, no server.
+    """See an agent killed again and again, going on, and finishing.
 
-    In the end it is counted from a ledger outside the store what was lost and what was done twice. Exits with 0 only
-    if that is nothing.
+    No key, no server: its model follows a script, its store is a temporary SQLite file, and it is killed by SIGKILL at
+    random moments. In the end it is counted from a ledger outside the store what was lost and what was done twice;
+    exits with 0 only if that is nothing.
     """
     chosen = secrets.randbelow(10_000) if seed is None else seed
     paper = Paper()

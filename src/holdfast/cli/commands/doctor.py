@@ -22,15 +22,15 @@ from holdfast.run.agent import AgentSource
 def doctor(
     code: Annotated[
         str,
-        typer.Argument(metavar="[MODULE:APP]", help="Also: could this code go on with the runs?", show_default=False),
+        typer.Argument(metavar="MODULE:APP", help="Also: could this code go on with the runs?", show_default=False),
     ] = "",
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Look for what is wrong with a store and its runs. Changes nothing; exits with 1 if something is.
+    """Look for what is wrong with a store and its runs.
 
-    With MODULE:APP it is a preflight before a deploy: would every stored run load and go on under this code? Without
-    --store the App's own store is looked at then.
+    Changes nothing; exits with 1 if something is wrong. With MODULE:APP it is a preflight before a deploy: would every
+    stored run load and go on under this code? The App's own store is looked at then, unless --store names another.
     """
     found = find(code) if code else None
     own = found.store if isinstance(found, App) and not store else None

@@ -15,9 +15,10 @@ from holdfast.cli.stores import opened
 
 
 def export(run: RunArgument, store: StoreOption = "") -> None:
-    """Write a run to stdout as JSON lines: what the store knows of it, then every entry of its journal.
+    """Write a run to stdout as JSON lines.
 
-    Nothing is left out and nothing is decoded further than JSON, so it works for runs of any agent.
+    The first line is what the store knows of it, the others are the entries of its journal. Nothing is left out and
+    nothing is decoded further than JSON, so it works for runs of any agent.
     """
     stored = asyncio.run(_load(store, run))
     print_json_line({"kind": "run", **msgspec.to_builtins(listed(stored.record))})

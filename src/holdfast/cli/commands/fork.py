@@ -18,7 +18,10 @@ def fork(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Queue a new run that begins where RUN was after a step, and print its id. RUN itself is not touched."""
+    """Queue a new run that begins where RUN was after a step.
+
+    Prints the new run's id. RUN itself is not touched.
+    """
     new = asyncio.run(_fork(store, run, at, check_run_id(run_id) if run_id else None))
     if as_json:
         print_json({"run_id": new, "status": "queued", "forked_from": run, "at": at})

@@ -19,9 +19,9 @@ from holdfast.cli.progress import Display, Watcher
 def recover(
     code: CodeArgument, quiet: QuietOption = False, store: CodeStoreOption = "", as_json: JsonOption = False
 ) -> None:
-    """Go on with every interrupted run of these agents, to its end, in one pass.
+    """Go on with every interrupted run of these agents, in one pass.
 
-    Exits with 1 if one of them failed or could not be read.
+    Each is driven to its end. Exits with 1 if one of them failed or could not be read.
     """
     watcher = Watcher() if quiet else Display(many=True)
     app = app_of(find(code), code, store=store, create=False, delivery=watcher)

@@ -16,19 +16,18 @@ from holdfast.cli.errors import CommandError, WrongUsage
 from holdfast.cli.options import CodeStoreOption, JsonOption, ModelOption, QuietOption
 from holdfast.cli.output import talk
 from holdfast.cli.progress import Display, Watcher
+from holdfast.cli.stores import record_of
 
 
 def resume(
     code: Annotated[
         str,
-        typer.Argument(
-            metavar="[MODULE:AGENT]", help="The agent or its App. Left out with --model.", show_default=False
-        ),
+        typer.Argument(metavar="MODULE:AGENT", help="The agent or its App. Left out with --model.", show_default=False),
     ] = "",
     run: Annotated[
         str,
         typer.Argument(
-            metavar="[RUN]",
+            metavar="RUN",
             help="The run's id. Without one: the only interrupted run there is.",
             autocompletion=complete_run,
             show_default=False,
@@ -57,6 +56,7 @@ def resume(
 
     async def work() -> Ending:
         run_id = driven[0] = run or await _only_interrupted(app)
+        await _check_agent(app, run_id)
         watcher.say(f"run {run_id}", "bold")
         return await ending_of(app, run_id, lambda: app.resume(run_id), resume_command(target, run_id, store))
 
@@ -73,6 +73,13 @@ def _only(code: str, run: str) -> str:
     if run:
         raise WrongUsage("give either MODULE:AGENT or --model, not both")
     return code
+
+
+async def _check_agent(app: App, run_id: str) -> None:
+    """Raise unless the run is there and its agent is known."""
+    if app.store is None:
+        raise CommandError("this App has no store: there is nothing to resume")
+    app.agent((await record_of(app.store, run_id)).agent_name)
 
 
 async def _only_interrupted(app: App) -> str:

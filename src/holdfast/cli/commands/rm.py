@@ -18,15 +18,15 @@ from holdfast.cli.stores import opened, record_of
 def rm(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Ids of runs.", autocompletion=complete_run, show_default=False),
+        typer.Argument(metavar="RUN", help="Ids of runs.", autocompletion=complete_run, show_default=False),
     ],
     force: Annotated[bool, typer.Option("--force", "-f", help="Also runs that could still go on.")] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Remove runs with all that is stored of them, and the runs they started.
+    """Remove runs with all that is stored of them.
 
-    A run that a live worker drives is never removed: cancel it first.
+    The runs they started go with them. A run that a live worker drives is never removed: cancel it first.
     """
     asyncio.run(_remove(store, runs, force=force))
     if as_json:

@@ -20,8 +20,8 @@ from holdfast.run.info import check_run_id, new_run_id
 def run(
     code: Annotated[
         str,
-        typer.Argument(metavar="[MODULE:AGENT]", help="An agent or an App. Left out with --model.", show_default=False),
-    ],
+        typer.Argument(metavar="MODULE:AGENT", help="An agent or an App. Left out with --model.", show_default=False),
+    ] = "",
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="What is asked; - reads it from stdin.", show_default=False)
     ] = "",

@@ -9,7 +9,7 @@ from holdfast.checkpoint.record import RunFilter, StoredRun
 from holdfast.cli import amounts
 from holdfast.cli.code import agents_of, effects_of
 from holdfast.cli.listing import Listed, listed, now
-from holdfast.cli.options import AppOption, JsonOption, RunArgument, StoreOption
+from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import Paper, one_of, print_json
 from holdfast.cli.stores import opened
 from holdfast.cli.telling import Teller, call_text, clock
@@ -19,11 +19,13 @@ from holdfast.cli.transcript import Item, Transcript
 def show(
     run: RunArgument,
     full: Annotated[bool, typer.Option("--full", help="Do not cut long texts short.")] = False,
-    app: AppOption = "",
+    app: Annotated[
+        str, typer.Option("--app", metavar="MODULE:ATTR", help="The run's App or agent, to see what its tools do.")
+    ] = "",
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show all that is stored of a run: how it stands, its transcript, its tool calls, phases, children and times.
+    """Show how a run stands, its transcript, calls, phases and times.
 
     No agent's code is needed; with --app the effects of the tools are shown, too.
     """
@@ -93,10 +95,9 @@ def _head(paper: Paper, run: Listed) -> None:
 
 
 def _rest(paper: Paper, transcript: Transcript, children: list[Listed]) -> None:
-    unanswered = [call for call in transcript.calls.values() if call.state not in ("done", "error")]
-    if unanswered:
+    if transcript.unanswered:
         paper.line()
-        for call in unanswered:
+        for call in transcript.unanswered:
             paper.line(f"{call.state}: {call_text(call)}", "bold yellow" if call.state == "in doubt" else "")
     if children:
         paper.line()

@@ -39,9 +39,9 @@ def submit(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Queue a run for whichever worker takes it, and print its id. Once that is printed, the run is safe.
+    """Queue a run for whichever worker takes it, and print its id.
 
-    No code is needed here: a worker that knows the agent has it.
+    Once the id is printed, the run is safe. No code is needed here: a worker that knows the agent has it.
     """
     info = RunInfo(
         run_id=run_id or new_run_id(),

@@ -31,9 +31,10 @@ def tail(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Follow a run until it is over, whoever drives it: over crashes, resumes and compactions, too.
+    """Follow a run until it is over, whoever drives it.
 
-    Ctrl-C ends the following and not the run. --json prints each item as a line of JSON.
+    Crashes, resumes and compactions do not end the following. Ctrl-C ends it, and not the run. --json prints each item
+    as a line of JSON.
     """
     try:
         asyncio.run(_follow(store, run, _Printed(lines, full=full, as_json=as_json)))

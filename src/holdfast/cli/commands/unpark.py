@@ -30,9 +30,10 @@ def unpark(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Let a parked run go on: recovery and workers take it from now on.
+    """Let a parked run go on.
 
-    Of calls in doubt that get no answer the model is told that their outcome is unknown.
+    Recovery and workers take it from now on. Of calls in doubt that get no answer the model is told that their outcome
+    is unknown.
     """
     asyncio.run(_unpark(store, agents_of(app), run, answers_of(answer)))
     if as_json:

@@ -1,0 +1,93 @@
+"""holdfast doctor"""
+
+import json
+import sqlite3
+from typing import Any
+
+from tests.cli.command import Shell, kill
+
+
+def findings(shell: Shell, *args: str, code: int) -> dict[str, Any]:
+    done = shell.run("doctor", *args, "--json")
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return {finding["check"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_a_store_that_is_fine(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "note", "--run-id", "r1")
+    found = findings(shell, "sample:app", code=0)
+    assert list(found) == [
+        "store", "schema", "size", "soundness", "runs", "workers", "damage", "in doubt", "agents", "preflight",
+    ]  # fmt: skip
+    assert {finding["level"] for finding in found.values()} == {"ok"}
+    assert found["schema"]["detail"] == "version 1, the newest"
+    assert found["runs"]["detail"].startswith("1 queued; ")
+    assert "ok       agents: every run has an agent that can take it" in shell.ok("doctor", "sample:app").splitlines()
+
+
+def test_a_store_that_is_not_there_or_not_ours(shell: Shell) -> None:
+    assert findings(shell, code=1)["store"]["detail"].startswith("there is no store at runs.db")
+    (shell.folder / "runs.db").write_text("not a database, " * 100)
+    assert findings(shell, code=1)["store"]["level"] == "wrong"
+
+
+def test_a_damaged_run_is_named_and_the_others_are_fine(shell: Shell) -> None:
+    for run_id in ("r1", "r2"):
+        shell.ok("submit", "sampler", "note", "--run-id", run_id)
+    with sqlite3.connect(shell.folder / "runs.db") as database:
+        damage = "UPDATE entries SET body = x'7b7d' WHERE run_key = (SELECT run_key FROM runs WHERE run_id = 'r2')"
+        database.execute(damage)
+    database.close()
+    found = findings(shell, code=1)
+    assert (found["damage"]["level"], found["damage"]["runs"]) == ("wrong", ["r2"])
+    assert "r2 is damaged" in found["damage"]["detail"]
+    assert found["soundness"]["level"] == "ok"  # of the file itself
+    assert "run r2 is damaged" in shell.run("show", "r2").stderr
+    assert shell.ok("rm", "-f", "r2") == "run r2 is removed\n"
+    assert shell.states() == {"r1": "queued"}
+
+
+def test_a_file_that_is_damaged_is_found(shell: Shell) -> None:
+    store = ("--store", "file:runs")
+    shell.ok("submit", "sampler", "note", "--run-id", "r1", *store)
+    assert findings(shell, *store, code=0)["soundness"]["level"] == "ok"
+    journal = shell.folder / "runs" / "runs" / "r1.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"note"', b'"nope"'))
+    found = findings(shell, *store, code=1)
+    assert found["soundness"]["level"] == "wrong"
+    assert "runs/r1.jsonl is damaged" in found["soundness"]["detail"]
+
+
+def test_dead_workers_doubt_and_parked_runs_are_warnings(shell: Shell) -> None:
+    process = shell.start("run", "sample:agent", "send gate", "--run-id", "r1")
+    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_entry("r1", "c2-1")
+    kill(process)
+    found = findings(shell, "sample:app", code=0)
+    assert (found["workers"]["level"], found["workers"]["detail"]) == (
+        "warning",
+        "0 alive with 0 runs, 1 dead with 1 runs",
+    )
+    assert found["in doubt"]["level"] == "ok"  # the gate may be asked again, what was sent is recorded
+    assert findings(shell, code=0)["in doubt"]["detail"] == "r1: gate c2-1"  # without its code nobody knows that
+    process = shell.start("run", "sample:agent", "transfer", "--run-id", "r2")
+    shell.wait_for_deed("transfer c1-1")
+    kill(process)
+    shell.run("resume", "sample:agent", "r2", "-q")
+    found = findings(shell, "sample:app", code=0)
+    assert (found["in doubt"]["level"], found["in doubt"]["detail"]) == ("warning", "r2: transfer c1-1")
+    assert found["parked"]["detail"].startswith("r2: in doubt: call c1-1 of transfer")
+
+
+def test_a_deploy_that_would_strand_runs_is_found_before(shell: Shell) -> None:
+    process = shell.start("run", "sample:agent", "gate", "--run-id", "r1")
+    shell.wait_for_deed("gate c1-1")
+    shell.wait_for_entry("r1", "c1-1")
+    kill(process)
+    shell.ok("submit", "other", "note", "--run-id", "r2")
+    assert findings(shell, "sample:app", code=0)["preflight"]["level"] == "ok"
+    found = findings(shell, "slimmer:app", code=1)
+    assert (found["preflight"]["level"], found["preflight"]["runs"]) == ("wrong", ["r1"])
+    assert "it would be left alone: it calls ['gate'], which the agent lacks" in found["preflight"]["detail"]
+    assert (found["agents"]["level"], found["agents"]["runs"]) == ("wrong", ["r2"])
+    assert shell.states() == {"r1": "interrupted", "r2": "queued"}  # looked at, not touched

@@ -1,0 +1,86 @@
+"""Help, completion, and the reference page."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.command import Shell, environment
+
+from holdfast.cli.program import COMMANDS, program
+
+NAMES = [command.__name__ for command in COMMANDS]
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+
+#: What costs time to load and is of no use for a page of help.
+HEAVY = {"rich", "apsw", "sqlite3", "psycopg", "pydantic", "pydantic_ai", "starlette", "jinja2", "markdown_it"}
+
+
+def test_every_command_has_help(shell: Shell) -> None:
+    told = shell.ok("--help")
+    assert re.findall(r"^  (\w+)  ", told.partition("Commands:")[2], re.MULTILINE) == NAMES
+    for command in COMMANDS:
+        assert command.__doc__, command.__name__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_has_every_command_with_all_its_options(name: str) -> None:
+    sections = re.split(r"^## holdfast (\w+)$", PAGE.read_text(), flags=re.MULTILINE)
+    assert sections[1::2] == NAMES
+    rows = re.findall(r"^\| `(.*?)` \| (.*) \|$", sections[sections.index(name) + 1], re.MULTILINE)
+    assert rows == [(told(parameter), parameter.help) for parameter in program().commands[name].params]
+
+
+def told(parameter: Any) -> str:
+    """`RUN` for an argument, `--store URL` for an option."""
+    value = f" {parameter.metavar}" if parameter.metavar else ""
+    return f"{max(parameter.opts, key=len)}{value}" if parameter.param_type_name == "option" else parameter.metavar
+
+
+def test_help_loads_nothing_heavy() -> None:
+    look = """
+import sys
+from holdfast.cli.main import main
+sys.argv = ["holdfast", "--help"]
+try:
+    main()
+finally:
+    print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", look], env=environment({}), capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert {"holdfast", "typer"} <= loaded
+    assert loaded & HEAVY == set()
+
+
+def complete(shell: Shell, *words: str) -> list[str]:
+    """What bash would offer for the last of `words`."""
+    line = " ".join(("holdfast", *words))
+    done = shell.run(_HOLDFAST_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words)))
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_runs_and_states(shell: Shell) -> None:
+    assert complete(shell, "re") == ["resume", "recover"]
+    assert complete(shell, "show", "r") == []  # no store yet, and no error
+    for run_id in ("red", "rot", "blue"):
+        shell.ok("submit", "sampler", "note", "--run-id", run_id)
+    assert complete(shell, "show", "r") == ["red", "rot"]
+    assert complete(shell, "ls", "--status", "in") == ["interrupted"]
+    assert "_HOLDFAST_COMPLETE=complete_bash" in shell.ok("--show-completion", "bash")
+
+
+def test_the_version(shell: Shell) -> None:
+    assert re.fullmatch(r"holdfast \d+\.\d+\.\d+\n", shell.ok("--version"))
+
+
+def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('No module named typer', name='typer')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "ls"], env=environment({"PYTHONPATH": str(tmp_path)}),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == 'holdfast: the command line needs its extra: pip install "holdfast[cli]"\n'

@@ -1,0 +1,60 @@
+"""holdfast cancel, unpark, fork and rm."""
+
+import json
+
+from tests.cli.command import Shell, kill
+
+
+def test_cancel_ends_a_run_that_nobody_drives(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "note", "--run-id", "r1")
+    assert shell.ok("cancel", "r1") == "run r1 is cancelled\n"
+    assert shell.states() == {"r1": "cancelled"}
+    again = shell.run("cancel", "r1")
+    assert again.returncode == 1
+    assert "run r1 is cancelled" in again.stderr
+
+
+def test_a_call_in_doubt_parks_the_run_until_a_person_answers(shell: Shell) -> None:
+    process = shell.start("run", "sample:agent", "transfer send", "--run-id", "r1")
+    shell.wait_for_deed("transfer c1-1")
+    kill(process)
+    parked = shell.run("resume", "sample:agent", "r1", "-q", "--json")
+    assert parked.returncode == 1
+    ending = json.loads(parked.stdout)
+    assert ending["status"] == "parked"
+    assert ending["reason"] == "in doubt: call c1-1 of transfer may or may not have happened"
+    assert "holdfast unpark r1 --answer CALL=RESULT" in parked.stderr
+    assert [call["state"] for call in shell.json("show", "r1")["calls"]] == ["in doubt"]
+    assert "no call waits" in shell.run("unpark", "r1", "--answer", "c9=no").stderr
+    assert shell.states() == {"r1": "parked"}
+    assert shell.ok("unpark", "r1", "--answer", 'c1-1={"amount": 3}') == "run r1 waits for recovery or a worker\n"
+    assert shell.ok("resume", "sample:agent", "r1", "-q") == "done: transfer send\n"
+    assert shell.deeds() == ["transfer c1-1", "send c2-1"]
+
+
+def test_fork_begins_anew_after_a_step(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "send note send", "--run-id", "r1")
+    shell.ok("recover", "sample:app", "-q")
+    assert shell.deeds() == ["send c1-1", "note c2-1", "send c3-1"]
+    assert shell.ok("fork", "r1", "--at", "2", "--run-id", "r2") == "r2\n"
+    assert shell.json("fork", "r1", "--at", "1", "--run-id", "r3") == {
+        "run_id": "r3", "status": "queued", "forked_from": "r1", "at": 1,
+    }  # fmt: skip
+    assert shell.ok("resume", "sample:app", "r2", "-q") == "done: send note send\n"
+    assert shell.deeds()[3:] == ["send c3-1"]
+    missing = shell.run("fork", "r1", "--at", "9")
+    assert missing.returncode == 1
+    assert "cannot be forked at step 9: its journal has 1, 2, 3, 4" in missing.stderr
+
+
+def test_rm_asks_for_force_before_it_takes_work_away(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "note", "--run-id", "over")
+    shell.ok("recover", "sample:app", "-q")
+    shell.ok("submit", "sampler", "note", "--run-id", "waiting")
+    refused = shell.run("rm", "over", "waiting")
+    assert refused.returncode == 1
+    assert "run waiting is queued and could still go on" in refused.stderr
+    assert shell.states() == {"over": "done", "waiting": "queued"}
+    assert shell.ok("rm", "over") == "run over is removed\n"
+    assert shell.json("rm", "-f", "waiting") == {"removed": ["waiting"]}
+    assert shell.states() == {}
