@@ -38,6 +38,17 @@ class ProbeStore:
         #: How the records looked when the store was closed.
         self.at_close: list[RunRecord] | None = None
         self._dead = False
+        self._written = asyncio.Event()
+
+    async def wrote(self, kind: EntryKind, count: int) -> None:
+        """Return once `count` entries of this kind have been written."""
+        while sum(kinds.count(kind) for kinds in self.kinds) < count:
+            await self._written.wait()
+
+    def _arrived(self, entries: Sequence[Entry]) -> None:
+        self.writes.append(list(entries))
+        self._written.set()
+        self._written = asyncio.Event()
 
     def die(self) -> None:
         """Nothing more gets through: what a SIGKILL does to the process on this side."""
@@ -95,14 +106,14 @@ class ProbeStore:
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         await self._pass("create")
         claim = await self.inner.create(run, worker_id=worker_id)
-        self.writes.append(list(run.entries))
+        self._arrived(run.entries)
         await self._turn()
         return claim
 
     async def append(self, claim: Claim, write: Write) -> None:
         await self._pass("append")
         await self.inner.append(claim, write)
-        self.writes.append(list(write.entries))
+        self._arrived(write.entries)
         await self._turn()
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:

@@ -1,0 +1,284 @@
+"""Pipelines: phases in order, each seeing what came before it, and resumed where they were."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.life import Life
+from tests.run.silent import Silent
+from tests.script import Script, asks, call
+
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.agent import Agent, Bounds, Phase
+from holdfast.run.errors import (
+    IterationsExceeded,
+    NotKnownHere,
+    PayloadError,
+    RepeatedToolCalls,
+    RuntimeExceeded,
+    Shutdown,
+)
+from holdfast.run.executor import Executor
+from holdfast.run.info import RunInfo
+from holdfast.run.message import Message, Reply, System, ToolResult, User
+from holdfast.run.ports import Ports
+from holdfast.run.state import PhaseOutput
+from holdfast.run.tool import ToolSchema, tool
+from holdfast.run.usage import Usage
+from holdfast.testing.clock import ManualClock
+
+MINUTE = timedelta(minutes=1)
+
+
+@tool(effect="pure")
+async def look(n: int = 0) -> str:
+    return f"seen {n}"
+
+
+async def test_phases_run_in_order_and_each_can_use_the_outputs_before_it() -> None:
+    plan, write = Script("a plan"), Script("a text")
+    agent = Agent(
+        name="a",
+        phases=[
+            Phase(name="plan", model=plan, prompt="Plan for: $prompt"),
+            Phase(name="write", model=write, prompt="Of $prompt, write by: ${plan}; $$5 and $unknown"),
+        ],
+    )
+    result = await Executor().run(agent, "cake")
+    assert plan.asked == [(User("Plan for: cake"),)]
+    assert write.asked == [(User("Of cake, write by: a plan; $5 and $unknown"),)]
+    assert result.output == "a text"
+    assert [(phase.name, phase.output, phase.iteration) for phase in result.phases] == [
+        ("plan", "a plan", 1),
+        ("write", "a text", 2),
+    ]
+    assert list(result.messages) == [*write.asked[0], Reply(text="a text")]
+
+
+async def test_a_prompt_can_be_a_function_of_all_that_came_before() -> None:
+    seen: list[tuple[str, tuple[PhaseOutput, ...]]] = []
+
+    def third(prompt: str, finished: Sequence[PhaseOutput]) -> str:
+        seen.append((prompt, tuple(finished)))
+        return " + ".join(str(phase.output) for phase in finished)
+
+    last = Script("done")
+    agent = Agent(
+        name="a",
+        model=Script("x"),
+        phases=[Phase(name="p"), Phase(name="p"), Phase(name="last", prompt=third, model=last)],
+    )
+    await Executor().run(agent, "go")
+    assert last.asked == [(User("x + x"),)]
+    assert [(prompt, [phase.name for phase in finished]) for prompt, finished in seen] == [("go", ["p", "p"])]
+
+
+async def test_two_phases_of_one_name_both_run_and_the_latest_output_counts() -> None:
+    replies = iter(["first draft", "second draft"])
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        return Reply(text=next(replies))
+
+    last = Script("done")
+    end = Phase(name="end", prompt="$draft", model=last)
+    agent = Agent(name="a", model=model, phases=[Phase(name="draft"), Phase(name="draft"), end])
+    result = await Executor().run(agent, "go")
+    assert [phase.output for phase in result.phases] == ["first draft", "second draft", "done"]
+    assert last.asked == [(User("second draft"),)]
+
+
+async def test_a_phase_has_its_own_instructions_tools_and_model_or_those_of_the_agent() -> None:
+    own, agents = Script("x"), Script("y")
+
+    @tool(effect="pure")
+    async def special() -> None: ...
+
+    agent = Agent(
+        name="a",
+        model=agents,
+        instructions="the agent's",
+        tools=[look],
+        phases=[
+            Phase(name="plain"),
+            Phase(name="own", model=own, instructions="its own", tools=[special, "look"]),
+            Phase(name="bare", model=own, instructions="", tools=[]),
+        ],
+    )
+    await Executor().run(agent, "go")
+    assert agents.asked == [(System("the agent's"), User("go"))]
+    assert agents.offered == [(look.schema,)]
+    assert own.asked == [(System("its own"), User("go")), (User("go"),)]
+    assert own.offered == [(special.schema, look.schema), ()]
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def looks(times: int, end: Any = "done") -> Script:
+    return Script(*(asks(call(str(n), "look", n=n)) for n in range(times)), end)
+
+
+async def test_the_bounds_of_a_phase_hold_for_it_alone() -> None:
+    bounded = Phase(name="short", bounds=Bounds(max_iterations=2), model=looks(1))
+    free = Phase(name="long", model=looks(5))
+    agent = Agent(name="a", tools=[look], phases=[free, bounded, bounded])
+    assert (await Executor().run(agent, "go")).iterations == 10
+    too_long = Phase(name="short", bounds=Bounds(max_iterations=2), model=looks(2))
+    with pytest.raises(IterationsExceeded) as raised:
+        await Executor().run(Agent(name="a", tools=[look], phases=[free, bounded, too_long]), "go")
+    assert raised.value.bound == 2
+
+
+async def test_the_bounds_of_the_agent_hold_for_all_phases_together() -> None:
+    agent = Agent(
+        name="a", tools=[look], bounds=Bounds(max_iterations=5),
+        phases=[Phase(name="one", model=looks(3)), Phase(name="two", model=looks(3), bounds=Bounds(max_iterations=50))],
+    )  # fmt: skip
+    with pytest.raises(IterationsExceeded) as raised:
+        await Executor().run(agent, "go")
+    assert raised.value.bound == 5
+
+
+async def test_repeats_are_counted_within_a_phase_by_its_own_bound() -> None:
+    same = asks(call("1", "look"))
+    patient = Phase(name="p", model=Script(same, same, same, "done"), bounds=Bounds(max_repeats=3))
+    assert await Executor().run(Agent(name="a", tools=[look], phases=[patient, patient]), "go")
+    strict = Phase(name="p", model=Script(same, same, same, "done"), bounds=Bounds(max_repeats=2))
+    with pytest.raises(RepeatedToolCalls):
+        await Executor().run(Agent(name="a", tools=[look], phases=[strict]), "go")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_the_time_of_a_phase_begins_with_it(durable: bool) -> None:
+    clock = ManualClock()
+    executor = Life(clock=clock).executor if durable else Executor(clock=clock)
+
+    @tool(effect="pure")
+    async def work() -> None:
+        await clock.sleep(4 * MINUTE)
+
+    def phase(name: str, bound: timedelta) -> Phase:
+        return Phase(name=name, bounds=Bounds(max_runtime=bound), model=Script(asks(call("1", "work")), name))
+
+    agent = Agent(name="a", tools=[work], phases=[phase("one", 5 * MINUTE), phase("two", 5 * MINUTE)])
+    run = asyncio.create_task(executor.run(agent, "go"))
+    await clock.advance(20 * MINUTE)
+    assert [phase.elapsed for phase in (await run).phases] == [4 * MINUTE, 8 * MINUTE]
+
+    agent = Agent(name="a", tools=[work], phases=[phase("one", 5 * MINUTE), phase("two", 3 * MINUTE)])
+    run = asyncio.create_task(executor.run(agent, "go"))
+    await clock.advance(20 * MINUTE)
+    with pytest.raises(RuntimeExceeded) as raised:
+        await run
+    assert raised.value.bound == 3 * MINUTE
+    assert clock.waiting == 0
+
+
+# -- 11: resume -------------------------------------------------------------------------------------------------------
+
+
+class Stage:
+    """A model of a phase that looks twice and answers; may stop or kill the process instead of its n-th reply."""
+
+    def __init__(self, answer: str, dies: Life | None = None, *, stop: int | None = None) -> None:
+        self._answer, self._dies, self._stop = answer, dies, stop
+        self.asked: list[tuple[Message, ...]] = []
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if self._stop == len(self.asked):
+            if self._dies is not None:
+                await self._dies.die()
+            raise Shutdown("now")
+        self.asked.append(tuple(messages))
+        looked = sum(isinstance(message, ToolResult) for message in messages)
+        usage = Usage(input_tokens=len(messages))
+        if looked < 2:
+            return asks(call(str(looked), "look", n=looked), usage=usage)
+        return Reply(text=self._answer, usage=usage)
+
+
+def pipeline(*stages: Stage) -> Agent:
+    phases = [
+        Phase(name="draft", model=stages[0]),
+        Phase(name="draft", model=stages[1], prompt="better than $draft"),
+        Phase(name="end", model=stages[2], prompt="of $draft"),
+    ]
+    return Agent(name="a", tools=[look], phases=phases, bounds=Bounds(max_iterations=9))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("phase", [0, 1, 2])
+@pytest.mark.parametrize("reply", [0, 1, 2])
+async def test_a_pipeline_goes_on_inside_the_interrupted_phase(phase: int, reply: int, dies: bool) -> None:
+    whole = [Stage("one"), Stage("two"), Stage("three")]
+    expected = await Executor().run(pipeline(*whole), "go")
+    assert expected.iterations == 9
+
+    life = Life()
+    names = ("one", "two", "three")
+    before = [Stage(name, life if dies else None, stop=reply if at == phase else None) for at, name in enumerate(names)]
+    with pytest.raises(Shutdown):
+        await life.executor.run(pipeline(*before), "go", run_id="r")
+    [record] = await life.records()
+    assert record.interrupted
+
+    after = [Stage("one"), Stage("two"), Stage("three")]
+    result = await Life(life.inner).resume(pipeline(*after), "r")
+    assert [b.asked + a.asked for b, a in zip(before, after, strict=True)] == [stage.asked for stage in whole]
+    assert (result.output, result.iterations, result.usage) == (expected.output, 9, expected.usage)
+    assert [phase.output for phase in result.phases] == ["one", "two", "three"]
+    assert await life.records() == []
+
+
+class StopsAtTheEnd(Silent):
+    async def output(self, info: RunInfo, output: Any) -> None:
+        raise Shutdown("now")
+
+
+async def test_a_pipeline_whose_last_phase_was_finished_only_has_to_be_completed() -> None:
+    life = Life(ports=Ports(delivery=StopsAtTheEnd()))
+    model = Script("done")
+    agent = Agent(name="a", model=model, phases=[Phase(name="only")])
+    with pytest.raises(Shutdown):
+        await life.executor.run(agent, "go", run_id="r")
+    result = await Life(life.inner).resume(agent, "r")
+    assert (result.output, len(model.asked), result.iterations) == ("done", 1, 1)
+
+
+async def test_bounds_of_a_phase_count_on_over_a_resume() -> None:
+    life = Life()
+    bounds = Bounds(max_iterations=3)
+
+    def agent(end: Any) -> Agent:
+        return Agent(
+            name="a", tools=[look],
+            phases=[Phase(name="one", model=looks(4)), Phase(name="two", model=looks(2, end), bounds=bounds)],
+        )  # fmt: skip
+
+    with pytest.raises(Shutdown):
+        await life.executor.run(agent(Shutdown("now")), "go", run_id="r")
+    with pytest.raises(IterationsExceeded):
+        await Life(life.inner).resume(agent(asks(call("9", "look", n=9))), "r")
+
+
+async def test_a_run_whose_finished_phases_this_agent_does_not_have_is_left_for_one_that_does() -> None:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(pipeline(Stage("one"), Stage("two", stop=0), Stage("x")), "go", run_id="r")
+    renamed = Agent(name="a", model=Script("never"), phases=[Phase(name="sketch"), Phase(name="draft")])
+    with pytest.raises(NotKnownHere, match=r"finished the phases \['draft'\]"):
+        await Life(life.inner).resume(renamed, "r")
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
+    result = await Life(life.inner).resume(pipeline(Stage("never"), Stage("two"), Stage("three")), "r")
+    assert result.output == "three"
+
+
+async def test_an_output_that_cannot_be_stored_is_refused_where_it_was_made() -> None:
+    life = Life()
+    with pytest.raises(PayloadError):
+        await life.executor.run(
+            Agent(name="a", phases=[Phase(name="one", model=Script("half a pair \ud800"))]), "go", run_id="r"
+        )
+    assert await life.statuses() == {}

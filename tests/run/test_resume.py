@@ -1,0 +1,241 @@
+"""A resumed run goes on after its last saved step, and repeats nothing that was finished."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.life import Life
+from tests.run.silent import Silent
+from tests.script import Script, asks, call
+
+from holdfast.checkpoint.handle import HandleSettings
+from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.agent import Agent
+from holdfast.run.errors import NotKnownHere, RunParked, Shutdown
+from holdfast.run.info import RunInfo
+from holdfast.run.message import Message, Reply, ToolResult, User
+from holdfast.run.ports import Ports, RunEvent
+from holdfast.run.tool import Tool, tool
+from holdfast.run.usage import Usage
+
+
+class StopsAtTheEnd(Silent):
+    async def output(self, info: RunInfo, output: Any) -> None:
+        raise Shutdown("now")
+
+
+class StopsAtACall(Silent):
+    async def progress(self, info: RunInfo, event: RunEvent) -> None:
+        if event.kind == "tool_end":
+            raise Shutdown("now")
+
+
+async def test_a_resumed_run_is_seeded_with_what_was_saved_and_no_new_input() -> None:
+    life = Life()
+    first = Script(asks(call("1", "look")), Shutdown("now"))
+
+    @tool(effect="pure")
+    async def look() -> str:
+        return "seen"
+
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=first, tools=[look], instructions="be brief"), "go", run_id="r")
+    second = Script("", "done")
+    agent = Agent(name="a", model=second, tools=[look], instructions="changed since")
+    await Life(life.inner).resume(agent, "r")
+    assert second.asked == [first.asked[-1]]
+
+
+async def test_iteration_and_usage_go_on_counting() -> None:
+    life = Life()
+    usage = Usage(input_tokens=10, cost_usd=0.25)
+
+    @tool(effect="pure")
+    async def look() -> None: ...
+
+    turns = [asks(call("1", "look"), usage=usage), asks(call("2", "look"), usage=usage)]
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=Script(*turns, Shutdown("now")), tools=[look]), "go", run_id="r")
+    agent = Agent(name="a", model=Script(*turns, Reply(text="done", usage=usage)), tools=[look])
+    result = await Life(life.inner).resume(agent, "r")
+    assert result.iterations == 3
+    assert result.usage == Usage(input_tokens=30, cost_usd=0.75, requests=3, tool_calls=2)
+
+
+async def test_a_run_that_died_before_its_first_reply_was_recorded_first() -> None:
+    life = Life()
+
+    async def dies(messages: Sequence[Message]) -> Reply:
+        await life.die()
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await life.executor.run(Agent(name="a", model=Script(dies)), "go", run_id="r")
+    [record] = await life.records()
+    assert record.interrupted
+    model = Script("done")
+    assert (await Life(life.inner).resume(Agent(name="a", model=model), "r")).output == "done"
+    assert model.asked == [(User("go"),)]
+
+
+async def test_an_answer_that_was_saved_is_not_asked_for_again() -> None:
+    life = Life(ports=Ports(delivery=StopsAtTheEnd()))
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=Script("done")), "go", run_id="r")
+    model = Script("never")
+    result = await Life(life.inner).resume(Agent(name="a", model=model), "r")
+    assert (result.output, result.iterations) == ("done", 1)
+    assert model.asked == []
+
+
+# -- 12: half-done batches --------------------------------------------------------------------------------------------
+
+NAMES = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("effect", ["pure", "idempotent"])
+@pytest.mark.parametrize("dies_in", NAMES)
+async def test_of_a_half_done_batch_only_the_missing_call_is_made(effect: str, dies_in: str) -> None:
+    first = Life()
+    made: list[str] = []
+
+    @tool(effect=effect)
+    async def work(name: str) -> str:
+        if name == dies_in:
+            await first.store.wrote(EntryKind.RESULT, 3)
+            await first.die()
+            raise Shutdown("the process is gone")
+        made.append(name)
+        return f"did {name}"
+
+    batch = asks(*(call(name, "work", name=name) for name in NAMES))
+    with pytest.raises(Shutdown):
+        await first.executor.run(Agent(name="a", model=Script(batch, "never"), tools=[work]), "go", run_id="r")
+    assert sorted(made) == sorted(set(NAMES) - {dies_in})
+
+    again: list[str] = []
+
+    async def work_again(name: str) -> str:
+        again.append(name)
+        return f"did {name}"
+
+    model = Script(batch, "done")
+    agent = Agent(name="a", model=model, tools=[Tool(work_again, name="work", effect=effect)])
+    result = await Life(first.inner).resume(agent, "r")
+    assert again == [dies_in]
+    assert [message.content for message in model.asked[0] if isinstance(message, ToolResult)] == [
+        f"did {name}" for name in NAMES
+    ]
+    assert (result.output, result.iterations) == ("done", 2)
+
+
+@pytest.mark.parametrize("throttle", [timedelta(0), timedelta(hours=1)], ids=str)
+async def test_a_released_batch_keeps_every_result_that_came(throttle: timedelta) -> None:
+    first = Life(settings=HandleSettings(throttle=throttle))
+    made: list[str] = []
+    stop = asyncio.Event()
+
+    @tool(effect="pure")
+    async def work(name: str) -> str:
+        if name == "d":
+            await stop.wait()
+            raise Shutdown("now")
+        made.append(name)
+        if len(made) == 3:
+            stop.set()
+        return name
+
+    batch = asks(*(call(name, "work", name=name) for name in NAMES))
+    with pytest.raises(Shutdown):
+        await first.executor.run(Agent(name="a", model=Script(batch), tools=[work]), "go", run_id="r")
+    made.clear()
+    resumption = await Life(first.inner).claimed(Agent(name="a", model=Script("x")), "r")
+    assert set(resumption.state.results) == {"a", "b", "c"}
+    assert resumption.state.own_usage.tool_calls == 3
+
+
+async def test_a_finished_call_stays_made_when_whoever_is_told_of_it_raises() -> None:
+    life = Life(ports=Ports(delivery=StopsAtACall()))
+    made: list[str] = []
+
+    @tool
+    async def pay() -> str:
+        made.append("paid")
+        return "receipt"
+
+    model = Script(asks(call("1", "pay")), "done")
+    agent = Agent(name="a", model=model, tools=[pay])
+    with pytest.raises(Shutdown):
+        await life.executor.run(agent, "go", run_id="r")
+    result = await Life(life.inner).resume(agent, "r")
+    assert made == ["paid"]
+    assert model.asked[-1][-1] == ToolResult(call_id="1", tool="pay", content="receipt")
+    assert result.usage.tool_calls == 1
+
+
+async def test_an_id_of_a_call_that_is_used_again_is_a_new_call() -> None:
+    life = Life()
+    made: list[int] = []
+
+    @tool
+    async def count(n: int) -> int:
+        made.append(n)
+        return n
+
+    turns = [asks(call("same", "count", n=n)) for n in range(3)]
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=Script(*turns, Shutdown("now")), tools=[count]), "go", run_id="r")
+    model = Script(*turns, asks(call("same", "count", n=3)), "done")
+    await Life(life.inner).resume(Agent(name="a", model=model, tools=[count]), "r")
+    assert made == [0, 1, 2, 3]
+
+
+async def test_of_a_rewritten_agent_the_new_tools_are_used() -> None:
+    life = Life()
+
+    @tool(effect="pure")
+    async def work(name: str) -> str:
+        raise Shutdown("now")
+
+    with pytest.raises(Shutdown):
+        await life.executor.run(
+            Agent(name="a", model=Script(asks(call("1", "work", name="x"))), tools=[work]), "go", run_id="r"
+        )
+
+    async def other(name: str) -> str:
+        return f"new {name}"
+
+    model = Script(asks(), "done")
+    await Life(life.inner).resume(Agent(name="a", model=model, tools=[Tool(other, name="work", effect="pure")]), "r")
+    assert model.asked[0][-1] == ToolResult(call_id="1", tool="work", content="new x")
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "status"),
+    [("leave", NotKnownHere, Status.INTERRUPTED), ("park", RunParked, Status.PARKED), ("tell", None, None)],
+)
+async def test_a_tool_that_a_deploy_removed_meets_the_agents_policy(policy: Any, error: Any, status: Any) -> None:
+    life = Life()
+
+    @tool(effect="pure")
+    async def work() -> str:
+        raise Shutdown("now")
+
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=Script(asks(call("1", "work"))), tools=[work]), "go", run_id="r")
+    model = Script(asks(), "done")
+    agent = Agent(name="a", model=model, removed_tools=policy)
+    after = Life(life.inner)
+    if error is None:
+        assert (await after.resume(agent, "r")).output == "done"
+        last = model.asked[0][-1]
+        assert isinstance(last, ToolResult)
+        assert "There is no tool 'work'" in last.content
+        return
+    with pytest.raises(error):
+        await after.resume(agent, "r")
+    assert await life.statuses() == {"r": status}
+    assert model.asked == []
