@@ -127,6 +127,24 @@ def test_the_store_of_the_option_wins_and_is_in_the_hint(shell: Shell) -> None:
     assert [run["status"] for run in shell.json("ls", "--store", "file:elsewhere")] == ["interrupted"]
 
 
+def test_an_agent_of_pydantic_ai_needs_nothing_more(shell: Shell) -> None:
+    process = shell.start("run", "foreign:agent", "hello", "--run-id", "r1")
+    shell.wait_for_deed("gate")
+    shell.wait_for_entry("r1", "found a")  # the result of the other call of the batch
+    kill(process)
+    shell.open_gate()
+    assert shell.ok("resume", "foreign:agent", "r1", "-q") == '{"lookup":"found a","gate":"open"}\n'
+    assert shell.deeds().count("lookup") == 1
+
+
+def test_a_bare_model_needs_no_code(shell: Shell) -> None:
+    ending = shell.json("run", "--model", "test", "hello")
+    assert (ending["status"], ending["output"]) == ("done", "success (no tool calls)")
+    assert shell.run("run", "--model", "openai:gpt-5", "hello").stderr.startswith("holdfast: --model openai:gpt-5: ")
+    shell.ok("submit", "test", "hello", "--run-id", "r1")
+    assert shell.ok("resume", "--model", "test", "r1", "-q") == "success (no tool calls)\n"
+
+
 def test_resume_without_a_run_wants_exactly_one(shell: Shell) -> None:
     assert "there is no store at runs.db" in shell.run("resume", "sample:agent").stderr
     for run_id in ("r1", "r2"):

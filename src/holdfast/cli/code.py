@@ -132,10 +132,10 @@ def app_of_model(model: str, *, store: str, create: bool, delivery: Delivery | N
     except ModuleNotFoundError as exc:
         raise CommandError(f'--model needs {exc.name}: pip install "holdfast[pydantic-ai]"') from exc
     try:
-        source = durable(model)
+        source = durable(model, stream=True)
     except Exception as exc:  # an unknown provider, a missing key: pydantic-ai says which
         raise CommandError(f"--model {model}: {one_line(exc)}") from exc
-    return app_of(source, model, store=store, create=create, delivery=delivery)
+    return app_of(source, "", store=store, create=create, delivery=delivery)
 
 
 def agent_name(app: App, wanted: str) -> str:

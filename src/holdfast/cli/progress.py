@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.cli import amounts
 from holdfast.cli.errors import one_line
-from holdfast.cli.output import Paper, one_of, print_json_line
+from holdfast.cli.output import Paper, one_of, print_json_line, printable
 from holdfast.run.errors import RunInterrupted, RunParked
 from holdfast.run.info import RunInfo
 from holdfast.run.ports import RunEvent
@@ -107,7 +107,10 @@ class Display(Watcher):
         now = time.monotonic()
         asking = (info.run_id, "")
         if event.kind == "step":
-            self._active[asking] = (f"step {event.iteration}: asking the model", now)
+            self._active[asking] = (f"step {event.iteration}: asking the model ", now)
+        elif event.kind == "text":
+            told, began = self._active.get(asking, ("", now))
+            self._active[asking] = (told + event.text, began)
         elif event.kind == "tool_start":
             self._active[info.run_id, event.call_id] = (f"step {event.iteration}: {event.name}", now)
         ended = asking if event.kind == "reply" else (info.run_id, event.call_id)
@@ -124,11 +127,14 @@ class Display(Watcher):
         from rich.spinner import Spinner
 
         now = time.monotonic()
-        lines = [
-            f"{run_id + ' ' if self._many else ''}{name} {amounts.duration(timedelta(seconds=now - began))}"
-            for (run_id, _), (name, began) in list(self._active.items())[:_SHOWN]
-        ]
-        return Group(*(Spinner("dots", one_of(line, self._paper.width - 4)) for line in lines))
+        room = self._paper.width - 4
+        lines = []
+        for (run_id, _), (name, began) in list(self._active.items())[:_SHOWN]:
+            since = amounts.duration(timedelta(seconds=now - began)) + (f" {run_id}" if self._many else "")
+            # Of a text that is still coming, its end.
+            told = " ".join(printable(name).split())
+            lines.append(Spinner("dots", f"{since} {told[-(room - len(since)) :]}"))
+        return Group(*lines)
 
 
 def _told(event: RunEvent, took: timedelta, *, live: bool) -> tuple[str, str] | None:
