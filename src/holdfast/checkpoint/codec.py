@@ -39,6 +39,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt: str = ""
     model_tier: str = ""
     parent_run_id: str | None = None
+    lineage: tuple[str, ...] = ()
     labels: dict[str, str] = {}
     #: Whatever else the run was given, beside the prompt.
     inputs: dict[str, Any] = {}
@@ -63,6 +64,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             prompt=info.prompt,
             model_tier=info.model_tier,
             parent_run_id=info.parent_run_id,
+            lineage=info.lineage,
             labels=info.labels,
             inputs=plain({name: value for name, value in info.inputs.items() if name != "prompt"}, "the inputs"),
         )
@@ -77,6 +79,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             guild_id=self.guild_id,
             model_tier=self.model_tier,
             parent_run_id=self.parent_run_id,
+            lineage=self.lineage,
             labels=self.labels,
             inputs={**self.inputs, "prompt": self.prompt},
         )

@@ -73,6 +73,7 @@ class Brood:
             guild_id=above.guild_id,
             model_tier=getattr(agent, "model_tier", ""),
             parent_run_id=above.run_id,
+            lineage=(*above.lineage, above.agent_name),
             labels=above.labels,
             inputs={"prompt": prompt},
         )

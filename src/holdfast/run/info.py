@@ -48,6 +48,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     guild_id: str = ""
     model_tier: str = ""
     parent_run_id: str | None = None
+    #: The agents above this run, from the first: it is a child as deep as this is long.
+    lineage: tuple[str, ...] = ()
     #: Free text labels, for filtering and accounting.
     labels: dict[str, str] = {}
     #: What the run was asked; `inputs["prompt"]` is the prompt.

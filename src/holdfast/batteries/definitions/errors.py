@@ -1,0 +1,20 @@
+"""What can go wrong with stored definitions."""
+
+from holdfast.errors import HoldfastError
+
+
+class DefinitionStoreError(HoldfastError):
+    """A stored definition could not be read or written."""
+
+
+class DefinitionNotFound(DefinitionStoreError):
+    """There is no such definition, or it is not shared with the one who asks."""
+
+    def __init__(self, kind: str, owner: str, name: str, version: int | None = None) -> None:
+        which = "" if version is None else f" version {version}"
+        super().__init__(f"no {kind} {owner}/{name}{which}: it never was, was removed, or is not shared")
+        self.kind, self.owner, self.name, self.version = kind, owner, name, version
+
+
+class MalformedDefinition(DefinitionStoreError):
+    """A document is not what it should be: its front matter, a field, or a name."""

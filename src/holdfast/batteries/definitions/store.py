@@ -1,0 +1,118 @@
+"""The contract of what keeps definitions, and the one in memory."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+import msgspec
+
+from holdfast.batteries.definitions.errors import DefinitionNotFound
+
+#: Shared with this: shared with everybody.
+EVERYBODY = "*"
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of one definition. Never changed once it is stored."""
+
+    owner: str
+    name: str
+    #: Counts up from 1.
+    number: int
+    at: datetime
+    #: JSON.
+    body: bytes
+
+
+class DefinitionStore(Protocol):
+    """Keeps every version of every definition of one kind."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def save(self, owner: str, name: str, body: bytes, now: datetime) -> Version:
+        """Keep a new version, with the next number, whoever else does so at the same time."""
+        ...
+
+    async def get(self, owner: str, name: str, number: int | None = None) -> Version:
+        """That version, or the newest.
+
+        Raises:
+            DefinitionNotFound: there is none.
+        """
+        ...
+
+    async def newest(self, reader: str | None = None) -> Sequence[Version]:
+        """The newest version of every definition; with a reader, of those it owns or that are shared with it."""
+        ...
+
+    async def history(self, owner: str, name: str) -> Sequence[Version]:
+        """Every version, oldest first.
+
+        Raises:
+            DefinitionNotFound: there is none.
+        """
+        ...
+
+    async def share(self, owner: str, name: str, reader: str) -> None:
+        """Let `reader` see it, or `EVERYBODY`.
+
+        Raises:
+            DefinitionNotFound: there is none.
+        """
+        ...
+
+    async def remove(self, owner: str, name: str) -> None:
+        """Forget all versions.
+
+        Raises:
+            DefinitionNotFound: there is none.
+        """
+        ...
+
+
+class MemoryDefinitions:
+    """Definitions of one process. Does not survive it."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._versions: dict[tuple[str, str], list[Version]] = {}
+        self._readers: dict[tuple[str, str], set[str]] = {}
+
+    async def open(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    async def save(self, owner: str, name: str, body: bytes, now: datetime) -> Version:
+        versions = self._versions.setdefault((owner, name), [])
+        versions.append(Version(owner=owner, name=name, number=len(versions) + 1, at=now, body=body))
+        return versions[-1]
+
+    async def get(self, owner: str, name: str, number: int | None = None) -> Version:
+        versions = self._versions.get((owner, name), [])
+        if not versions or (number is not None and not 1 <= number <= len(versions)):
+            raise DefinitionNotFound(self._kind, owner, name, number)
+        return versions[-1 if number is None else number - 1]
+
+    async def newest(self, reader: str | None = None) -> Sequence[Version]:
+        return [
+            versions[-1]
+            for (owner, name), versions in sorted(self._versions.items())
+            if reader is None or reader == owner or self._readers.get((owner, name), set()) & {reader, EVERYBODY}
+        ]
+
+    async def history(self, owner: str, name: str) -> Sequence[Version]:
+        await self.get(owner, name)
+        return list(self._versions[owner, name])
+
+    async def share(self, owner: str, name: str, reader: str) -> None:
+        await self.get(owner, name)
+        self._readers.setdefault((owner, name), set()).add(reader)
+
+    async def remove(self, owner: str, name: str) -> None:
+        await self.get(owner, name)
+        del self._versions[owner, name]
+        self._readers.pop((owner, name), None)

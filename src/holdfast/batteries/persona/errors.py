@@ -1,0 +1,7 @@
+"""What can go wrong with personas."""
+
+from holdfast.errors import HoldfastError
+
+
+class PersonaError(HoldfastError):
+    """A persona cannot be lowered into an agent as it is."""
