@@ -1,0 +1,382 @@
+"""Runs that are started from inside a tool of another run."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast.checkpoint.handle import HandleSettings
+from holdfast.checkpoint.journal import Entry, EntryKind, Write
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.agent import Agent
+from holdfast.run.call import current_call
+from holdfast.run.errors import NotSaved, RunFailed, RunParked, Shutdown
+from holdfast.run.executor import Executor
+from holdfast.run.message import Message, Reply, ToolResult, User
+from holdfast.run.tool import ToolSchema, tool
+from holdfast.run.usage import Usage
+
+TEN = Usage(input_tokens=10)
+
+
+@tool(effect="pure")
+async def look() -> str:
+    return "seen"
+
+
+def parent_of(child: Agent, *turns: Any, keys: Sequence[str | None] = (None,), effect: str = "idempotent") -> Agent:
+    """An agent whose tool `ask` runs the child, once for each key."""
+
+    @tool(effect=effect)
+    async def ask(prompt: str = "sub") -> list[str]:
+        results = [await current_call().run(child, prompt, key=key) for key in keys]
+        return [result.output for result in results]
+
+    return Agent(name="parent", model=Script(asks(call("1", "ask"), usage=TEN), *turns), tools=[ask])
+
+
+async def test_a_child_runs_inside_its_parents_tool_and_carries_its_parents_identity() -> None:
+    life = Life()
+    seen: list[Any] = []
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        seen.extend(await life.records())
+        return Reply(text="from the child")
+
+    child = Agent(name="child", model=model, agent_id="7", model_tier="small")
+    parent = parent_of(child, "done")
+    await life.executor.run(parent, "go", run_id="p", caller_id="ann", labels={"team": "x"})
+    [_, record] = seen
+    assert record.run_id.startswith("p:")
+    assert (record.parent_run_id, record.agent_name, record.caller_id) == ("p", "child", "ann")
+    assert parent.model.asked[1][-1] == ToolResult(call_id="1", tool="ask", content=["from the child"])  # type: ignore[union-attr]
+    assert await life.records() == []
+
+
+async def test_a_child_runs_without_a_store_too() -> None:
+    result = await Executor().run(parent_of(Agent(name="child", model=Script("hello")), "done"), "go")
+    assert result.output == "done"
+
+
+async def test_what_a_child_used_is_counted_once_with_its_parent() -> None:
+    child = Agent(name="child", model=Script(Reply(text="x", usage=TEN)))
+    grandparent_child = parent_of(child, Reply(text="y", usage=TEN))
+    result = await Executor().run(parent_of(grandparent_child, Reply(text="z", usage=TEN)), "go")
+    # Two requests of the run, two of its child, one of its grandchild; two tool calls.
+    assert result.usage == Usage(input_tokens=50, requests=5, tool_calls=2)
+
+
+async def test_what_a_failed_child_used_is_counted_too() -> None:
+    child = Agent(name="child", model=Script(asks(call("1", "look"), usage=TEN), ValueError("broken")), tools=[look])
+    parent = parent_of(child, Reply(text="well", usage=TEN))
+    result = await Executor().run(parent, "go")
+    assert result.usage == Usage(input_tokens=30, requests=3, tool_calls=2)
+
+
+async def test_a_child_that_fails_is_an_error_of_the_tool() -> None:
+    parent = parent_of(Agent(name="child", model=Script(ValueError("broken"))), "well")
+    await Life().executor.run(parent, "go")
+    assert parent.model.asked[1][-1] == ToolResult(  # type: ignore[union-attr]
+        call_id="1", tool="ask", content="ValueError: broken", error=True
+    )
+
+
+async def test_several_children_of_one_call_are_told_apart_by_order_or_by_key() -> None:
+    for keys in ((None, None), ("x", "y")):
+        life = Life()
+        ids: set[str] = set()
+
+        async def model(messages: Sequence[Message], tools: Sequence[ToolSchema], life: Life = life) -> Reply:
+            ids.update(record.run_id for record in await life.records())  # noqa: B023
+            return Reply(text="x")
+
+        await life.executor.run(parent_of(Agent(name="child", model=model), "done", keys=keys), "go", run_id="p")
+        assert len(ids) == 3
+
+
+async def test_a_call_id_that_is_used_again_in_a_later_step_starts_another_child() -> None:
+    prompts: list[str] = []
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        assert isinstance(messages[-1], User)
+        prompts.append(messages[-1].text)
+        return Reply(text=messages[-1].text)
+
+    parent = parent_of(Agent(name="child", model=model), asks(call("1", "ask", prompt="second")), "done")
+    await Life().executor.run(parent, "go")
+    assert prompts == ["sub", "second"]
+
+
+# -- resume -----------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A child that looks once and answers; may stop or kill the process instead of its n-th reply."""
+
+    def __init__(self, *, stop: int | None = None, dies: Life | None = None) -> None:
+        self._stop, self._dies = stop, dies
+        self.asked: list[tuple[Message, ...]] = []
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if self._stop == len(self.asked):
+            if self._dies is not None:
+                await self._dies.die()
+            raise Shutdown("now")
+        self.asked.append(tuple(messages))
+        if isinstance(messages[-1], ToolResult):
+            return Reply(text="from the child", usage=TEN)
+        return asks(call("c", "look"), usage=TEN)
+
+    @property
+    def agent(self) -> Agent:
+        return Agent(name="child", model=self, tools=[look])
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("stop", [0, 1])
+async def test_a_resumed_parent_meets_its_half_way_child_and_counts_it_once(stop: int, dies: bool) -> None:
+    life = Life()
+    before = Child(stop=stop, dies=life if dies else None)
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent_of(before.agent, "never"), "go", run_id="p")
+    records = {record.agent_name: record for record in await life.records()}
+    assert records.keys() == {"parent", "child"}
+    assert all(record.interrupted for record in records.values())
+
+    after = Child()
+    result = await Life(life.inner).resume(parent_of(after.agent, Reply(text="done", usage=TEN)), "p")
+    assert len(before.asked) + len(after.asked) == 2
+    assert result.usage == Usage(input_tokens=40, requests=4, tool_calls=2)
+    assert await life.records() == []
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+async def test_a_resumed_parent_meets_its_finished_child_and_counts_it_once(ends: str) -> None:
+    life = Life()
+    asked: list[str] = []
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        asked.append("child")
+        if isinstance(messages[-1], ToolResult) and ends == "badly":
+            raise ValueError("broken")
+        if isinstance(messages[-1], ToolResult):
+            return Reply(text="from the child", usage=TEN)
+        return asks(call("c", "look"), usage=TEN)
+
+    child = Agent(name="child", model=model, tools=[look])
+
+    def parent(dies: Life | None) -> Agent:
+        @tool(effect="idempotent")
+        async def ask() -> str:
+            try:
+                result = await current_call().run(child, "sub")
+            except (ValueError, RunFailed) as exc:
+                answer = f"it said: {exc}"
+            else:
+                answer = result.output
+            if dies is not None:
+                await dies.die()
+                raise Shutdown("the process is gone")
+            return answer
+
+        turns = (asks(call("1", "ask"), usage=TEN), Reply(text="done", usage=TEN))
+        return Agent(name="parent", model=Script(*turns), tools=[ask])
+
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent(life), "go", run_id="p")
+    assert sorted((await life.statuses()).values()) == sorted(
+        [Status.RUNNING, Status.DONE if ends == "well" else Status.FAILED]
+    )
+    second = parent(None)
+    result = await Life(life.inner).resume(second, "p")
+    assert len(asked) == 2
+    [shown] = [message for message in second.model.asked[-1] if isinstance(message, ToolResult)]  # type: ignore[union-attr]
+    assert ("broken" if ends == "badly" else "from the child") in shown.content
+    spent = 40 if ends == "well" else 30
+    assert result.usage.input_tokens == spent
+    assert await life.records() == []
+
+
+async def test_a_child_is_kept_until_its_parents_result_is_durable() -> None:
+    """With the throttle on, the parent's step would be held back: a child that is gone by then would run again."""
+    life = Life(settings=HandleSettings(throttle=timedelta(hours=1)))
+    child = Child()
+
+    async def dies(messages: Sequence[Message]) -> Reply:
+        await life.die()
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await life.executor.run(parent_of(child.agent, dies), "go", run_id="p")
+    again = Child()
+    result = await Life(life.inner).resume(parent_of(again.agent, "done"), "p")
+    assert (result.output, len(child.asked), len(again.asked)) == ("done", 2, 0)
+
+
+async def test_a_child_that_cannot_be_forgotten_does_not_hurt_its_parent(caplog: pytest.LogCaptureFixture) -> None:
+    life = Life()
+    child = Child()
+    removed = 0
+
+    async def refuse_first(method: str) -> None:
+        nonlocal removed
+        if method == "remove":
+            removed += 1
+            if removed == 1:
+                raise StoreUnavailable("no answer")
+
+    life.store.before = refuse_first
+    parent = parent_of(child.agent, asks(call("2", "ask")), "done")
+    assert (await life.executor.run(parent, "go", run_id="p")).output == "done"
+    assert "removed later" in caplog.text
+    assert await life.records() == []
+
+
+async def test_a_store_that_cannot_look_up_a_child_interrupts_the_parent_and_never_becomes_a_result() -> None:
+    life = Life()
+    life.store.fail("load", StoreUnavailable("no answer"))
+    with pytest.raises(NotSaved, match="child"):
+        await life.executor.run(parent_of(Child().agent, "never"), "go", run_id="p")
+    assert await life.statuses() == {"p": Status.INTERRUPTED}
+    assert (await Life(life.inner).resume(parent_of(Child().agent, "done"), "p")).output == "done"
+
+
+async def test_a_child_that_cannot_be_read_parks_its_parent() -> None:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
+    [child] = [record for record in await life.records() if record.parent_run_id]
+    claim = await life.inner.claim(child.run_id, "vandal")
+    nonsense = Entry(seq=child.next_seq, kind=EntryKind.MESSAGE, body=b"nonsense")
+    await life.inner.append(claim, Write(entries=[nonsense], progress=child.progress))
+    with pytest.raises(RunParked, match="damaged"):
+        await Life(life.inner).resume(parent_of(Child().agent, "never"), "p")
+    assert (await life.statuses())["p"] is Status.PARKED
+
+
+# -- stopped together -------------------------------------------------------------------------------------------------
+
+
+async def test_a_child_that_is_interrupted_stops_its_parent_whatever_the_tool_makes_of_it() -> None:
+    life = Life()
+
+    @tool(effect="idempotent")
+    async def careless() -> str:
+        try:
+            result = await current_call().run(Child(stop=1).agent, "sub")
+        except Exception:
+            return "the child failed, never mind"
+        return str(result.output)
+
+    @tool(effect="idempotent", on_error="raise")
+    async def grouped() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(current_call().run(Child(stop=1).agent, "sub"))
+
+    for name in ("careless", "grouped"):
+        agent = Agent(name="parent", model=Script(asks(call("1", name)), "never"), tools=[careless, grouped])
+        with pytest.raises(Shutdown):
+            await life.executor.run(agent, "go", run_id=name)
+    assert set((await life.statuses()).values()) == {Status.INTERRUPTED}
+    assert len(await life.records()) == 4
+
+
+async def test_a_child_that_parks_parks_its_parent_and_both_go_on_together() -> None:
+    life = Life()
+
+    @tool
+    async def approve() -> str:
+        raise RunParked("approval")
+
+    child = Agent(name="child", model=Script(asks(call("c", "approve"))), tools=[approve])
+    with pytest.raises(RunParked):
+        await life.executor.run(parent_of(child, "never"), "go", run_id="p")
+    assert set((await life.statuses()).values()) == {Status.PARKED}
+
+    @tool(name="approve")
+    async def approved() -> str:
+        return "yes"
+
+    child = Agent(name="child", model=Script(asks(call("c", "approve")), "bought"), tools=[approved])
+    assert (await Life(life.inner).resume(parent_of(child, "done"), "p")).output == "done"
+    assert await life.records() == []
+
+
+@pytest.mark.parametrize(
+    ("stop", "status"),
+    [(Shutdown("now"), Status.INTERRUPTED), (RunParked("approval"), Status.PARKED), (ValueError("broken"), None)],
+    ids=repr,
+)
+async def test_a_child_goes_down_as_its_parent_does_when_another_call_of_the_batch_ends_the_run(
+    stop: Exception, status: Status | None
+) -> None:
+    life = Life()
+    begun = asyncio.Event()
+
+    async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    @tool(effect="idempotent")
+    async def ask() -> None:
+        await current_call().run(Agent(name="child", model=hangs), "sub")
+
+    @tool(effect="pure", on_error="raise")
+    async def breaks() -> None:
+        await begun.wait()
+        raise stop
+
+    agent = Agent(name="parent", model=Script(asks(call("1", "ask"), call("2", "breaks"))), tools=[ask, breaks])
+    with pytest.raises(Exception, match=r"now|approval|broken"):
+        await life.executor.run(agent, "go", run_id="p")
+    statuses = await life.statuses()
+    if status is None:
+        assert statuses == {}
+    else:
+        assert statuses.pop("p") is status
+        assert set(statuses.values()) == {Status.INTERRUPTED}
+
+
+async def test_a_tool_that_gives_up_on_its_child_ends_it_and_goes_on() -> None:
+    life = Life()
+
+    async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    @tool(effect="idempotent")
+    async def impatient() -> str:
+        try:
+            async with asyncio.timeout(0):
+                await current_call().run(Agent(name="child", model=hangs), "sub")
+        except TimeoutError:
+            return "gave up"
+        return "never"
+
+    model = Script(asks(call("1", "impatient")), "done")
+    await life.executor.run(Agent(name="parent", model=model, tools=[impatient]), "go", run_id="p")
+    assert model.asked[1][-1] == ToolResult(call_id="1", tool="impatient", content="gave up")
+    assert await life.records() == []
+
+
+async def test_a_cancel_of_the_parent_by_its_caller_ends_the_child_too() -> None:
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)))
+    begun = asyncio.Event()
+
+    async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    run = asyncio.create_task(life.executor.run(parent_of(Agent(name="child", model=hangs)), "go", run_id="p"))
+    await begun.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert set((await life.statuses()).values()) == {Status.CANCELLED}
