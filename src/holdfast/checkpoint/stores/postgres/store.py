@@ -10,11 +10,13 @@ from typing import Any
 from holdfast.checkpoint.claim import Claim, Worker, backoff
 from holdfast.checkpoint.durability import Durability
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
+from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.postgres.database import Database, Readers
 from holdfast.checkpoint.stores.postgres.heartbeat import Heartbeat
+from holdfast.checkpoint.stores.postgres.inspection import inspect
 from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Operation, Other
 from holdfast.checkpoint.stores.postgres.reading import Questions
 from holdfast.checkpoint.stores.postgres.refusals import check_order, refuse
@@ -262,6 +264,10 @@ class PostgresStore:
         assert answer is not None
         purged: int = answer["purged"]
         return purged
+
+    async def inspect(self) -> Inspection:
+        assert self._opened()
+        return await inspect(self._database)
 
     # -- within -------------------------------------------------------------------------------------------------
 
