@@ -43,6 +43,33 @@ def locked(path: Path) -> Iterator[apsw.Connection]:
         connection.close()
 
 
+class Holder(threading.Thread):
+    """Writes from another connection until the event loop has gone on, or has stood still for too long."""
+
+    def __init__(self, went_on: threading.Event, path: Path) -> None:
+        super().__init__()
+        self._went_on, self._path = went_on, path
+        self.has_it = threading.Event()
+        self.in_time = False
+
+    def run(self) -> None:
+        with locked(self._path):
+            self.has_it.set()
+            self.in_time = self._went_on.wait(timeout=20)
+
+
+@contextmanager
+def held_until(went_on: threading.Event, path: Path) -> Iterator[Holder]:
+    holder = Holder(went_on, path)
+    holder.start()
+    holder.has_it.wait()
+    try:
+        yield holder
+    finally:
+        went_on.set()
+        holder.join()
+
+
 # -- no room -----------------------------------------------------------------------------------------------------------
 
 
@@ -165,13 +192,16 @@ async def test_the_event_loop_goes_on_while_a_write_waits_for_a_lock(
         claim = await begun(store, await enlisted(store))
         for seq in range(1, 4):
             await store.append(claim, a_write(seq, b"before"))
-        with locked(tmp_path / "runs.db"):
+        went_on = threading.Event()
+        with held_until(went_on, tmp_path / "runs.db") as holder:
             waiting = asyncio.ensure_future(store.append(claim, a_write(4, b"after")))
             for _ in range(20):
                 # Each of these is a turn of the event loop, and a read that does not wait.
                 assert len(await bodies_of(store)) == 4
             assert not waiting.done()
-        await waiting
+            went_on.set()
+            await waiting
+        assert holder.in_time, "the event loop stood still as long as the lock was held"
         assert (await bodies_of(store))[-1] == b"after"
 
 
