@@ -29,7 +29,7 @@ _WRITER_CACHE, _READER_CACHE = 32 * 2**20, 16 * 2**20
 _WAL_KEPT = 16 * 2**20
 
 #: A lock is usually held for less than a millisecond: ask soon, then more and more rarely.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.01
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.002
 
 
 class Database:
