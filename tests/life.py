@@ -32,10 +32,11 @@ class Life:
         settings: HandleSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
         ports: Ports | None = None,
+        turns: int = 0,
         **options: Any,
     ) -> None:
         self.inner = inner if inner is not None else MemoryStore(clock=clock)
-        self.store = ProbeStore(self.inner)
+        self.store = ProbeStore(self.inner, turns=turns)
         self.checkpoints = Checkpoints(self.store, settings=settings, clock=clock)
         self.executor = Executor(replace(ports or Ports(), checkpoints=self.checkpoints), clock=clock, **options)
 

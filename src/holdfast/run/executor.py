@@ -329,11 +329,11 @@ class Executor:
         May be called again; every call returns when the shutdown is done.
         """
         if self._shutdown is None:
+            self._draining = True  # at once, not when the task gets its turn
             self._shutdown = asyncio.create_task(self._drain(grace))
         await asyncio.shield(self._shutdown)
 
     async def _drain(self, grace: timedelta) -> None:
-        self._draining = True
         for live in self._live.values():
             live.draining = True
         timer = self._clock.call_later(grace, self._stop_all)

@@ -1,0 +1,196 @@
+"""A cancel at any moment leaves the store settled, and never half-written."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast.checkpoint.codec import read_checkpoint
+from holdfast.checkpoint.handle import HandleSettings
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.agent import Agent, Phase
+from holdfast.run.call import current_call
+from holdfast.run.errors import RunKilled, RunParked, Shutdown
+from holdfast.run.message import NATIVE_CODEC
+from holdfast.run.outcome import Result
+from holdfast.run.tool import tool
+
+
+async def _turns(times: int) -> None:
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+@tool(effect="pure")
+async def look() -> str:
+    await _turns(2)
+    return "seen"
+
+
+def a_bit_of_everything(sent: Counter[str]) -> Agent:
+    """Once and pure calls side by side, a child, two phases: every part of a run, and waits in all of them."""
+
+    @tool
+    async def send() -> str:
+        await _turns(1)
+        sent[current_call().idempotency_key] += 1
+        await _turns(1)
+        return "sent"
+
+    child = Agent(name="child", model=Script(asks(call("c", "send")), "from the child"), tools=[send])
+
+    @tool(effect="idempotent")
+    async def ask() -> str:
+        result = await current_call().run(child, "sub")
+        return str(result.output)
+
+    batch = asks(call("1", "look"), call("2", "send"), call("3", "ask"))
+    return Agent(
+        name="parent",
+        tools=[look, send, ask],
+        phases=[
+            Phase(name="one", model=Script(batch, "x")),
+            Phase(name="two", model=Script(asks(call("1", "send")), "y")),
+        ],
+    )
+
+
+Run = asyncio.Task[Result]
+Stop = Callable[[Run, Life], None]
+Check = Callable[[Run, Life, Counter[str]], Awaitable[None]]
+
+
+async def every_moment(stop: Stop, check: Check) -> None:
+    """Stop a run at its first moment, its second, and so on until it ends by itself."""
+    for moment in range(10_000):
+        life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)), turns=2)
+        await life.inner.open()
+        sent: Counter[str] = Counter()
+        run = asyncio.create_task(life.executor.run(a_bit_of_everything(sent), "go", run_id="p"))
+        await _turns(moment)
+        if run.done():
+            assert (await run).output == "y"
+            assert await life.records() == []
+            assert sorted(sent.values()) == [1, 1, 1]
+            assert moment > 50
+            return
+        stop(run, life)
+        await asyncio.wait([run])
+        assert life.executor.live_runs == frozenset()
+        await check(run, life, sent)
+    raise AssertionError("the run never ended")
+
+
+async def all_settled(life: Life) -> dict[str, Status]:
+    """Nothing is left as if somebody drove it, and everything that is left can be read."""
+    statuses = await life.statuses()
+    assert Status.RUNNING not in statuses.values()
+    for run_id in statuses:
+        read_checkpoint(await life.inner.load(run_id), NATIVE_CODEC)
+    return statuses
+
+
+async def goes_on(life: Life, sent: Counter[str]) -> None:
+    """Another process takes the run to its end, and no message is sent twice."""
+    result = await Life(life.inner).resume(a_bit_of_everything(sent), "p")
+    assert (result.output, result.iterations) == ("y", 4)
+    assert set(sent.values()) <= {1}
+    assert await life.records() == []
+
+
+async def test_a_cancel_by_the_caller_at_any_moment_leaves_nothing_running() -> None:
+    def cancel(run: Run, life: Life) -> None:
+        run.cancel()
+
+    async def check(run: Run, life: Life, sent: Counter[str]) -> None:
+        assert run.cancelled()
+        assert set((await all_settled(life)).values()) <= {Status.CANCELLED, Status.DONE}
+
+    await every_moment(cancel, check)
+
+
+async def test_several_cancels_in_a_row_are_no_worse_than_one() -> None:
+    def cancel_thrice(run: Run, life: Life) -> None:
+        loop = asyncio.get_running_loop()
+        run.cancel()
+        loop.call_soon(run.cancel)
+        loop.call_soon(lambda: loop.call_soon(run.cancel))
+
+    async def check(run: Run, life: Life, sent: Counter[str]) -> None:
+        assert run.cancelled()
+        await all_settled(life)
+
+    await every_moment(cancel_thrice, check)
+
+
+async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
+    def shut_down(run: Run, life: Life) -> None:
+        for run_id in life.executor.live_runs:
+            live = life.executor.live(run_id)
+            assert live is not None
+            live.stop(Shutdown("now"))
+
+    async def check(run: Run, life: Life, sent: Counter[str]) -> None:
+        if "p" in await all_settled(life):
+            assert isinstance(run.exception(), Shutdown)
+            await goes_on(life, sent)
+
+    await every_moment(shut_down, check)
+
+
+async def test_a_death_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
+    """What is left of the dead process even goes on, as one does that was only cut off from the store."""
+
+    def die(run: Run, life: Life) -> None:
+        life.store.die()
+
+    async def check(run: Run, life: Life, sent: Counter[str]) -> None:
+        await life.die()
+        run.exception()
+        if "p" in await life.statuses():
+            await goes_on(life, sent)
+
+    await every_moment(die, check)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(RunKilled("enough"), Status.FAILED), (RunParked("approval"), Status.PARKED)]
+)
+async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exception, expected: Status) -> None:
+    def stop(run: Run, life: Life) -> None:
+        live = life.executor.live("p")
+        if live is not None:
+            live.stop(error)
+
+    async def check(run: Run, life: Life, sent: Counter[str]) -> None:
+        statuses = await all_settled(life)
+        assert statuses.get("p", expected) is expected
+        if expected is Status.PARKED:  # a child is not failed because its parent waits for somebody
+            assert set(statuses.values()) <= {Status.PARKED, Status.INTERRUPTED, Status.DONE}
+
+    await every_moment(stop, check)
+
+
+async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_force() -> None:
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)))
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def gate(method: str) -> None:
+        if method == "create":
+            reached.set()
+            await go_on.wait()
+
+    life.store.before = gate
+    run = asyncio.create_task(life.executor.run(Agent(name="a", model=Script("never")), "go", run_id="r"))
+    await reached.wait()
+    run.cancel()
+    await _turns(20)
+    assert not run.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert await life.statuses() == {"r": Status.CANCELLED}
