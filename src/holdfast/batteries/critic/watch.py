@@ -53,6 +53,7 @@ class SilenceWatch:
         self._extended: float = note.get("extended", 0.0)
         self._asked = False
         self._over = False
+        self._alarms = 0
         self._asking: asyncio.Task[None] | None = None
         self._write_note()
         self._set_alarm(self._active_at + limits.soft)
@@ -84,7 +85,12 @@ class SilenceWatch:
         }
 
     def _set_alarm(self, at: float) -> None:
-        self._alarm.at(self._zero + min(at, self._limits.ceiling), self._look)
+        """The one alarm that counts; those set before it ring for nothing."""
+        self._alarms += 1
+        number = self._alarms
+        self._alarm.at(
+            self._zero + min(at, self._limits.ceiling), lambda: self._look() if number == self._alarms else None
+        )
 
     @property
     def _killed_at(self) -> float:

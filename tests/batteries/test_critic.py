@@ -1,0 +1,253 @@
+"""A critic on a clock that only the test moves."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast import Agent, Bounds, Message, Ports, Reply, User, tool
+from holdfast.batteries.critic import Critic, CriticError, Decision, Silence
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.run.errors import RunKilled, RuntimeExceeded
+from holdfast.testing import ManualClock
+
+SOFT = timedelta(seconds=10)
+
+
+class Escalation:
+    """An escalator that answers as it is told and remembers what it was asked."""
+
+    def __init__(self, *answers: Decision | Exception | None) -> None:
+        self._answers = list(answers)
+        self.asked: list[Silence] = []
+
+    async def __call__(self, silence: Silence) -> Decision | None:
+        self.asked.append(silence)
+        answer = self._answers.pop(0) if self._answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Hanging:
+    """A model that replies when the test says so."""
+
+    def __init__(self) -> None:
+        self.replies: asyncio.Queue[Reply] = asyncio.Queue()
+        self.seen: list[tuple[Message, ...]] = []
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[object]) -> Reply:
+        self.seen.append(tuple(messages))
+        return await self.replies.get()
+
+
+@tool(effect="pure")
+async def look(number: int = 0) -> str:
+    return "nothing new"
+
+
+def agent_of(model: Hanging, max_runtime: timedelta | None = SOFT) -> Agent:
+    return Agent(name="a", model=model, tools=[look], bounds=Bounds(max_runtime=max_runtime))
+
+
+def life(clock: ManualClock, critic: Critic, store: MemoryStore | None = None) -> Life:
+    return Life(store, clock=clock, ports=Ports(critic=critic))
+
+
+async def test_an_escalator_is_asked_once_per_silence_and_again_after_fresh_activity() -> None:
+    clock, model, escalation = ManualClock(), Hanging(), Escalation()
+    run = asyncio.create_task(life(clock, Critic(escalation, clock=clock)).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 0.9)
+    assert escalation.asked == []
+    await clock.advance(SOFT * 1.6)
+    assert len(escalation.asked) == 1
+    assert escalation.asked[0].silent == SOFT
+    model.replies.put_nowait(asks(call("c1", "look")))
+    await clock.advance(SOFT * 1.1)
+    assert len(escalation.asked) == 2
+    model.replies.put_nowait(Reply(text="done"))
+    assert (await run).output == "done"
+
+
+async def test_a_silent_run_meets_the_backstop_and_the_kill_is_its_error() -> None:
+    clock, model = ManualClock(), Hanging()
+    one = life(clock, Critic(Escalation(), backstop=3, clock=clock))
+    run = asyncio.create_task(one.executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 2.9)
+    assert not run.done()
+    await clock.advance(SOFT * 0.2)
+    with pytest.raises(RunKilled, match="silent"):
+        await run
+    assert await one.records() == []
+
+
+async def test_activity_moves_the_backstop_away() -> None:
+    clock, model = ManualClock(), Hanging()
+    critic = Critic(Escalation(), backstop=2, clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    for number in range(5):
+        await clock.advance(SOFT * 1.5)
+        model.replies.put_nowait(asks(call(f"c{number}", "look", number=number)))
+    await clock.advance(SOFT * 1.5)
+    model.replies.put_nowait(Reply(text="alive"))
+    assert (await run).output == "alive"
+
+
+async def test_the_ceiling_ends_a_lively_run_too() -> None:
+    clock, model = ManualClock(), Hanging()
+    critic = Critic(Escalation(), ceiling=SOFT * 4, clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    for number in range(7):
+        await clock.advance(SOFT * 0.5)
+        model.replies.put_nowait(asks(call(f"c{number}", "look", number=number)))
+    await clock.advance(SOFT)
+    with pytest.raises(RunKilled, match="ceiling"):
+        await run
+
+
+async def test_the_default_escalator_extends_once_per_run_and_not_once_per_process() -> None:
+    clock, store = ManualClock(), MemoryStore()
+    first_model, second_model = Hanging(), Hanging()
+    one = life(clock, Critic(backstop=2, clock=clock), store)
+    task = asyncio.create_task(one.executor.run(agent_of(first_model), "go", run_id="r"))
+    await clock.advance(SOFT * 2.5)
+    assert not task.done(), "the extension moved the backstop from two soft timeouts to three"
+    await one.die()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    two = life(clock, Critic(backstop=2, clock=clock), store)
+    resumed = asyncio.create_task(two.resume(agent_of(second_model), "r"))
+    await clock.advance(SOFT * 2.9)
+    assert not resumed.done(), "what was extended in the first life still counts"
+    await clock.advance(SOFT * 0.3)
+    with pytest.raises(RunKilled):
+        await resumed
+
+
+async def test_time_spent_dead_does_not_count() -> None:
+    clock, store = ManualClock(), MemoryStore()
+    one = life(clock, Critic(Escalation(), ceiling=SOFT * 3, clock=clock), store)
+    model = Hanging()
+    task = asyncio.create_task(one.executor.run(agent_of(model), "go", run_id="r"))
+    await clock.advance(SOFT * 1.5)
+    shutdown = asyncio.create_task(one.executor.shutdown(timedelta(0)))
+    await clock.advance(timedelta(seconds=1))
+    await asyncio.gather(task, return_exceptions=True)
+    await shutdown
+    await clock.advance(timedelta(days=1))
+
+    later = Hanging()
+    two = life(clock, Critic(Escalation(), ceiling=SOFT * 3, clock=clock), store)
+    resumed = asyncio.create_task(two.resume(agent_of(later), "r"))
+    await clock.advance(SOFT * 1.0)
+    assert not resumed.done()
+    await clock.advance(SOFT * 0.7)
+    with pytest.raises(RunKilled, match="ceiling"):
+        await resumed
+
+
+async def test_a_nudge_is_put_in_front_of_the_next_step() -> None:
+    clock, model = ManualClock(), Hanging()
+    critic = Critic(Escalation(Decision(nudge="Are you there?")), clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.1)
+    model.replies.put_nowait(asks(call("c1", "look")))
+    model.replies.put_nowait(Reply(text="yes"))
+    await run
+    assert model.seen[1][-1] == User("Are you there?")
+
+
+async def test_a_kill_with_a_nudge_is_a_kill() -> None:
+    clock, model = ManualClock(), Hanging()
+    critic = Critic(Escalation(Decision(kill=True, nudge="hello?", extend=SOFT, reason="hopeless")), clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.1)
+    with pytest.raises(RunKilled, match="hopeless"):
+        await run
+
+
+async def test_the_next_escalator_is_asked_if_one_says_so() -> None:
+    clock, model = ManualClock(), Hanging()
+    first, second, third = Escalation(Decision(escalate=True)), Escalation(Decision(kill=True)), Escalation()
+    run = asyncio.create_task(
+        life(clock, Critic(first, second, third, clock=clock)).executor.run(agent_of(model), "go")
+    )
+    await clock.advance(SOFT * 1.1)
+    with pytest.raises(RunKilled):
+        await run
+    assert (len(first.asked), len(second.asked), len(third.asked)) == (1, 1, 0)
+
+
+async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog: pytest.LogCaptureFixture) -> None:
+    clock, model = ManualClock(), Hanging()
+    critic = Critic(Escalation(ValueError("no idea")), backstop=2, clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.5)
+    assert "no idea" in caplog.text
+    assert not run.done()
+    await clock.advance(SOFT * 0.6)
+    with pytest.raises(RunKilled):
+        await run
+
+
+async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
+    clock, model = ManualClock(), Hanging()
+
+    async def hangs(silence: Silence) -> Decision | None:
+        await asyncio.Event().wait()
+        return Decision(extend=SOFT * 100)
+
+    run = asyncio.create_task(life(clock, Critic(hangs, backstop=2, clock=clock)).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 2.1)
+    with pytest.raises(RunKilled):
+        await run
+
+
+async def test_without_a_soft_timeout_there_is_no_watch() -> None:
+    clock, model, escalation = ManualClock(), Hanging(), Escalation()
+    run = asyncio.create_task(life(clock, Critic(escalation, clock=clock)).executor.run(agent_of(model, None), "go"))
+    await clock.advance(timedelta(days=2))
+    model.replies.put_nowait(Reply(text="at last"))
+    assert (await run).output == "at last"
+    assert escalation.asked == []
+
+
+async def test_without_a_critic_the_runtime_is_the_hard_end() -> None:
+    clock, model = ManualClock(), Hanging()
+    run = asyncio.create_task(Life(clock=clock).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.01)
+    with pytest.raises(RuntimeExceeded):
+        await run
+
+
+async def test_thousands_of_runs_are_watched_by_one_timer() -> None:
+    clock = ManualClock()
+    critic = Critic(Escalation(), clock=clock)
+    one = Life(clock=clock, ports=Ports(critic=critic))
+    models = [Hanging() for _ in range(1000)]
+    runs = [asyncio.create_task(one.executor.run(agent_of(model), "go")) for model in models]
+    await clock.advance(timedelta(seconds=1))
+    assert clock.waiting == 1
+    for model in models:
+        model.replies.put_nowait(Reply(text="done"))
+    await asyncio.gather(*runs)
+
+
+async def test_a_run_that_ended_is_not_watched_any_more() -> None:
+    clock, escalation = ManualClock(), Escalation(Decision(kill=True))
+    agent = Agent(name="a", model=Script("done"), bounds=Bounds(max_runtime=SOFT))
+    await life(clock, Critic(escalation, clock=clock)).executor.run(agent, "go")
+    await clock.advance(SOFT * 10)
+    assert escalation.asked == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"backstop": 1.0}, {"soft_timeout": timedelta(0)}, {"ceiling": timedelta(seconds=-1)}]
+)
+def test_times_that_cannot_work_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(CriticError):
+        Critic(**options)  # type: ignore[arg-type]
