@@ -81,6 +81,9 @@ class Database:
                 if not (connection_is_lost(exc) or is_worth_another_try(exc)):
                     raise translated(exc, self.where) from exc
                 last = str(exc).strip()
+                # A port that refuses at once never lets the timeout come through.
+                if loop.time() >= deadline:
+                    raise StoreUnavailable(f"{self.where} did not answer within {self.patience:g} s: {last}") from exc
             await asyncio.sleep(min(pause * random.uniform(0.5, 1), max(0, deadline - loop.time())))  # noqa: S311
             pause = min(2 * pause, _LONGEST_PAUSE)
 
