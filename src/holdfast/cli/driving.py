@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from holdfast.app import App
 from holdfast.cli.progress import Watcher
+from holdfast.cli.stores import waiting_is_told
 
 _T = TypeVar("_T")
 
@@ -41,7 +43,9 @@ async def drive(
         os._exit(1)
 
     try:
-        async with app:
+        async with AsyncExitStack() as stack:
+            with waiting_is_told():
+                await stack.enter_async_context(app)
             for number in _SIGNALS:
                 loop.add_signal_handler(number, on_signal)
             return await work()

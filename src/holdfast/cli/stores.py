@@ -1,8 +1,9 @@
 """Opening the store that a command works on."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,9 +13,12 @@ from holdfast.checkpoint.operations import Operations
 from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.errors import CommandError
+from holdfast.cli.output import talk
 from holdfast.run.agent import AgentSource
 
 _PAST_EVERY_ENTRY = 2**62
+#: Seconds after which somebody in front of a terminal begins to wonder.
+_SILENCE = 3.0
 
 
 def url_of(given: str) -> str:
@@ -56,11 +60,22 @@ async def record_of(store: CheckpointStore, run_id: str) -> RunRecord:
     return (await store.load(run_id, after=_PAST_EVERY_ENTRY)).record
 
 
+@contextmanager
+def waiting_is_told() -> Iterator[None]:
+    """Say so when a store takes its time to open: it may be away, and is waited for."""
+    timer = asyncio.get_running_loop().call_later(_SILENCE, talk, "waiting for the store to answer ...")
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @asynccontextmanager
 async def opened(given: str, *, create: bool = False) -> AsyncIterator[CheckpointStore]:
     """The store, open, to look into it."""
     store = store_for(given, create=create)
-    await store.open()
+    with waiting_is_told():
+        await store.open()
     try:
         yield store
     finally:
@@ -74,7 +89,8 @@ async def operating(
     """What can be done to the runs of the store, by a worker that exists for the length of one command."""
     store = store_for(given, create=create)
     checkpoints = Checkpoints(store)
-    await checkpoints.open()
+    with waiting_is_told():
+        await checkpoints.open()
     try:
         yield Operations(checkpoints, agents or {}), store
     finally:

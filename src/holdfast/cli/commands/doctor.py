@@ -15,7 +15,7 @@ from holdfast.cli.errors import CommandError, one_line
 from holdfast.cli.examination import Examination, Finding
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import STYLES, Paper, print_json
-from holdfast.cli.stores import store_for, url_of, without_secret
+from holdfast.cli.stores import store_for, url_of, waiting_is_told, without_secret
 from holdfast.run.agent import AgentSource
 
 
@@ -50,7 +50,8 @@ async def _examine(
 ) -> list[Finding]:
     try:
         store = own if own is not None else store_for(store_url)
-        await store.open()
+        with waiting_is_told():
+            await store.open()
     except (CommandError, CheckpointError) as exc:
         return [Finding(check="store", level="wrong", detail=one_line(exc))]
     try:
