@@ -14,6 +14,6 @@ async def test_a_port_that_refuses_is_given_up_after_the_patience() -> None:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         url = f"postgresql://me:secret@127.0.0.1:{taken.getsockname()[1]}/nowhere"
         store = PostgresStore(url, patience=timedelta(milliseconds=300))
-        with pytest.raises(StoreUnavailable, match="did not answer within 0.3 s: .*refused") as raised:
+        with pytest.raises(StoreUnavailable, match=r"did not answer within 0.3 s: .*refused") as raised:
             await store.open()
         assert "secret" not in str(raised.value)

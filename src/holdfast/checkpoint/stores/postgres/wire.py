@@ -141,6 +141,8 @@ class Link:
     def _readable(self) -> None:
         try:
             self._libpq.consume_input()
+            while self._libpq.notifies() is not None:
+                pass  # meant for whoever listened on this session before a pooler gave it to us
             # Asked before each result: the last of them comes with the end of the transaction, and would be waited for.
             while self._answer is not None and not self._libpq.is_busy():
                 result = self._libpq.get_result()

@@ -28,6 +28,8 @@ create or replace function holdfast.write_batch(
 language plpgsql
 -- A plan that was made while the table was small is kept; it must not read the whole of what became a large one.
 set enable_seqscan = off
+-- Where a batch is unfolded; less would send it through the disk.
+set work_mem = '32MB'
 as $$
 declare
     written bigint[];

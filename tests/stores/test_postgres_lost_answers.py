@@ -1,0 +1,329 @@
+"""Connections that are cut at the worst moment: nothing is lost, nothing is done twice, and nobody guesses."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from tests.postgres_proxy import CuttingProxy, Harm
+from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.stores.postgres_cases import bounded, opened
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunNotFound, StoreUnavailable
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.subject import (
+    a_run,
+    a_write,
+    begun,
+    bodies_of,
+    contents,
+    enlisted,
+    ids,
+    listed,
+    record_of,
+)
+
+WRITE = b"write_batch"
+IMPATIENT = timedelta(seconds=1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """One that has a Unix socket to put a proxy before, also where the other tests use another server."""
+    server = EmbeddedServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def url(server: EmbeddedServer) -> Iterator[str]:
+    """Straight to the server."""
+    with fresh_database(server) as url:
+        yield url
+
+
+@pytest.fixture
+async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
+    proxy = CuttingProxy(server.socket)
+    async with proxy.running():
+        yield proxy
+
+
+def through(proxy: CuttingProxy, url: str) -> str:
+    return proxy.url(urlsplit(url).path.removeprefix("/"))
+
+
+@pytest.fixture
+async def store(proxy: CuttingProxy, url: str) -> AsyncIterator[PostgresStore]:
+    """Through the proxy."""
+    async with opened(through(proxy, url)) as store:
+        yield store
+
+
+@pytest.fixture
+async def impatient(proxy: CuttingProxy, url: str) -> AsyncIterator[PostgresStore]:
+    """Through the proxy, with little patience. What takes longer than that, its tables, is there before."""
+    async with opened(url), opened(through(proxy, url), patience=IMPATIENT) as store:
+        yield store
+
+
+@pytest.fixture
+async def witness(url: str) -> AsyncIterator[PostgresStore]:
+    """Another store on the same runs, straight to the server."""
+    async with opened(url) as witness:
+        yield witness
+
+
+Harmed = Callable[[Awaitable[object]], Awaitable[object]]
+
+
+@pytest.fixture(params=[Harm.LOSE_THE_ANSWER, Harm.CUT_BEFORE_IT, Harm.CUT_AFTER_IT], ids=lambda harm: harm.name)
+def harmed(request: pytest.FixtureRequest, proxy: CuttingProxy) -> Harmed:
+    """Make a call during which the connection is cut in one of the possible ways, and see to it that it was."""
+
+    async def call(awaitable: Awaitable[object]) -> object:
+        proxy.harm(request.param, WRITE)
+        async with bounded():
+            result = await awaitable
+        assert proxy.landed.is_set(), "the cut has to land in this call"
+        return result
+
+    return call
+
+
+class TestAnAnswerThatNeverCame:
+    async def test_an_append_is_there_once(self, store: PostgresStore, harmed: Harmed) -> None:
+        claim = await begun(store, await enlisted(store))
+        await harmed(store.append(claim, a_write(1, b"one", b"two")))
+        await store.append(claim, a_write(3, b"three"))
+        assert await bodies_of(store) == [b"begin", b"one", b"two", b"three"]
+
+    async def test_all_appends_of_a_batch_are_there_once(self, store: PostgresStore, harmed: Harmed) -> None:
+        worker = await enlisted(store)
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(20)]
+        stolen = await store.claim("run-7", worker, steal=True)
+        appends = [store.append(claim, a_write(1, claim.run_id.encode())) for claim in claims]
+        results = await harmed(asyncio.gather(*appends, return_exceptions=True))
+        assert isinstance(results, list)
+        assert [type(result) for result in results if result is not None] == [ClaimLost]
+        assert results[7].current == stolen.token
+        for n in range(20):
+            expected = [b"begin"] if n == 7 else [b"begin", b"run-%d" % n]
+            assert await bodies_of(store, f"run-{n}") == expected
+
+    async def test_a_created_run_is_claimed_by_its_creator(self, store: PostgresStore, harmed: Harmed) -> None:
+        claim = await harmed(store.create(a_run(), worker_id=await enlisted(store)))
+        assert isinstance(claim, Claim)
+        assert claim.strikes == 1
+        await store.append(claim, a_write(1, b"more"))
+        assert await bodies_of(store) == [b"begin", b"more"]
+
+    async def test_a_submitted_run_is_there_once(self, store: PostgresStore, harmed: Harmed) -> None:
+        await harmed(store.create(a_run()))
+        assert await bodies_of(store) == [b"begin"]
+        assert (await record_of(store)).status is Status.QUEUED
+
+    async def test_a_settled_run_is_settled(self, store: PostgresStore, harmed: Harmed) -> None:
+        claim = await begun(store, await enlisted(store))
+        await harmed(store.settle(claim, Ending(status=Status.PARKED, reason="approval")))
+        record = await record_of(store)
+        assert (record.status, record.reason) == (Status.PARKED, "approval")
+        with pytest.raises(ClaimLost):
+            await store.settle(claim, Ending(status=Status.PARKED, reason="approval"))
+
+    async def test_a_removed_run_is_gone(self, store: PostgresStore, harmed: Harmed) -> None:
+        claim = await begun(store, await enlisted(store))
+        await harmed(store.remove("run-1", claim=claim))
+        assert await listed(store) == []
+
+    async def test_a_claim_is_known_to_its_winner(self, store: PostgresStore, harmed: Harmed) -> None:
+        worker = await enlisted(store)
+        await store.create(a_run())
+        claim = await harmed(store.claim("run-1", worker))
+        assert isinstance(claim, Claim)
+        record = await record_of(store)
+        assert (record.token, record.strikes) == (claim.token, 1)
+        await store.append(claim, a_write(1, b"more"))
+
+    async def test_every_run_that_was_taken_is_known(self, store: PostgresStore, harmed: Harmed) -> None:
+        worker = await enlisted(store)
+        for n in range(5):
+            await store.create(a_run(f"run-{n}"))
+        claims = await harmed(store.claim_next(worker, agents=["agent"], limit=3))
+        assert isinstance(claims, tuple)
+        assert ids(claims) == ["run-0", "run-1", "run-2"]
+        assert [record.strikes async for record in store.records()] == [1, 1, 1, 0, 0]
+
+    async def test_a_purge_counts_what_it_removed(self, store: PostgresStore, harmed: Harmed) -> None:
+        worker = await enlisted(store)
+        for n in range(3):
+            claim = await begun(store, worker, a_run(f"run-{n}"))
+            await store.settle(claim, Ending(status=Status.DONE, keep=timedelta(0)))
+        assert await harmed(store.purge(limit=2)) == 2
+        assert len(await listed(store)) == 1
+
+    async def test_a_cancel_is_asked(self, store: PostgresStore, harmed: Harmed) -> None:
+        worker = await enlisted(store)
+        await begun(store, worker)
+        await harmed(store.request_cancel("run-1"))
+        assert await store.cancels(worker) == ("run-1",)
+
+
+async def test_a_batch_that_the_server_still_works_on_is_not_written_beside_it(
+    store: PostgresStore, proxy: CuttingProxy, url: str
+) -> None:
+    claim = await begun(store, await enlisted(store))
+    async with await psycopg.AsyncConnection.connect(url) as other:
+        await other.execute("select from holdfast.run for update")  # the write has to wait for this
+        proxy.harm(Harm.CUT_AFTER_IT, WRITE)
+        writing = asyncio.ensure_future(store.append(claim, a_write(1, b"once")))
+        async with bounded():
+            await proxy.landed.wait()
+            # The first, which knows nothing of the cut, and the second.
+            while await _waiting_writes(url) < 2:  # noqa: ASYNC110  the server has no event to wait for
+                await asyncio.sleep(0.01)
+        assert not writing.done()
+        await other.rollback()
+    async with bounded():
+        await writing
+    assert await bodies_of(store) == [b"begin", b"once"]
+    await store.append(claim, a_write(2, b"goes on"))
+
+
+async def _waiting_writes(url: str) -> int:
+    """The sessions that are in the middle of a batch and wait for a lock."""
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        cursor = await connection.execute(
+            "select count(*) from pg_stat_activity"
+            " where wait_event_type = 'Lock' and query like '%write_batch%' and datname = current_database()"
+        )
+        row = await cursor.fetchone()
+    assert row is not None
+    count: int = row[0]
+    return count
+
+
+class TestWhenPatienceEndsBeforeTheAnswerComes:
+    """Committed, and nobody knows: to the caller nothing was changed, and the same call may be made again."""
+
+    @pytest.fixture
+    def store(self, impatient: PostgresStore) -> PostgresStore:
+        return impatient
+
+    @pytest.fixture
+    def unanswered(self, proxy: CuttingProxy) -> Callable[[Awaitable[object]], Awaitable[None]]:
+        """Make a call that is committed, and that ends in `StoreUnavailable`."""
+
+        async def call(awaitable: Awaitable[object]) -> None:
+            proxy.harm(Harm.LOSE_THE_ANSWER, WRITE, and_refuse=True)
+            with pytest.raises(StoreUnavailable):
+                async with bounded():
+                    await awaitable
+            assert proxy.landed.is_set()
+            proxy.refusing = False
+
+        return call
+
+    async def test_the_same_append_succeeds_and_is_there_once(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
+    ) -> None:
+        claim = await begun(store, await enlisted(store))
+        await unanswered(store.append(claim, a_write(1, b"one", b"two")))
+        assert await bodies_of(witness) == [b"begin", b"one", b"two"], "it was committed"
+        await store.append(claim, a_write(1, b"one", b"two"))
+        await store.append(claim, a_write(3, b"three"))
+        record, journal = await contents(witness)
+        assert [entry.body for entry in journal] == [b"begin", b"one", b"two", b"three"]
+        assert record.size == sum(len(entry.body) for entry in journal)
+
+    async def test_the_next_append_may_carry_more(self, store: PostgresStore, unanswered: Harmed) -> None:
+        claim = await begun(store, await enlisted(store))
+        await unanswered(store.append(claim, a_write(1, b"one")))
+        await store.append(claim, a_write(1, b"one", b"two", progress=b"further"))
+        record, journal = await contents(store)
+        assert [entry.body for entry in journal] == [b"begin", b"one", b"two"]
+        assert (record.size, record.progress) == (len(b"beginonetwo"), b"further")
+
+    async def test_the_next_append_may_say_something_else(self, store: PostgresStore, unanswered: Harmed) -> None:
+        claim = await begun(store, await enlisted(store))
+        await unanswered(store.append(claim, a_write(1, b"one", b"two", b"three")))
+        await store.append(claim, a_write(1, b"another"))
+        await store.append(claim, a_write(2, b"more"))
+        record, journal = await contents(store)
+        assert [entry.body for entry in journal] == [b"begin", b"another", b"more"]
+        assert record.size == len(b"beginanothermore")
+
+    async def test_the_next_append_may_be_a_rewrite(self, store: PostgresStore, unanswered: Harmed) -> None:
+        claim = await begun(store, await enlisted(store))
+        await unanswered(store.append(claim, a_write(1, b"one", b"two")))
+        await store.append(claim, a_write(1, b"compacted", replace=True))
+        await unanswered(store.append(claim, a_write(2, b"compacted again", replace=True)))
+        await store.append(claim, a_write(2, b"compacted again", b"more", replace=True))
+        record, journal = await contents(store)
+        assert [(entry.seq, entry.body) for entry in journal] == [(2, b"compacted again"), (3, b"more")]
+        assert record.size == len(b"compacted againmore")
+
+    async def test_the_same_ending_succeeds(self, store: PostgresStore, unanswered: Harmed) -> None:
+        claim = await begun(store, await enlisted(store))
+        await unanswered(store.settle(claim, Ending(status=Status.DONE)))
+        await store.settle(claim, Ending(status=Status.DONE))
+        assert (await record_of(store)).status is Status.DONE
+        with pytest.raises(ClaimLost):
+            await store.settle(claim, Ending(status=Status.DONE))
+
+    async def test_the_same_removal_succeeds(self, store: PostgresStore, unanswered: Harmed) -> None:
+        claim = await begun(store, await enlisted(store))
+        await unanswered(store.remove("run-1", claim=claim))
+        await store.remove("run-1", claim=claim)
+        assert await listed(store) == []
+
+    async def test_the_same_creation_succeeds(self, store: PostgresStore, unanswered: Harmed) -> None:
+        worker = await enlisted(store)
+        await unanswered(store.create(a_run(), worker_id=worker))
+        await begun(store, worker)
+        await unanswered(store.create(a_run("queued")))
+        await store.create(a_run("queued"))
+        assert await listed(store) == ["run-1", "queued"]
+
+    async def test_a_run_that_was_created_and_is_not_wanted_any_more_goes(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
+    ) -> None:
+        worker = await enlisted(store)
+        await unanswered(store.create(a_run("unwanted"), worker_id=worker))
+        assert await listed(witness) == ["unwanted"]
+        await store.create(a_run("another"))
+        with pytest.raises(RunNotFound):
+            await witness.load("unwanted")
+
+    async def test_a_run_that_was_taken_is_given_back(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
+    ) -> None:
+        worker, other = await enlisted(store), await enlisted(witness)
+        parked = await begun(store, worker, a_run("parked"))
+        await store.settle(parked, Ending(status=Status.PARKED, reason="approval"))
+        await unanswered(store.claim("parked", worker, statuses={Status.PARKED}))
+        await store.create(a_run("queued"))
+        record = await record_of(witness, "parked")
+        assert (record.status, record.reason, record.strikes) == (Status.PARKED, "approval", 0)
+
+        await unanswered(store.claim_next(worker, agents=["agent"], limit=1))
+        with pytest.raises(RunBusy):
+            await witness.claim("queued", other)
+        await store.create(a_run("another"))
+        assert (await witness.claim("queued", other)).strikes == 1
+
+
+async def test_a_server_that_says_nothing_any_more_is_given_up(proxy: CuttingProxy, impatient: PostgresStore) -> None:
+    claim = await begun(impatient, await enlisted(impatient))
+    proxy.harm(Harm.FALL_SILENT, WRITE)
+    async with bounded():
+        with pytest.raises(StoreUnavailable):
+            await impatient.append(claim, a_write(1, b"one"))
+    assert proxy.landed.is_set()
+    await impatient.append(claim, a_write(1, b"one"))
+    assert await bodies_of(impatient) == [b"begin", b"one"]
