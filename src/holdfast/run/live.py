@@ -82,7 +82,15 @@ class LiveRun:
             task.cancel()
 
     def stop_with_caller(self, cancel: asyncio.CancelledError) -> None:
-        """Whoever waits for the run was cancelled. That ends it; but a child goes down as its parent does."""
+        """Whoever waits for the run was cancelled. That ends it; but a child goes down as its parent does.
+
+        Nor does it while the host shuts down: a second Ctrl-C cancels all that waits, and nobody wants the run to end.
+        """
+        if self.draining:
+            self.stop(
+                Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {self.state.iteration + 1}")
+            )
+            return
         above = None if self._parent is None else self._parent.stopped_by or self._parent.failing
         if above is not None and self.is_left_by(above):
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
