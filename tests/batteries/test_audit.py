@@ -1,0 +1,243 @@
+"""The audit over every kind of store, in runs, and as spans."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast import Agent, App, Ports, Reply, Usage, current_call, tool
+from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, MemoryAudit, TablesAudit
+from holdfast.batteries.audit.spans import Spans
+from holdfast.batteries.database.opening import tables_from_url
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.run.redaction import REDACTED, Redactor
+from holdfast.testing import ManualClock
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def row(run_id: str = "r", hours: float = 0, **more: object) -> AuditRow:
+    fields = {"kind": "step", "agent_name": "a", **more}
+    return AuditRow(run_id=run_id, at=START + timedelta(hours=hours), **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def store(battery_url: str) -> AsyncIterator[AuditStore]:
+    made: AuditStore = MemoryAudit() if battery_url == "memory:" else TablesAudit(tables_from_url(battery_url))
+    await made.open()
+    yield made
+    await made.close()
+
+
+class TestEveryAuditStore:
+    async def test_rows_come_back_as_they_were_and_in_order(self, store: AuditStore) -> None:
+        rows = [
+            row("r", 0, kind="start", status="begun", caller_id="al"),
+            row("r", 1, kind="tool", name="pay", call_id="c", effect="once", arguments={"a": [1, None, "é\0"]}),
+            row("r", 1, kind="end", status="fail", failed=True, detail="boom", input_tokens=5, cost_usd=0.5),
+        ]
+        await store.add(rows[:2])
+        await store.add(rows[2:])
+        assert list(await store.query(AuditQuery())) == rows
+
+    async def test_queries_give_what_fits(self, store: AuditStore) -> None:
+        await store.add(
+            [
+                row("one", 0, caller_id="al", agent_name="x", kind="start", status="begun"),
+                row("two", 1, caller_id="bo", agent_name="x", kind="end", status="fail"),
+                row("three", 2, caller_id="al", agent_name="y", kind="end", status="complete"),
+            ]
+        )
+
+        async def found(**wanted: object) -> list[str]:
+            return [each.run_id for each in await store.query(AuditQuery(**wanted))]  # type: ignore[arg-type]
+
+        assert await found(caller_id="al") == ["one", "three"]
+        assert await found(agent_name="x") == ["one", "two"]
+        assert await found(status="fail") == ["two"]
+        assert await found(kind="end", caller_id="al") == ["three"]
+        assert await found(run_id="one") == ["one"]
+        assert await found(since=START + timedelta(hours=1)) == ["two", "three"]
+        assert await found(until=START + timedelta(hours=1)) == ["one"]
+        assert await found(limit=2) == ["two", "three"]
+
+    async def test_a_tree_is_a_run_and_all_below_it(self, store: AuditStore) -> None:
+        await store.add([row("grandchild", parent_run_id="child"), row("child", parent_run_id="root"), row("root")])
+        await store.add([row("other"), row("stranger", parent_run_id="other")])
+        tree = await store.query(AuditQuery(tree_of="root"))
+        assert {each.run_id for each in tree} == {"root", "child", "grandchild"}
+
+    async def test_what_is_purged_is_gone(self, store: AuditStore) -> None:
+        await store.add([row("old", 0), row("new", 5)])
+        assert await store.purge(START + timedelta(hours=1)) == 1
+        assert [each.run_id for each in await store.query(AuditQuery())] == ["new"]
+
+
+@tool(effect="pure")
+async def look(password: str, number: int) -> str:
+    return f"saw {number}"
+
+
+def agent() -> Agent:
+    usage = Usage(input_tokens=3, cost_usd=0.5)
+    model = Script(asks(call("c1", "look", password="hunter2", number=1), usage=usage), Reply(text="done", usage=usage))
+    return Agent(name="a", model=model, tools=[look])
+
+
+async def test_a_run_is_on_record_with_its_steps_and_calls_and_no_secret() -> None:
+    audit = Audit()
+    await Life(ports=Ports(audit=audit)).executor.run(agent(), "go", run_id="r", caller_id="al")
+    rows = await audit.query()
+    assert [(each.kind, each.status or each.name) for each in rows] == [
+        ("start", "begun"),
+        ("tool", "look"),
+        ("step", ""),
+        ("step", ""),
+        ("end", "complete"),
+    ]
+    assert {each.caller_id for each in rows} == {"al"}
+    assert rows[1].arguments == {"password": REDACTED, "number": 1}
+    assert (rows[-1].input_tokens, rows[-1].cost_usd) == (6, 1.0)
+    exported = [json.loads(line) async for line in audit.export()]
+    assert [each["kind"] for each in exported] == [each.kind for each in rows]
+    assert "hunter2" not in str(exported)
+    await audit.close()
+
+
+async def test_a_resumed_run_and_a_failed_one_are_on_record_as_such() -> None:
+    audit, store = Audit(), MemoryStore()
+    hang = asyncio.Event()
+
+    async def dies(messages: object) -> Reply:
+        hang.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    one = Life(store, ports=Ports(audit=audit))
+    task = asyncio.create_task(one.executor.run(Agent(name="a", model=Script(dies)), "go", run_id="r"))
+    await hang.wait()
+    await one.die()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    two = Life(store, ports=Ports(audit=audit))
+    with pytest.raises(ValueError, match="broken"):
+        await two.resume(Agent(name="a", model=Script(ValueError("broken"))), "r")
+    rows = await audit.query(AuditQuery(kind="start"))
+    assert [each.status for each in rows] == ["begun", "resumed"]
+    last = (await audit.query(AuditQuery(kind="end")))[-1]
+    assert (last.status, last.failed, last.detail) == ("fail", True, "ValueError: broken")
+    await audit.close()
+
+
+class Faulty(MemoryAudit):
+    """A store that is down until it is told otherwise."""
+
+    down = True
+
+    async def add(self, rows: Sequence[AuditRow]) -> None:
+        if self.down:
+            raise OSError("down")
+        await super().add(rows)
+
+
+async def test_a_store_that_is_down_loses_nothing_that_fits_and_holds_no_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, store = ManualClock(), Faulty()
+    audit = Audit(store, clock=clock, capacity=4)
+    await Life(ports=Ports(audit=audit)).executor.run(agent(), "go")
+    await clock.advance(timedelta(seconds=5))
+    assert "could not be written" in caplog.text
+    store.down = False
+    await clock.advance(timedelta(seconds=5))
+    rows = await audit.query()
+    assert [each.kind for each in rows] == ["tool", "step", "step", "end"], "the oldest of five did not fit"
+    assert "1 audit rows were dropped" in caplog.text
+    await audit.close()
+
+
+async def test_an_app_writes_what_waits_before_it_ends() -> None:
+    store = MemoryAudit()
+    audit = Audit(store, every=timedelta(hours=1))
+    async with App([agent()], "memory:", audit=audit) as app:
+        await app.run("a", "go")
+    assert [each.kind for each in await store.query(AuditQuery())][-1] == "end"
+
+
+async def test_what_a_redaction_removes_is_never_stored(durable_store_url: str) -> None:
+    secret = "sk-12345"
+
+    async def fails(messages: object) -> Reply:
+        raise ValueError(f"the key {secret} is wrong")
+
+    model = Script(asks(call("c1", "look", password=secret, number=1), text=f"using {secret}"), fails)
+    agent = Agent(name="a", model=model, tools=[look], instructions=f"The key is {secret}.")
+    redact = Redactor(patterns=[r"sk-\d+"])
+    async with App([agent], durable_store_url, redact=redact, keep_failed=timedelta(days=1)) as app:
+        with pytest.raises(ValueError, match="wrong"):
+            await app.run("a", f"use {secret}", run_id="r")
+        assert app.store is not None
+        stored = await app.store.load("r")
+    everything = repr(stored)
+    assert secret not in everything
+    assert REDACTED in everything
+    assert "using" in everything
+
+
+async def test_a_resumed_run_links_to_the_span_of_its_earlier_life() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    spans = Spans(provider.get_tracer("test"))
+    store, hang = MemoryStore(), asyncio.Event()
+
+    async def dies(messages: object) -> Reply:
+        hang.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    calls = asks(call("c1", "look", password="x", number=1))
+    one = Life(store, ports=Ports(audit=spans))
+    first = Agent(name="a", model=Script(calls, dies), tools=[look])
+    task = asyncio.create_task(one.executor.run(first, "go", run_id="r"))
+    await hang.wait()
+    await one.die()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    second = Agent(name="a", model=Script(calls, "done"), tools=[look])
+    await Life(store, ports=Ports(audit=spans)).resume(second, "r")
+
+    finished = exporter.get_finished_spans()
+    tools = [span for span in finished if span.name == "tool look"]
+    lives = [span for span in finished if span.name == "run a"]
+    assert len(tools) == 1
+    assert len(lives) == 2
+    earlier, later = lives
+    assert tools[0].parent is not None
+    assert earlier.context is not None
+    assert tools[0].parent.span_id == earlier.context.span_id
+    assert [link.context.span_id for link in later.links] == [earlier.context.span_id]
+    assert "hunter2" not in str([span.attributes for span in finished])
+
+
+async def test_children_are_found_under_their_parent() -> None:
+    audit = Audit()
+    child = Agent(name="child", model=Script("helped"))
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        return str((await current_call().run(child, "help")).output)
+
+    parent = Agent(name="parent", model=Script(asks(call("c1", "delegate")), "done"), tools=[delegate])
+    await Life(ports=Ports(audit=audit)).executor.run(parent, "go", run_id="root")
+    await Life(ports=Ports(audit=audit)).executor.run(Agent(name="other", model=Script("hi")), "go")
+    tree = await audit.query(AuditQuery(tree_of="root"))
+    assert {each.agent_name for each in tree} == {"parent", "child"}
+    await audit.close()

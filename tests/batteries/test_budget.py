@@ -1,0 +1,254 @@
+"""Budgets over every kind of ledger, across resumes, children and processes."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast import Agent, Ports, Reply, Usage, current_call, tool
+from holdfast.batteries.budget import (
+    Amounts,
+    Budget,
+    BudgetError,
+    BudgetExhausted,
+    Ledger,
+    Limit,
+    MemoryLedger,
+    Reservation,
+    TablesLedger,
+)
+from holdfast.batteries.database.opening import tables_from_url
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.testing import ManualClock
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture
+async def ledger(battery_url: str) -> AsyncIterator[Ledger]:
+    made: Ledger = MemoryLedger() if battery_url == "memory:" else TablesLedger(tables_from_url(battery_url))
+    await made.open()
+    yield made
+    await made.close()
+
+
+def wants(limit: int, estimate: int = 0, account: str = "a") -> Reservation:
+    return Reservation(account=account, window=WEEK, limits={"tokens": limit}, estimate=Amounts(tokens=estimate))
+
+
+class TestEveryLedger:
+    async def test_what_is_settled_is_spent_and_the_same_total_again_is_nothing(self, ledger: Ledger) -> None:
+        await ledger.settle("r", ["a"], Amounts(tokens=5, cost_usd=0.5, runs=1, seconds=2.5), NOW)
+        await ledger.settle("r", ["a"], Amounts(tokens=5, cost_usd=0.5, runs=1, seconds=2.5), NOW)
+        await ledger.settle("r", ["a"], Amounts(tokens=8, cost_usd=0.75, runs=1, seconds=3.0), NOW)
+        assert await ledger.spent("a", NOW - WEEK) == Amounts(tokens=8, cost_usd=0.75, runs=1, seconds=3.0)
+
+    async def test_a_smaller_total_gives_nothing_back(self, ledger: Ledger) -> None:
+        await ledger.settle("r", ["a"], Amounts(tokens=8), NOW)
+        await ledger.settle("r", ["a"], Amounts(tokens=5), NOW)
+        await ledger.settle("r", ["a"], Amounts(tokens=9), NOW)
+        assert (await ledger.spent("a", NOW - WEEK)).tokens == 9
+
+    async def test_what_is_older_than_the_window_does_not_count(self, ledger: Ledger) -> None:
+        await ledger.settle("old", ["a"], Amounts(tokens=10), NOW - timedelta(days=8))
+        await ledger.settle("new", ["a"], Amounts(tokens=1), NOW)
+        assert (await ledger.spent("a", NOW - WEEK)).tokens == 1
+        assert await ledger.reserve("r", [wants(10)], NOW) is None
+
+    async def test_accounts_are_kept_apart(self, ledger: Ledger) -> None:
+        await ledger.settle("r", ["a", "b"], Amounts(tokens=3), NOW)
+        await ledger.settle("s", ["b"], Amounts(tokens=4), NOW)
+        assert (await ledger.spent("a", NOW - WEEK)).tokens == 3
+        assert (await ledger.spent("b", NOW - WEEK)).tokens == 7
+
+    async def test_what_others_have_set_aside_is_taken(self, ledger: Ledger) -> None:
+        assert await ledger.reserve("one", [wants(10, 10)], NOW) is None
+        shortage = await ledger.reserve("two", [wants(10, 10)], NOW)
+        assert shortage is not None
+        assert (shortage.account, shortage.unit, shortage.spent, shortage.limit) == ("a", "tokens", 10, 10)
+
+    async def test_what_a_run_has_set_aside_itself_is_not_in_its_way(self, ledger: Ledger) -> None:
+        assert await ledger.reserve("one", [wants(10, 10)], NOW) is None
+        assert await ledger.reserve("one", [wants(10, 10)], NOW) is None
+
+    async def test_settling_frees_what_was_set_aside(self, ledger: Ledger) -> None:
+        await ledger.reserve("one", [wants(10, 10)], NOW)
+        await ledger.settle("one", ["a"], Amounts(tokens=2), NOW)
+        assert await ledger.reserve("two", [wants(10, 5)], NOW) is None
+
+    async def test_all_is_set_aside_or_nothing(self, ledger: Ledger) -> None:
+        await ledger.settle("r", ["full"], Amounts(tokens=10), NOW)
+        both = [wants(10, 10, "a"), wants(10, 10, "full")]
+        assert await ledger.reserve("one", both, NOW) is not None
+        assert await ledger.reserve("two", [wants(10, 10, "a")], NOW) is None
+
+    async def test_a_whole_run_has_to_fit(self, ledger: Ledger) -> None:
+        one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Amounts(runs=1))
+        assert await ledger.reserve("one", [one], NOW) is None
+        assert await ledger.reserve("two", [one], NOW) is not None
+
+    async def test_what_is_forgotten_is_gone(self, ledger: Ledger) -> None:
+        await ledger.settle("old", ["a"], Amounts(tokens=10), NOW - timedelta(days=30))
+        await ledger.reserve("lost", [wants(100, 50)], NOW - timedelta(days=30))
+        await ledger.settle("new", ["a"], Amounts(tokens=1), NOW)
+        await ledger.forget(NOW - WEEK)
+        assert (await ledger.spent("a", NOW - timedelta(days=365))).tokens == 1
+        assert await ledger.reserve("r", [wants(10)], NOW) is None
+
+
+@pytest.mark.parametrize("step", [7, 50])
+def test_processes_that_spend_at_once_overshoot_by_at_most_one_step(database_url: str, step: int) -> None:
+    limit, processes = 1000, 6
+    program = [sys.executable, str(Path(__file__).with_name("spender.py")), database_url]
+    spenders = [
+        subprocess.Popen(
+            [*program, f"r{number}", str(limit), str(step)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for number in range(processes)
+    ]  # fmt: skip
+    for spender in spenders:
+        assert spender.stdout is not None
+        assert spender.stdout.readline() == "ready\n"
+    outputs = [spender.communicate("go\n", timeout=100)[0] for spender in spenders]
+    assert [spender.returncode for spender in spenders] == [0] * processes
+    total = sum(int(output) for output in outputs)
+    assert limit <= total < limit + step
+
+    async def booked() -> int:
+        ledger = TablesLedger(tables_from_url(database_url))
+        await ledger.open()
+        try:
+            return (await ledger.spent("all", datetime.now(UTC) - timedelta(hours=1))).tokens
+        finally:
+            await ledger.close()
+
+    assert asyncio.run(booked()) == total
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("rst"), st.integers(0, 20), st.integers(0, 20 * 24 * 60)), max_size=30))
+def test_the_window_is_the_sum_of_the_increments_in_it(said: list[tuple[str, int, int]]) -> None:
+    async def check() -> None:
+        ledger = MemoryLedger()
+        totals: dict[str, int] = {}
+        increments: list[tuple[int, int]] = []
+        for run_id, more, minute in sorted(said, key=lambda each: each[2]):
+            totals[run_id] = totals.get(run_id, 0) + more
+            increments.append((minute, more))
+            await ledger.settle(run_id, ["a"], Amounts(tokens=totals[run_id]), NOW + timedelta(minutes=minute))
+        end = 20 * 24 * 60
+        since = end - 7 * 24 * 60
+        expected = sum(more for minute, more in increments if minute >= since)
+        assert (await ledger.spent("a", NOW + timedelta(minutes=since))).tokens == expected
+
+    asyncio.run(check())
+
+
+# -- in a run ---------------------------------------------------------------------------------------------------------
+
+
+@tool(effect="pure")
+async def work(number: int) -> str:
+    return f"worked {number}"
+
+
+def spends(tokens: int, steps: int) -> Script:
+    usage = Usage(input_tokens=tokens)
+    turns = [asks(call(f"c{number}", "work", number=number), usage=usage) for number in range(steps - 1)]
+    return Script(*turns, Reply(text="done", usage=usage))
+
+
+async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_go_on() -> None:
+    store, ledger = MemoryStore(), MemoryLedger()
+    model = spends(40, 5)
+    agent = Agent(name="a", model=model, tools=[work])
+    one = Life(store, ports=Ports(budget=Budget(Limit(tokens=100), ledger=ledger)))
+    with pytest.raises(BudgetExhausted, match="caller:alice has spent 120 of 100 tokens"):
+        await one.executor.run(agent, "go", run_id="r", caller_id="alice")
+    [record] = await one.records()
+    assert record.status is Status.PARKED
+    assert record.reason.startswith("budget: ")
+    assert len(model.asked) == 3
+
+    two = Life(store, ports=Ports(budget=Budget(Limit(tokens=1000), ledger=ledger)))
+    assert (await two.resume(agent, "r")).output == "done"
+    assert len(model.asked) == 5
+    assert (await ledger.spent("caller:alice", datetime.now(UTC) - WEEK)).tokens == 200
+
+
+async def test_what_was_spent_before_a_crash_counts_once() -> None:
+    store, ledger = MemoryStore(), MemoryLedger()
+    hang = asyncio.Event()
+
+    async def dies(messages: object) -> Reply:
+        hang.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    usage = Usage(input_tokens=10, cost_usd=0.25)
+    first = Script(asks(call("c0", "work", number=0), usage=usage), dies)
+    second = Script(asks(call("c0", "work", number=0), usage=usage), Reply(text="done", usage=usage))
+    budget = Budget(Limit(tokens=1000, per="agent"), ledger=ledger)
+    one = Life(store, ports=Ports(budget=budget))
+    task = asyncio.create_task(one.executor.run(Agent(name="a", model=first, tools=[work]), "go", run_id="r"))
+    await hang.wait()
+    await one.die()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await Life(store, ports=Ports(budget=budget)).resume(Agent(name="a", model=second, tools=[work]), "r")
+    spent = await budget.spent("agent:a")
+    assert (spent.tokens, spent.cost_usd, spent.runs) == (20, 0.5, 1)
+
+
+async def test_children_spend_for_themselves_and_nothing_is_counted_twice() -> None:
+    child = Agent(name="child", model=spends(7, 1))
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        return str((await current_call().run(child, "help")).output)
+
+    usage = Usage(input_tokens=10)
+    parent = Agent(
+        name="parent",
+        model=Script(asks(call("c1", "delegate"), usage=usage), Reply(text="done", usage=usage)),
+        tools=[delegate],
+    )
+    budget = Budget(Limit(tokens=1000, per="all"))
+    result = await Life(ports=Ports(budget=budget)).executor.run(parent, "go")
+    assert result.usage.input_tokens == 27
+    spent = await budget.spent("all")
+    assert (spent.tokens, spent.runs) == (27, 1)
+
+
+async def test_a_window_that_has_moved_lets_a_run_begin_again() -> None:
+    clock = ManualClock()
+    budget = Budget(Limit(runs=1, window=timedelta(days=1)), clock=clock)
+    one = Life(clock=clock, ports=Ports(budget=budget))
+    agent = Agent(name="a", model=Script("done"))
+    await one.executor.run(agent, "go")
+    with pytest.raises(BudgetExhausted):
+        await one.executor.run(agent, "go")
+    await clock.advance(timedelta(days=1, minutes=2))
+    await one.executor.run(agent, "go")
+
+
+@pytest.mark.parametrize("options", [{}, {"tokens": 1, "per": "planet"}, {"tokens": 1, "window": timedelta(0)}])
+def test_a_limit_that_cannot_work_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(BudgetError):
+        Limit(**options)  # type: ignore[arg-type]
+
+
+def test_a_budget_without_limits_is_refused() -> None:
+    with pytest.raises(BudgetError):
+        Budget()

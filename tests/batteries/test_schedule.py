@@ -1,0 +1,285 @@
+"""Schedules over every kind of job store, and the runner with a host's own parts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.script import Script
+
+from holdfast import Agent, App
+from holdfast.batteries.database.opening import tables_from_url
+from holdfast.batteries.schedule import (
+    Job,
+    JobExists,
+    JobNotFound,
+    JobStore,
+    MemoryJobs,
+    Missed,
+    Schedule,
+    ScheduleError,
+    ScheduleRunner,
+    TablesJobs,
+    cron_next,
+)
+from holdfast.testing import ManualClock
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def job(name: str = "j", next_at: datetime = START) -> Job:
+    return Job(name=name, agent="a", prompt="p", cron="0 * * * *", next_at=next_at)
+
+
+@pytest.fixture
+async def jobs(battery_url: str) -> AsyncIterator[JobStore]:
+    made: JobStore = MemoryJobs() if battery_url == "memory:" else TablesJobs(tables_from_url(battery_url))
+    await made.open()
+    yield made
+    await made.close()
+
+
+class TestEveryJobStore:
+    async def test_what_is_added_is_kept_as_it_is(self, jobs: JobStore) -> None:
+        kept = Job(
+            name="nightly é", agent="a", prompt="p\n", cron="0 3 * * *", timezone="Europe/Lisbon",
+            missed="all", caller_id="alice", next_at=START,
+        )  # fmt: skip
+        await jobs.add(kept)
+        await jobs.add(job("b"))
+        assert await jobs.get("nightly é") == kept
+        assert [each.name for each in await jobs.jobs()] == ["b", "nightly é"]
+
+    async def test_a_name_is_taken_once(self, jobs: JobStore) -> None:
+        await jobs.add(job())
+        with pytest.raises(JobExists):
+            await jobs.add(job())
+
+    async def test_what_is_removed_is_gone(self, jobs: JobStore) -> None:
+        await jobs.add(job())
+        await jobs.remove("j")
+        for missing in (jobs.get("j"), jobs.remove("j")):
+            with pytest.raises(JobNotFound):
+                await missing
+
+    async def test_due_are_those_whose_time_has_come_the_oldest_first(self, jobs: JobStore) -> None:
+        for name, hour in (("late", 2), ("soon", 5), ("first", 1)):
+            await jobs.add(job(name, START + timedelta(hours=hour)))
+        due = await jobs.due(START + timedelta(hours=2))
+        assert [each.name for each in due] == ["first", "late"]
+
+    async def test_only_one_of_those_who_read_a_job_moves_it(self, jobs: JobStore) -> None:
+        await jobs.add(job())
+        seen = await jobs.get("j")
+        assert await jobs.advance(seen, START + timedelta(hours=1))
+        assert not await jobs.advance(seen, START + timedelta(hours=9))
+        assert (await jobs.get("j")).next_at == START + timedelta(hours=1)
+
+
+class Submissions:
+    """Takes submitted runs as an App does: the same id again is the same run."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, tuple[str, str]] = {}
+        self.calls = 0
+        self.failing = False
+
+    async def __call__(self, agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
+        self.calls += 1
+        if self.failing:
+            raise ConnectionError("the store is down")
+        self.runs[run_id] = (agent, prompt)
+        return run_id
+
+
+def fires(submissions: Submissions) -> list[str]:
+    return sorted(run_id.rpartition(":")[2] for run_id in submissions.runs)
+
+
+async def test_each_fire_submits_one_run_with_an_id_of_job_and_time() -> None:
+    clock, submissions = ManualClock(START), Submissions()
+    schedule = Schedule(submissions, clock=clock)
+    await schedule.add("hourly", "a", "p", "0 * * * *")
+    for _ in range(3):
+        await clock.advance(timedelta(minutes=30))
+        await schedule.tick()
+        await schedule.tick()
+    assert fires(submissions) == ["20300101T010000Z"]
+    await clock.advance(timedelta(minutes=30))
+    await schedule.tick()
+    assert fires(submissions) == ["20300101T010000Z", "20300101T020000Z"]
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [
+        ("once", ["20300101T010000Z"]),
+        ("all", ["20300101T010000Z", "20300101T020000Z", "20300101T030000Z"]),
+        ("none", []),
+    ],
+)
+async def test_what_was_missed_is_made_up_for_as_the_job_says(missed: Missed, expected: list[str]) -> None:
+    clock, submissions = ManualClock(START), Submissions()
+    schedule = Schedule(submissions, clock=clock)
+    await schedule.add("hourly", "a", "p", "0 * * * *", missed=missed)
+    await clock.advance(timedelta(hours=3, minutes=30))
+    for _ in range(5):
+        await schedule.tick()
+    assert fires(submissions) == expected
+    await clock.advance(timedelta(minutes=30))
+    await schedule.tick()
+    assert fires(submissions) == [*expected, "20300101T040000Z"]
+
+
+async def test_in_a_fleet_a_fire_happens_once(database_url: str) -> None:
+    clock, submissions = ManualClock(START), Submissions()
+    fleet = [Schedule(submissions, jobs=TablesJobs(tables_from_url(database_url)), clock=clock) for _ in range(4)]
+    await fleet[0].add("hourly", "a", "p", "0 * * * *")
+    for _ in range(3):
+        await clock.advance(timedelta(hours=1))
+        await asyncio.gather(*(each.tick() for each in fleet))
+    assert fires(submissions) == ["20300101T010000Z", "20300101T020000Z", "20300101T030000Z"]
+    for each in fleet:
+        await each.close()
+
+
+async def test_a_failing_job_stays_due_and_stalls_nobody() -> None:
+    clock, submissions = ManualClock(START), Submissions()
+    schedule = Schedule(submissions, clock=clock)
+    await schedule.add("hourly", "a", "p", "0 * * * *")
+    await clock.advance(timedelta(hours=1))
+    submissions.failing = True
+    assert len((await schedule.tick()).failed) == 1
+    submissions.failing = False
+    assert len((await schedule.tick()).ran) == 1
+    assert fires(submissions) == ["20300101T010000Z"]
+
+
+async def test_a_job_is_run_now_beside_its_fires() -> None:
+    clock, submissions = ManualClock(START), Submissions()
+    schedule = Schedule(submissions, clock=clock)
+    await schedule.add("hourly", "a", "p", "0 * * * *")
+    await schedule.run_now("hourly")
+    assert len(submissions.runs) == 1
+    assert await schedule.upcoming("hourly", 2) == [START + timedelta(hours=1), START + timedelta(hours=2)]
+
+
+async def test_an_app_runs_what_is_due() -> None:
+    clock = ManualClock(START)
+    async with App([Agent(name="a", model=Script("done"))], "memory:", recover=False) as app:
+        schedule = Schedule(app.submit, clock=clock)
+        due = await schedule.add("weird name/é", "a", "p", "*/5 * * * *")
+        await clock.advance(timedelta(minutes=5))
+        await schedule.tick()
+        await app.recover()
+        assert (await app.result(due.run_id(due.next_at))).output == "done"
+
+
+# -- the runner -----------------------------------------------------------------------------------------------------
+
+
+class Host:
+    """A host with jobs that are names, and troubles of its own."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.ran: list[str] = []
+        self.marked: list[str] = []
+        self.trouble: set[str] = set()
+
+    async def due(self, now: datetime) -> list[str]:
+        if "due" in self.trouble:
+            raise OSError("no list")
+        return self.names
+
+    async def run(self, name: str) -> None:
+        if name in self.trouble:
+            raise RuntimeError(name)
+        self.ran.append(name)
+
+    async def mark(self, name: str, upcoming: datetime) -> None:
+        self.marked.append(name)
+
+    def next(self, name: str, after: datetime) -> datetime:
+        if name == "unreadable":
+            raise ValueError("no schedule")
+        return after + timedelta(hours=1)
+
+    def runner(self, clock: ManualClock | None = None) -> ScheduleRunner[str]:
+        return ScheduleRunner(due=self.due, run=self.run, mark=self.mark, next=self.next, clock=clock or ManualClock())
+
+
+async def test_a_schedule_that_cannot_be_computed_skips_its_job_and_runs_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = Host("unreadable", "good")
+    done = await host.runner().tick()
+    assert (done.skipped, done.ran) == (["unreadable"], ["good"])
+    assert host.ran == host.marked == ["good"]
+    assert "unreadable" in caplog.text
+
+
+async def test_a_failing_job_is_not_marked() -> None:
+    host = Host("bad", "good")
+    host.trouble.add("bad")
+    done = await host.runner().tick()
+    assert (done.failed, host.marked) == (["bad"], ["good"])
+
+
+async def test_a_failing_list_ends_the_pass_and_not_the_loop() -> None:
+    clock, host = ManualClock(), Host("good")
+    host.trouble.add("due")
+    loop = asyncio.create_task(host.runner(clock).loop(timedelta(seconds=5)))
+    await clock.advance(timedelta(seconds=6))
+    assert host.ran == []
+    host.trouble.clear()
+    await clock.advance(timedelta(seconds=6))
+    assert host.ran == ["good"]
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_a_job_that_takes_long_stalls_nobody() -> None:
+    host, go_on = Host("slow", "quick"), asyncio.Event()
+
+    async def run(name: str) -> None:
+        if name == "slow":
+            await go_on.wait()
+        host.ran.append(name)
+        go_on.set()
+
+    runner = ScheduleRunner(due=host.due, run=run, mark=host.mark, next=host.next, clock=ManualClock())
+    await runner.tick()
+    assert host.ran == ["quick", "slow"]
+
+
+@pytest.mark.parametrize("missing", ["due", "run", "mark", "next"])
+def test_a_part_that_is_missing_is_an_error_at_once(missing: str) -> None:
+    host = Host()
+    parts: dict[str, Any] = {"due": host.due, "run": host.run, "mark": host.mark, "next": host.next}
+    del parts[missing]
+    with pytest.raises(ScheduleError, match=missing):
+        ScheduleRunner(**parts)
+
+
+# -- cron -----------------------------------------------------------------------------------------------------------
+
+
+def test_summer_time_neither_skips_nor_doubles_a_daily_fire() -> None:
+    # In Lisbon clocks go from 01:00 to 02:00 on 31 March 2030, and from 02:00 to 01:00 on 27 October 2030.
+    for day, around in ((datetime(2030, 3, 29, tzinfo=UTC), "spring"), (datetime(2030, 10, 25, tzinfo=UTC), "autumn")):
+        fire, dates = day, []
+        for _ in range(5):
+            fire = cron_next("30 1 * * *", "Europe/Lisbon", fire)
+            dates.append(fire.date())
+        assert len(set(dates)) == 5, around
+        assert (dates[-1] - dates[0]).days == 4, around
+
+
+@pytest.mark.parametrize(
+    ("cron", "timezone"), [("every day", "UTC"), ("0 0 30 2 *", "UTC"), ("* * * * *", "Atlantis/Capital")]
+)
+def test_what_cannot_be_read_is_refused_with_what_to_do(cron: str, timezone: str) -> None:
+    with pytest.raises(ScheduleError):
+        cron_next(cron, timezone, START)
