@@ -1,6 +1,7 @@
 """The stores of holdfast, as a table for tests that run over all of them."""
 
 import base64
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import NamedTuple
 import psycopg
 from tests.postgres_server import fresh_database
 
+from holdfast.testing.store_wire import connection_name
+
 
 class StoreKind(NamedTuple):
     #: From an empty folder to the URL of an empty store.
     place: Callable[[Path], AbstractContextManager[str]]
     #: Spoil an entry of a store: its URL, the id of the run, the body. `None` for a store that is not durable.
     damage: Callable[[str, str, bytes], None] | None = None
+    #: Wait until a server has finished what a process that was killed had sent to it: its URL, and that process's pid.
+    quiet: Callable[[str, int], None] | None = None
 
 
 def _damage_file(url: str, run_id: str, body: bytes) -> None:
@@ -35,6 +40,15 @@ def _damage_postgres(url: str, run_id: str, body: bytes) -> None:
         assert done.rowcount == 1
 
 
+def _quiet_postgres(url: str, pid: int) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        left = "select pid from pg_stat_activity where application_name = %s"
+        deadline = time.monotonic() + 60
+        while connection.execute(left, (connection_name(pid),)).fetchall():
+            assert time.monotonic() < deadline, "the server still serves a process that is gone"
+            time.sleep(0.002)
+
+
 def _flip_a_bit(path: Path, content: bytes) -> None:
     """Change one bit of `content` wherever it is in the file."""
     stored = path.read_bytes()
@@ -49,15 +63,12 @@ STORES = {
     "memory": StoreKind(lambda folder: nullcontext("memory:")),
     "file": StoreKind(lambda folder: nullcontext(f"file:{folder / 'runs'}"), _damage_file),
     "sqlite": StoreKind(lambda folder: nullcontext(f"sqlite:{folder / 'runs.db'}"), _damage_sqlite),
-    "postgres": StoreKind(lambda folder: fresh_database(), _damage_postgres),
+    "postgres": StoreKind(lambda folder: fresh_database(), _damage_postgres, _quiet_postgres),
 }
 
 DURABLE = [name for name, kind in STORES.items() if kind.damage is not None]
 
 
-def damage(url: str, run_id: str, body: bytes) -> None:
-    """Change one bit of an entry, behind the back of whichever store this is."""
-    [name] = [name for name in STORES if url.startswith(name)]
-    spoil = STORES[name].damage
-    assert spoil is not None, f"a {name} store cannot be damaged"
-    spoil(url, run_id, body)
+def kind_of(url: str) -> StoreKind:
+    [kind] = [kind for name, kind in STORES.items() if url.startswith(name)]
+    return kind

@@ -1,8 +1,11 @@
 """Every store of holdfast passes the published suite. `-k sqlite` runs it for one of them."""
 
-import pytest
-from tests import store_kinds
+import asyncio
 
+import pytest
+from tests.store_kinds import kind_of
+
+from holdfast.checkpoint.liveness import ProcessIdentity
 from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
 
 
@@ -18,4 +21,11 @@ class TestEveryDurableStore(DurableStoreSuite):
         return durable_store_url
 
     def damage(self, location: str, run_id: str, body: bytes) -> None:
-        store_kinds.damage(location, run_id, body)
+        damage = kind_of(location).damage
+        assert damage is not None, "a durable store can be damaged"
+        damage(location, run_id, body)
+
+    async def quiet(self, location: str, killed: ProcessIdentity) -> None:
+        quiet = kind_of(location).quiet
+        if quiet is not None:
+            await asyncio.to_thread(quiet, location, killed.pid)

@@ -17,6 +17,7 @@ from holdfast.checkpoint.liveness import this_process
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_wire import (
     LENGTH_BYTES,
+    OPEN,
     Answer,
     Begun,
     Call,
@@ -24,6 +25,7 @@ from holdfast.testing.store_wire import (
     Raised,
     Returned,
     arguments_of,
+    connection_name,
     frame,
 )
 
@@ -65,11 +67,14 @@ class _Server:
 
 
 async def serve(factory: str, location: str, answers: int) -> None:
-    store = store_builder(factory)(location)
-    await store.open()
-    server = _Server(store, answers)
     calls = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(calls), sys.stdin)
+    build = store_builder(factory)
+    if await calls.read(len(OPEN)) != OPEN:
+        return  # whoever started this process had no use for it
+    store = build(location)
+    await store.open()
+    server = _Server(store, answers)
     server.say(Hello(process=this_process(), durable=store.durable))
     async with asyncio.TaskGroup() as tasks:
         while length := await calls.read(LENGTH_BYTES):
@@ -83,4 +88,5 @@ if __name__ == "__main__":
     # Whatever a store prints must not get between the answers.
     channel = os.dup(1)
     os.dup2(2, 1)
+    os.environ["PGAPPNAME"] = connection_name(os.getpid())
     asyncio.run(serve(sys.argv[1], sys.argv[2], channel))

@@ -20,6 +20,7 @@ from holdfast.checkpoint.liveness import ProcessIdentity
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
 from holdfast.testing.store_wire import (
     LENGTH_BYTES,
+    OPEN,
     Answer,
     Begun,
     Call,
@@ -49,31 +50,43 @@ class _Waiting(msgspec.Struct):
 class ChildProcess:
     """A child process that makes calls on a store, and can be killed, stopped and continued meanwhile."""
 
-    def __init__(self, process: Process, hello: Hello) -> None:
+    identity: ProcessIdentity
+    durable: bool
+
+    def __init__(self, process: Process) -> None:
         self._process = process
-        self.identity: ProcessIdentity = hello.process
-        self.durable = hello.durable
         self._last_number = 0
         self._waiting: dict[int, _Waiting] = {}
         self._begun = asyncio.Condition()
+        self._listener: asyncio.Future[None] | None = None
         #: The methods that were under way when the process ended.
         self.cut_short: Sequence[str] = ()
-        self._listener = asyncio.ensure_future(self._listen())
 
     @classmethod
     async def start(cls, factory: str, location: str) -> Self:
-        """Returns once the store in the new process is open."""
+        """A new process, whose store is not open yet."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "holdfast.testing.store_child", factory, location),
             stdin=PIPE,
             stdout=PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
-        hello = await _next_answer(process)
+        return cls(process)
+
+    async def open(self) -> None:
+        """Returns once the store in the process is open.
+
+        Raises:
+            ProcessGone: it could not be opened.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(OPEN)
+        hello = await _next_answer(self._process)
         if not isinstance(hello, Hello):
-            await _reap(process)
+            await self._reap()
             raise ProcessGone("the child process could not open its store; its standard error says why")
-        return cls(process, hello)
+        self.identity, self.durable = hello.process, hello.durable
+        self._listener = asyncio.ensure_future(self._listen())
 
     async def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the store over there.
@@ -82,7 +95,7 @@ class ChildProcess:
             ProcessGone: the process ended before it answered.
             CallFailed: something was raised that is no error of holdfast's.
         """
-        if self._listener.done():
+        if self._listener is None or self._listener.done():
             raise ProcessGone("the child process is gone")
         self._last_number += 1
         waiting = _Waiting(method, asyncio.get_running_loop().create_future())
@@ -99,7 +112,7 @@ class ChildProcess:
 
     async def kill(self) -> None:
         """SIGKILL. Returns once the process is gone and everything it said was heard."""
-        if self._process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._end()
 
@@ -110,9 +123,10 @@ class ChildProcess:
         await self._end()
         assert self._process.returncode == 0, f"the child process ended with {self._process.returncode}"
 
-    def stop(self) -> None:
-        """SIGSTOP."""
+    async def stop(self) -> None:
+        """SIGSTOP. Returns once the process stands still."""
         self._process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(os.waitid, os.P_PID, self.identity.pid, os.WSTOPPED | os.WNOWAIT)
 
     def cont(self) -> None:
         """SIGCONT."""
@@ -122,8 +136,17 @@ class ChildProcess:
         return [waiting.method for waiting in self._waiting.values() if waiting.begun]
 
     async def _end(self) -> None:
-        await self._listener
-        await _reap(self._process)
+        if self._listener is not None:
+            await self._listener
+        await self._reap()
+
+    async def _reap(self) -> None:
+        """Wait for the end of a process that has said its last, and let go of its pipes."""
+        await self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await self._process.stdin.wait_closed()
 
     async def _listen(self) -> None:
         while (answer := await _next_answer(self._process)) is not None:
@@ -145,12 +168,15 @@ class StoreProcess:
     It is a `CheckpointStore` itself. As a context manager it starts the process, and kills it at the end.
     """
 
-    def __init__(self, factory: str, location: str) -> None:
+    durable = True
+
+    def __init__(self, factory: str, location: str, child: ChildProcess | None = None) -> None:
         self._factory, self._location = factory, location
-        self.durable = True
+        self._started = child
 
     async def open(self) -> None:
-        self.child = await ChildProcess.start(self._factory, self._location)
+        self.child = self._started or await ChildProcess.start(self._factory, self._location)
+        await self.child.open()
         self.durable = self.child.durable
 
     async def close(self) -> None:
@@ -218,15 +244,6 @@ class StoreProcess:
     async def purge(self, *, limit: int = 100) -> int:
         purged: int = await self.child.call("purge", limit=limit)
         return purged
-
-
-async def _reap(process: Process) -> None:
-    """Wait for the end of a process that has said its last, and let go of its pipes."""
-    await process.wait()
-    assert process.stdin is not None
-    process.stdin.close()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        await process.stdin.wait_closed()
 
 
 async def _next_answer(process: Process) -> Answer | None:

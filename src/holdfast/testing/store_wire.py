@@ -12,6 +12,13 @@ from holdfast.checkpoint.store import CheckpointStore
 
 #: A frame is its length in so many bytes, big-endian, and then a message.
 LENGTH_BYTES = 4
+#: The first word to the child, a frame with nothing in it: open the store.
+OPEN = bytes(LENGTH_BYTES)
+
+
+def connection_name(pid: int) -> str:
+    """How a child process calls itself to a database server: its connections have to be told apart from others."""
+    return f"holdfast-child-{pid}"
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -17,7 +17,7 @@ import pytest
 # So that a failure shows the values, as in a test module. It has to be said before they are imported.
 for _part in (
     *("subject", "journal", "claims", "endings", "finding", "signals", "life"),
-    *("reopening", "processes", "crash", "model", "machine", "sequences"),
+    *("reopening", "processes", "crash", "model", "world", "machine", "sequences"),
 ):
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 

@@ -1,26 +1,34 @@
-"""Clauses about SIGKILL in the middle of a write."""
+"""Clauses about SIGKILL in the middle of a call."""
 
 import asyncio
+import contextlib
 import os
 import random
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pytest
 
 from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Entry, Write
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_process import ProcessGone, StoreProcess
 from holdfast.testing.store_suite.processes import enlisted_as
 from holdfast.testing.store_suite.reopening import DurableStoreUnderTest
-from holdfast.testing.store_suite.subject import a_run, entries
+from holdfast.testing.store_suite.subject import a_run, a_write, begun, contents, entries
 
 #: Set to anything, this makes the parts of the suite that live by chance run ten times as long.
 THOROUGH = 10 if os.environ.get("HOLDFAST_TEST_THOROUGH") else 1
 
 WRITERS = 4
 KILLS = 5 * THOROUGH
+#: Of each kind of call.
+CUTS = 2 * THOROUGH
 
 
 @dataclass
@@ -72,6 +80,67 @@ class _Writer:
         assert found == (self.journal, self.next_seq, self.progress)
 
 
+class Call(NamedTuple):
+    """A call to be cut short."""
+
+    #: Bring a run of this name to where the call is made.
+    prepare: Callable[[StoreProcess, str], Awaitable[Claim]]
+    make: Callable[[StoreProcess, Claim], Coroutine[Any, Any, None]]
+
+
+async def _nothing(child: StoreProcess, run_id: str) -> Claim:
+    worker = await enlisted_as(child, child.child.identity)
+    return Claim(run_id=run_id, worker_id=worker, token=0, strikes=0)
+
+
+async def _running(child: StoreProcess, run_id: str) -> Claim:
+    worker = await enlisted_as(child, child.child.identity)
+    return await begun(child, worker, a_run(run_id, b"zero", b"one"))
+
+
+async def _queued(child: StoreProcess, run_id: str) -> Claim:
+    claim = await _nothing(child, run_id)
+    await child.create(a_run(run_id, b"zero", b"one"))
+    return claim
+
+
+async def _create(child: StoreProcess, claim: Claim) -> None:
+    await child.create(a_run(claim.run_id, *_BODIES), worker_id=claim.worker_id)
+
+
+async def _append(child: StoreProcess, claim: Claim) -> None:
+    await child.append(claim, a_write(2, *_BODIES, progress=b"further", finished_step=True))
+
+
+async def _rewrite(child: StoreProcess, claim: Claim) -> None:
+    await child.append(claim, a_write(2, *_BODIES, progress=b"further", replace=True))
+
+
+async def _settle(child: StoreProcess, claim: Claim) -> None:
+    last = entries(2, *_BODIES)
+    await child.settle(claim, Ending(status=Status.DONE, reason="because", entries=last, progress=b"the end"))
+
+
+async def _claim(child: StoreProcess, claim: Claim) -> None:
+    await child.claim(claim.run_id, claim.worker_id)
+
+
+async def _remove(child: StoreProcess, claim: Claim) -> None:
+    await child.remove(claim.run_id, claim=claim)
+
+
+_BODIES = (b"x" * 20, b"y" * 5_000, b"z" * 70_000)
+
+CALLS = {
+    "create": Call(_nothing, _create),
+    "append": Call(_running, _append),
+    "rewrite": Call(_running, _rewrite),
+    "settle": Call(_running, _settle),
+    "claim": Call(_queued, _claim),
+    "remove": Call(_running, _remove),
+}
+
+
 @pytest.mark.asyncio
 class CrashClauses(DurableStoreUnderTest):
     async def test_a_kill_in_mid_write_loses_nothing_acknowledged_and_leaves_nothing_half_written(
@@ -86,6 +155,7 @@ class CrashClauses(DurableStoreUnderTest):
                 await _kill_while_writing(child, writers)
                 # Between two writes nothing can be half written: such a kill does not count.
                 landed += "append" in child.child.cut_short
+            await self.quiet(location, child.child.identity)
             for writer in writers:
                 await writer.check(store)
             if landed == KILLS:
@@ -99,6 +169,27 @@ class CrashClauses(DurableStoreUnderTest):
         finally:
             await again.close()
 
+    @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+    async def test_a_kill_in_the_middle_of_a_call_leaves_all_of_it_or_nothing(
+        self, store: CheckpointStore, location: str, call: Call
+    ) -> None:
+        landed = 0
+        for n in range(20 * CUTS):
+            async with StoreProcess(self.factory, location) as child:
+                run, twin = f"run-{n}", f"twin-{n}"
+                claims = {name: await call.prepare(child, name) for name in (run, twin)}
+                before, began = await _state(store, run), time.perf_counter()
+                await call.make(child, claims[twin])
+                takes, after = time.perf_counter() - began, await _state(store, twin)
+                assert before != after, "the twin shows what the call does when nobody is killed"
+                await _kill_during(child, call.make(child, claims[run]), random.uniform(0, takes))
+                landed += bool(child.child.cut_short)
+            await self.quiet(location, child.child.identity)
+            assert await _state(store, run) in (before, after)
+            if landed == CUTS:
+                break
+        assert landed == CUTS, "the kills have to land while the call is under way"
+
 
 async def _kill_while_writing(child: StoreProcess, writers: list[_Writer]) -> None:
     """Let the process make some writes, and kill it at a random moment of a later one."""
@@ -109,11 +200,39 @@ async def _kill_while_writing(child: StoreProcess, writers: list[_Writer]) -> No
         asyncio.ensure_future(writer.write_until_killed(child, claim, done))
         for writer, claim in zip(writers, claims, strict=True)
     ]
-    started, before_the_kill = time.perf_counter(), random.randint(5, 25)
-    for _ in range(before_the_kill):
-        await done.get()
-    a_write_takes = (time.perf_counter() - started) / before_the_kill * WRITERS
-    await child.child.until_begun()
-    await asyncio.sleep(random.uniform(0, a_write_takes))
+    waiting = asyncio.ensure_future(_until_a_moment_of_a_write(child, done))
+    # A writer ends first only if something is wrong with the store.
+    await asyncio.wait([waiting, *writing], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
     await child.child.kill()
     await asyncio.gather(*writing)
+
+
+async def _kill_during(child: StoreProcess, call: Coroutine[Any, Any, None], after: float) -> None:
+    making = asyncio.ensure_future(call)
+    begun = asyncio.ensure_future(child.child.until_begun())
+    await asyncio.wait([making, begun], return_when=asyncio.FIRST_COMPLETED)
+    begun.cancel()
+    await asyncio.sleep(after)
+    await child.child.kill()
+    with contextlib.suppress(ProcessGone):
+        await making
+
+
+async def _state(store: CheckpointStore, run_id: str) -> tuple[object, ...] | None:
+    """What a call changes of a run, without what is different for each run anyway."""
+    try:
+        record, journal = await contents(store, run_id)
+    except RunNotFound:
+        return None
+    claimed = (record.status, record.strikes, record.reason, record.cancel_requested, record.token > 0)
+    return *claimed, record.progress, record.next_seq, record.size, *journal
+
+
+async def _until_a_moment_of_a_write(child: StoreProcess, done: asyncio.Queue[None]) -> None:
+    started, writes = time.perf_counter(), random.randint(5, 25)
+    for _ in range(writes):
+        await done.get()
+    a_write_takes = (time.perf_counter() - started) / writes * WRITERS
+    await child.child.until_begun()
+    await asyncio.sleep(random.uniform(0, a_write_takes))

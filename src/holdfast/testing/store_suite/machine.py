@@ -1,117 +1,90 @@
 """Random sequences of calls, made on a store and on the model, compared after every one of them."""
 
-import asyncio
 import contextlib
 import copy
-import random
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, reject, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.lifecycle import CLAIMABLE, ENDINGS, Status
-from holdfast.checkpoint.liveness import this_process
-from holdfast.checkpoint.record import Ending, RunFilter
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.testing.store_process import ProcessGone, StoreProcess
+from holdfast.checkpoint.record import Ending, NewRun, RunFilter
+from holdfast.testing.store_process import ProcessGone
 from holdfast.testing.store_suite.crash import THOROUGH
 from holdfast.testing.store_suite.model import Model
 from holdfast.testing.store_suite.subject import a_run, a_write, entries, ids
+from holdfast.testing.store_suite.world import CrashingWorld, World
 
-#: In this order a run may be the child of an earlier one, so that no run is its own ancestor.
+#: A run may be the child of one that comes earlier here, so that none is its own ancestor.
 RUN_IDS = ["a", "A", "b..", "B:c", "d"]
 AGENTS = ["agent", "Agent"]
 CALLERS = ["x", "y"]
 SLOTS = (0, 1)
 
 run_ids = st.sampled_from(RUN_IDS)
+agents = st.sampled_from(AGENTS)
+callers = st.sampled_from(CALLERS)
 slots = st.sampled_from(SLOTS)
 bodies = st.lists(st.binary(max_size=20), max_size=3)
-an_hour = timedelta(hours=1)
+rarely = st.sampled_from([False, False, False, True])
+delays = st.sampled_from([timedelta(0), timedelta(0), timedelta(hours=1)])
+keeps = st.sampled_from([None, timedelta(0), timedelta(hours=1)])
+#: Which of the claims: a number, and whether those that are not valid any more are meant too.
+which_claims = st.tuples(st.integers(0, 5), rarely)
 
-
-def machine_settings(examples: int, steps: int) -> settings:
-    """Bounded in time, whatever the store. A found example is shrunk only in the thorough form: that takes long."""
-    return settings(
-        max_examples=examples * THOROUGH,
-        stateful_step_count=steps,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if THOROUGH > 1 else [])],
-    )
+Expected = Callable[[Model], None]
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """One store in this process against the model."""
+    """A store against the model."""
 
-    build: ClassVar[Callable[[], CheckpointStore]]
+    world: ClassVar[World]
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
         self.model = Model()
         self.workers: list[str] = []
         self.claims: list[Claim] = []
 
-    # -- the world ----------------------------------------------------------------------------------------------
-
-    @initialize()
-    def open_the_store(self) -> None:
-        self.run(self.open())
-
-    async def open(self) -> None:
-        self.store = self.reader = type(self).build()
-        await self.store.open()
-        self.workers = [await self.enlist() for _ in SLOTS]
-        await self.clear()
+    @initialize(queued=st.lists(st.tuples(agents, callers, rarely), max_size=len(RUN_IDS)))
+    def begin_with_some_runs(self, queued: list[tuple[str, str, bool]]) -> None:
+        self.workers = [self.enlist() for _ in SLOTS]
+        self.world.run(self.clear())
+        for run_id, (agent, caller, child) in zip(RUN_IDS, queued, strict=False):
+            parent = RUN_IDS[0] if child else None
+            self.both_create(a_run(run_id, agent_name=agent, caller_id=caller, parent_run_id=parent), None)
 
     async def clear(self) -> None:
         """Remove what the example before this one left: the place is the same, and tokens grow on."""
-        for record in [record async for record in self.store.records()]:
-            with contextlib.suppress(CheckpointError):
-                claim = await self.store.claim(record.run_id, self.workers[0], statuses=set(Status), steal=True)
+        store = self.world.store
+        for record in [record async for record in store.records()]:
+            self.model.token = max(self.model.token, record.token)
+            with contextlib.suppress(CheckpointError):  # gone with its parent
+                claim = await store.claim(record.run_id, self.workers[0], statuses=set(Status), steal=True)
                 self.model.token = max(self.model.token, claim.token)
-                await self.store.remove(record.run_id, claim=claim)
+                await store.remove(record.run_id, claim=claim)
 
-    async def enlist(self) -> str:
-        worker = Worker(worker_id=f"worker-{uuid.uuid4().hex}", process=this_process())
-        await self.store.enlist(worker)
+    def enlist(self) -> str:
+        worker = self.world.worker()
+        self.world.run(self.world.store.enlist(worker))
         self.model.alive.add(worker.worker_id)
         return worker.worker_id
 
-    def teardown(self) -> None:
-        try:
-            self.run(self.close())
-        finally:
-            self.runner.close()
-
-    async def close(self) -> None:
-        await self.store.close()
-
-    def run(self, work: Awaitable[Any]) -> Any:
-        async def waited() -> Any:
-            return await work
-
-        return self.runner.run(waited())
-
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def both(self, call: Awaitable[Any], expected: Callable[[Model], None]) -> None:
+    def both(self, call: Coroutine[Any, Any, Any], expected: Expected) -> None:
         """Make the call, and have the model do the same: both raise the same error, or neither does."""
+        result, error = None, None
         try:
-            result, error = self.run(call), None
+            result = self.world.run(call)
         except CheckpointError as exc:
-            result, error = None, exc
+            error = exc
         try:
             expected(self.model)
         except CheckpointError as exc:
@@ -129,91 +102,87 @@ class StoreMachine(RuleBasedStateMachine):
             run.token = self.model.token = claim.token
             self.claims.append(claim)
 
-    def newest_and_not_driven(self, claim: Claim) -> bool:
-        run = self.model.runs.get(claim.run_id)
-        return run is not None and run.token == claim.token and not self.model.driven(run)
-
-    def pick(self, index: int) -> Claim | None:
-        """One of the claims there ever were, the newest first.
+    def pick(self, which: tuple[int, bool]) -> Claim | None:
+        """One of the valid claims, or of all there ever were, the newest first.
 
         Not one whose worker is gone while nobody took the run: the contract leaves open what that may still do.
         """
-        claim = self.claims[-1 - index % len(self.claims)] if self.claims else None
-        if claim is not None and self.newest_and_not_driven(claim):
-            return None if self.model.runs[claim.run_id].status is Status.RUNNING else claim
-        return claim
+        index, any_claim = which
+        if not any_claim and not any(map(self.model.is_valid, self.claims)):
+            self.claim_some_run(index)
+        claims = [claim for claim in self.claims if any_claim or self.model.is_valid(claim)]
+        claim = claims[-1 - index % len(claims)] if claims else None
+        return None if claim is None or self.model.is_abandoned(claim) else claim
 
-    @rule(run_id=run_ids, agent=st.sampled_from(AGENTS), caller=st.sampled_from(CALLERS), data=st.data())
+    def claim_some_run(self, index: int) -> None:
+        """So that there is something to do under a claim."""
+        if self.model.runs:
+            run_id, worker = list(self.model.runs)[index % len(self.model.runs)], self.workers[0]
+            taking, began = self.world.store.claim(run_id, worker, statuses=set(Status), steal=True), time.monotonic()
+            self.both(taking, lambda model: model.take(began, run_id, worker))
+
+    @rule(run_id=run_ids, agent=agents, caller=callers, data=st.data())
     def create(self, run_id: str, agent: str, caller: str, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from([None, *RUN_IDS[: RUN_IDS.index(run_id)]]))
         run = a_run(run_id, *data.draw(bodies), agent_name=agent, caller_id=caller, parent_run_id=parent)
-        worker = data.draw(st.sampled_from([None, *self.workers]))
-        began = time.monotonic()
-        self.both(self.store.create(run, worker_id=worker), lambda model: model.create(began, run, worker))
+        self.both_create(run, data.draw(st.sampled_from([None, *self.workers])))
 
-    @rule(index=st.integers(0, 5), bodies=bodies, replace=st.booleans(), finished_step=st.booleans())
-    def append(self, index: int, bodies: list[bytes], replace: bool, finished_step: bool) -> None:
-        if (claim := self.pick(index)) is not None:
-            run = self.model.runs.get(claim.run_id)
-            first = run.next_seq if run else 0
+    def both_create(self, run: NewRun, worker_id: str | None) -> None:
+        began = time.monotonic()
+        self.both(self.world.store.create(run, worker_id=worker_id), lambda model: model.create(began, run, worker_id))
+
+    @rule(which=which_claims, bodies=bodies, replace=st.booleans(), finished_step=st.booleans())
+    def append(self, which: tuple[int, bool], bodies: list[bytes], replace: bool, finished_step: bool) -> None:
+        if (claim := self.pick(which)) is not None:
+            first = self.model.next_seq(claim.run_id)
             progress = b"%d" % first
             write = a_write(first, *bodies, progress=progress, replace=replace, finished_step=finished_step)
-            self.both(self.store.append(claim, write), lambda model: model.append(claim, write))
+            self.both(self.world.store.append(claim, write), lambda model: model.append(claim, write))
 
-    @rule(
-        index=st.integers(0, 5),
-        status=st.sampled_from([*sorted(ENDINGS), Status.INTERRUPTED]),
-        last=bodies,
-        strikes=st.sampled_from([0, 0, 3]),
-        delay=st.sampled_from([timedelta(0), timedelta(0), an_hour]),
-        keep=st.sampled_from([None, timedelta(0), an_hour]),
-    )
+    @rule(which=which_claims, status=st.sampled_from(sorted(ENDINGS)), last=bodies, delay=delays, keep=keeps)
     def settle(
-        self, index: int, status: Status, last: list[bytes], strikes: int, delay: timedelta, keep: timedelta | None
+        self, which: tuple[int, bool], status: Status, last: list[bytes], delay: timedelta, keep: timedelta | None
     ) -> None:
-        if (claim := self.pick(index)) is not None:
-            run = self.model.runs.get(claim.run_id)
+        if (claim := self.pick(which)) is not None:
             ending = Ending(
                 status=status,
                 reason=f"it is {status}",
-                entries=entries(run.next_seq if run else 0, *last),
+                entries=entries(self.model.next_seq(claim.run_id), *last),
                 progress=b"settled" if last else None,
-                strikes=strikes,
+                strikes=3 if delay else 0,
                 delay=delay,
                 keep=keep,
             )
             began = time.monotonic()
-            self.both(self.store.settle(claim, ending), lambda model: model.settle(began, claim, ending))
+            self.both(self.world.store.settle(claim, ending), lambda model: model.settle(began, claim, ending))
 
-    @rule(index=st.integers(0, 5))
-    def remove_with_a_claim(self, index: int) -> None:
-        claim = self.pick(index)
-        if claim is not None and not self.newest_and_not_driven(claim):
-            run_id = claim.run_id
-            self.both_removing(run_id, claim)
+    @rule(which=which_claims, run_id=run_ids, with_a_claim=st.booleans())
+    def remove(self, which: tuple[int, bool], run_id: str, with_a_claim: bool) -> None:
+        claim = self.pick(which) if with_a_claim else None
+        if claim is None:
+            self.both_remove(run_id, None)
+        elif not self.model.is_settled(claim):
+            self.both_remove(claim.run_id, claim)
 
-    @rule(run_id=run_ids)
-    def remove_without_a_claim(self, run_id: str) -> None:
-        self.both_removing(run_id, None)
-
-    def both_removing(self, run_id: str, claim: Claim | None) -> None:
-        self.both(self.store.remove(run_id, claim=claim), lambda model: model.remove(run_id, claim))
+    def both_remove(self, run_id: str, claim: Claim | None) -> None:
+        self.both(self.world.store.remove(run_id, claim=claim), lambda model: model.remove(run_id, claim))
 
     @rule(run_id=run_ids, slot=slots, statuses=st.sampled_from([CLAIMABLE, set(Status)]), steal=st.booleans())
     def claim(self, run_id: str, slot: int, statuses: set[Status], steal: bool) -> None:
         worker, began = self.workers[slot], time.monotonic()
         self.both(
-            self.store.claim(run_id, worker, statuses=statuses, steal=steal),
+            self.world.store.claim(run_id, worker, statuses=statuses, steal=steal),
             lambda model: model.claim(began, run_id, worker, statuses, steal),
         )
 
-    @rule(slot=slots, agents=st.sets(st.sampled_from(AGENTS)), limit=st.integers(0, 4))
-    def claim_next(self, slot: int, agents: set[str], limit: int) -> None:
+    @rule(slot=slots, only_one_agent=rarely, limit=st.sampled_from([1, 2, 3, 9, 0]))
+    def claim_next(self, slot: int, only_one_agent: bool, limit: int) -> None:
         worker, began = self.workers[slot], time.monotonic()
-        if self.model.time_will_tell(began):
-            return
-        turns = self.model.turns(agents, began)
-        claims = self.run(self.store.claim_next(worker, agents=agents, limit=limit))
+        wanted = AGENTS[:1] if only_one_agent else AGENTS
+        turns = self.model.turns(wanted, began)
+        claims = self.world.run(self.world.store.claim_next(worker, agents=wanted, limit=limit))
+        if self.model.cannot_tell(began, time.monotonic()):
+            reject()
         assert set(ids(claims)) <= set(turns), "only runs that wait to be taken"
         assert sorted(turns[run_id] for run_id in ids(claims)) == sorted(turns.values())[:limit], "fair to the callers"
         for claim in claims:
@@ -222,145 +191,111 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(run_id=run_ids)
     def request_cancel(self, run_id: str) -> None:
-        self.both(self.store.request_cancel(run_id), lambda model: model.request_cancel(run_id))
+        self.both(self.world.store.request_cancel(run_id), lambda model: model.request_cancel(run_id))
 
-    @rule(slot=slots)
-    def cancels(self, slot: int) -> None:
-        worker = self.workers[slot]
-        assert sorted(self.run(self.store.cancels(worker))) == self.model.cancels(worker)
-
-    @rule()
-    def purge(self) -> None:
-        expired = self.model.expired()
-        self.run(self.store.purge())
-        for run_id in expired:
-            self.model.drop(run_id)
-
-    @rule(slot=slots)
-    def discharge(self, slot: int) -> None:
-        gone = self.workers[slot]
-        self.run(self.store.discharge(gone))
-        self.model.alive.discard(gone)
-        self.workers[slot] = self.run(self.enlist())
-
-    @rule(run_id=run_ids, after=st.integers(-1, 8))
-    def load_after(self, run_id: str, after: int) -> None:
-        if run_id in self.model.runs:
-            found = self.run(self.store.load(run_id, after=after)).entries
-            assert list(found) == [entry for entry in self.model.runs[run_id].entries if entry.seq > after]
+    @rule(slot=slots, what=st.sampled_from(["purge", "purge", "discharge"]))
+    def tidy_up(self, slot: int, what: str) -> None:
+        if what == "purge":
+            self.world.run(self.world.store.purge())
+            self.model.purge()
+        else:
+            gone = self.workers[slot]
+            self.world.run(self.world.store.discharge(gone))
+            self.model.alive.discard(gone)
+            self.workers[slot] = self.enlist()
 
     # -- what always holds --------------------------------------------------------------------------------------
 
     @invariant()
     def the_store_holds_what_the_model_holds(self) -> None:
         if self.workers:
-            self.run(self.compare())
+            self.world.run(self.compare())
 
     async def compare(self) -> None:
-        self.model.agree_with([record async for record in self.reader.records()])
+        reader = self.world.reader
+        self.model.agree_with([record async for record in reader.records()])
         for run_id, run in self.model.runs.items():
-            assert list((await self.reader.load(run_id)).entries) == run.entries
-        interrupted = [record.run_id async for record in self.reader.records(RunFilter(interrupted=True))]
+            assert list((await reader.load(run_id)).entries) == run.entries
+        for worker in self.workers:
+            assert sorted(await reader.cancels(worker)) == self.model.cancels(worker)
+        interrupted = [record.run_id async for record in reader.records(RunFilter(interrupted=True))]
         assert interrupted == [run_id for run_id, run in self.model.runs.items() if self.model.interrupted(run)]
 
 
-class DurableStoreMachine(StoreMachine):
-    """A store in a child process, which is killed now and then, against the model; read from this process."""
+class CrashingStoreMachine(StoreMachine):
+    """A store in a process that is killed in the middle of a call now and then, against the model."""
 
-    factory: ClassVar[str]
-    location: ClassVar[str]
-    #: How many calls were under way when the process was killed.
-    cut_short: ClassVar[int] = 0
+    world: ClassVar[CrashingWorld]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kill_in_the_next_call = False
-
-    async def open(self) -> None:
-        self.reader = type(self).build()
-        await self.reader.open()
-        await self.start()
-        await self.clear()
-
-    async def start(self) -> None:
-        self.store = self.process = StoreProcess(self.factory, self.location)
-        await self.store.open()
-        self.workers = [await self.enlist() for _ in SLOTS]
-
-    async def enlist(self) -> str:
-        worker = Worker(worker_id=f"worker-{uuid.uuid4().hex}", process=self.process.child.identity)
-        await self.store.enlist(worker)
-        self.model.alive.add(worker.worker_id)
-        return worker.worker_id
-
-    async def close(self) -> None:
-        await self.process.child.kill()
-        await self.reader.close()
-
-    def both(self, call: Awaitable[Any], expected: Callable[[Model], None]) -> None:
-        if not self.kill_in_the_next_call:
-            super().both(call, expected)
+    def both(self, call: Coroutine[Any, Any, Any], expected: Expected) -> None:
+        if not self.changes_something(expected) or not self.world.wants_to_kill():
+            super().both(self.world.take_time(call), expected)
             return
-        self.kill_in_the_next_call = False
-        answer = asyncio.Future[Any](loop=self.runner.get_loop())
-        self.run(self.kill_during(call, answer))
-        if not isinstance(answer.exception(), ProcessGone):
-            super().both(answer, expected)
-        else:
-            type(self).cut_short += 1
-            self.adopt(expected)
+        try:
+            super().both(self.world.kill_during(call), expected)
+        except ProcessGone:
+            self.find_out(expected)
+        finally:
+            self.world.replace_the_process()
+        self.begin_anew()
+
+    def changes_something(self, expected: Expected) -> bool:
+        try:
+            expected(copy.deepcopy(self.model))
+        except CheckpointError:
+            return False
+        return True
+
+    def begin_anew(self) -> None:
+        """The process is a new one, with workers of its own."""
         self.model.alive.clear()
-        self.run(self.start())
+        self.workers = [self.enlist() for _ in SLOTS]
 
-    def both_removing(self, run_id: str, claim: Claim | None) -> None:
-        """Not killed if the run has children: when that is cut short, some of them may be gone and others not."""
-        later, self.kill_in_the_next_call = self.kill_in_the_next_call, False
-        if not any(run.new.parent_run_id == run_id for run in self.model.runs.values()):
-            self.kill_in_the_next_call, later = later, False
-        super().both_removing(run_id, claim)
-        self.kill_in_the_next_call |= later
-
-    async def kill_during(self, call: Awaitable[Any], answer: asyncio.Future[Any]) -> None:
-        """Kill the process at a moment of the call, and tell what the call gave, if it came to that."""
-        child = self.process.child
-        making, begun = asyncio.ensure_future(call), asyncio.ensure_future(child.until_begun())
-        await asyncio.wait([making, begun], return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
-        await asyncio.sleep(random.choice((0, random.uniform(0, 0.002))))
-        await child.kill()
-        await asyncio.wait([making])
-        if (error := making.exception()) is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(making.result())
-
-    def adopt(self, expected: Callable[[Model], None]) -> None:
-        """The call was cut short: the store holds what it held before, or what it holds after. See which."""
+    def find_out(self, expected: Expected) -> None:
+        """The call was cut short: the store holds what it held before, or what it should hold after. See which."""
         before, after = self.model, copy.deepcopy(self.model)
-        for model in (before, after):
-            model.alive.clear()
         with contextlib.suppress(CheckpointError):
             expected(after)
-        self.model = after
+        for model in (before, after):
+            model.alive.clear()
         try:
-            self.run(self.compare())
+            self.model = after
+            self.world.run(self.compare())
         except AssertionError:
             self.model = before
-            self.run(self.compare())
+            self.world.run(self.compare())
 
-    @rule()
-    def kill(self) -> None:
-        """The process dies in the middle of the next call that the model follows."""
-        self.kill_in_the_next_call = True
+    def both_remove(self, run_id: str, claim: Claim | None) -> None:
+        # Cut short, the removal of a run with children may leave some of them: that is not promised to be at once.
+        if self.model.has_children(run_id):
+            with self.world.peace():
+                super().both_remove(run_id, claim)
+        else:
+            super().both_remove(run_id, claim)
 
-    @rule()
-    def restart(self) -> None:
-        self.run(self.process.close())
-        self.model.alive.clear()
-        self.run(self.start())
+    @rule(the_process=rarely)
+    def reopen(self, the_process: bool) -> None:
+        if the_process:
+            self.world.end_the_process()
+            self.begin_anew()
+        else:
+            self.world.reopen_the_reader()
 
-    @rule()
-    def reopen(self) -> None:
-        self.run(self.reader.close())
-        self.reader = type(self).build()
-        self.run(self.reader.open())
+
+def try_sequences(machine: type[StoreMachine], world: World) -> None:
+    """Try sequences of calls until it is enough. A found one is shrunk only in the thorough form: that takes long."""
+    some = settings(
+        max_examples=5,
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if THOROUGH > 1 else [])],
+    )
+    try:
+        while not world.is_over():
+            run_state_machine_as_test(type(machine.__name__, (machine,), {"world": world}), settings=some)
+    finally:
+        world.close()

@@ -17,9 +17,6 @@ from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.lifecycle import OVER, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunRecord
 
-#: A store may take so long for a call that the model cannot tell on which side of it a backoff has ended.
-SLOW = 10.0
-
 
 @dataclass
 class ModelRun:
@@ -52,6 +49,26 @@ class Model:
 
     def driven(self, run: ModelRun) -> bool:
         return run.status is Status.RUNNING and run.owner in self.alive
+
+    def next_seq(self, run_id: str) -> int:
+        return self.runs[run_id].next_seq if run_id in self.runs else 0
+
+    def has_children(self, run_id: str) -> bool:
+        return any(run.new.parent_run_id == run_id for run in self.runs.values())
+
+    def is_valid(self, claim: Claim) -> bool:
+        """It is the newest, and its worker lives and drives the run."""
+        return self._is_newest(claim) and self.driven(self.runs[claim.run_id])
+
+    def is_settled(self, claim: Claim) -> bool:
+        return self._is_newest(claim) and self.runs[claim.run_id].status is not Status.RUNNING
+
+    def is_abandoned(self, claim: Claim) -> bool:
+        """It is the newest, and its worker is gone."""
+        return self._is_newest(claim) and not self.is_valid(claim) and not self.is_settled(claim)
+
+    def _is_newest(self, claim: Claim) -> bool:
+        return claim.run_id in self.runs and self.runs[claim.run_id].token == claim.token
 
     def interrupted(self, run: ModelRun) -> bool:
         unfinished = run.status in (Status.QUEUED, Status.INTERRUPTED, Status.RUNNING)
@@ -138,9 +155,9 @@ class Model:
                 turns[run_id] = callers[run.new.caller_id] = callers.get(run.new.caller_id, 0) + 1
         return turns
 
-    def time_will_tell(self, now: float) -> bool:
-        """Whether a backoff ends about now, so that the model cannot say what is to be taken."""
-        return any(now < run.ready[1] and run.ready[0] < now + SLOW for run in self.runs.values())
+    def cannot_tell(self, since: float, until: float) -> bool:
+        """Whether a backoff ended about then, so that the model cannot say what was to be taken."""
+        return any(since < run.ready[1] and run.ready[0] <= until for run in self.runs.values())
 
     def request_cancel(self, run_id: str) -> None:
         if run_id not in self.runs:
@@ -154,12 +171,10 @@ class Model:
             if run.cancel_requested and run.status is Status.RUNNING and run.owner == worker_id
         )
 
-    def expired(self) -> list[str]:
-        return [
-            run_id
-            for run_id, run in self.runs.items()
-            if run.status in OVER and run.keep is not None and run.keep <= timedelta(0)
-        ]
+    def purge(self) -> None:
+        for run_id, run in list(self.runs.items()):
+            if run.status in OVER and run.keep is not None and run.keep <= timedelta(0):
+                self.drop(run_id)
 
     def agree_with(self, records: Iterable[RunRecord]) -> None:
         """Compare with the records of the store, all of them, and learn the tokens that are not known yet."""

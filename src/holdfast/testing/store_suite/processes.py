@@ -173,7 +173,7 @@ class DeathClauses(DurableStoreUnderTest):
         async with StoreProcess(self.factory, location) as frozen:
             old = await begun(frozen, await enlisted_as(frozen, frozen.child.identity))
             await frozen.append(old, a_write(1, b"before"))
-            frozen.child.stop()
+            await frozen.child.stop()
             with pytest.raises(RunBusy):
                 await store.claim("run-1", worker)  # a process that stands still is not dead
             late = [

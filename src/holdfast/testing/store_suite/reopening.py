@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunDamaged, StoreError
 from holdfast.checkpoint.lifecycle import ENDINGS, Status
+from holdfast.checkpoint.liveness import ProcessIdentity
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_suite.signals import STIRS, Stir, wakes
@@ -30,6 +31,13 @@ class DurableStoreUnderTest(StoreUnderTest):
     def damage(self, location: str, run_id: str, body: bytes) -> None:
         """Flip a bit in `body`, which is the run's second entry, behind the store's back. The store is closed."""
         raise NotImplementedError("override `damage`: change one stored entry as a failing disk would")
+
+    async def quiet(self, location: str, killed: ProcessIdentity) -> None:
+        """Return once nothing is under way any more of what a killed process had sent to a server.
+
+        With the process everything ends that a store does by itself, so for such a store there is nothing to wait for.
+        A server may finish what it was sent; `holdfast.testing.store_wire.connection_name` tells it whose that was.
+        """
 
     async def reopened(self, store: CheckpointStore, location: str) -> CheckpointStore:
         """The same runs in a new store, after the old one was closed."""

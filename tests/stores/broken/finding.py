@@ -1,0 +1,197 @@
+"""Stores that break what is said about listings and about the next run to take."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+from tests.stores.broken.fragile import Fragile
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord
+from holdfast.checkpoint.stores.memory import _Run
+
+
+class ListsAGhost(Fragile):
+    red = ("test_an_empty_store_lists_nothing",)
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        now = self._clock.now()
+        ghost = NewRun(run_id="ghost", agent_name="", meta=b"", progress=b"", entries=())
+        yield self._record(_Run(new=ghost, created_at=now, updated_at=now, not_before=now, progress=b""))
+        async for record in super().records(wanted):
+            yield record
+
+
+class ListsByName(Fragile):
+    red = ("test_runs_are_listed_oldest_first",)
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        found = [record async for record in super().records(wanted)]
+        for record in sorted(found, key=lambda record: record.run_id):
+            yield record
+
+
+class ListsWithoutTheProgress(Fragile):
+    red = ("test_a_listed_record_is_the_one_that_load_gives",)
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        async for record in super().records(wanted):
+            yield msgspec.structs.replace(record, progress=b"")
+
+
+class TakesTheFirstFilterOnly(Fragile):
+    red = ("test_every_filter_that_is_set_has_to_fit",)
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        if wanted is not None and wanted.agent_name is not None:
+            wanted = RunFilter(agent_name=wanted.agent_name)
+        async for record in super().records(wanted):
+            yield record
+
+
+class ListsWhatWasLeftOnly(Fragile):
+    """Runs whose owner died without a word are not among the interrupted."""
+
+    red = ("test_what_no_live_worker_drives_is_listed_as_interrupted",)
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        async for record in super().records(wanted):
+            if wanted is None or not wanted.interrupted or record.status is not Status.RUNNING:
+                yield record
+
+
+class TripsOverChanges(Fragile):
+    red = ("test_a_listing_goes_on_while_its_runs_change",)
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        self._check_open()
+        for run in self._runs.values():
+            yield self._record(run)
+
+
+class IsLockedWhileItLists(Fragile):
+    """A listing that is left early never lets go."""
+
+    red = ("test_a_listing_may_be_left_early",)
+
+    _listing = False
+
+    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        self._listing = True
+        async for record in super().records(wanted):
+            yield record
+        self._listing = False
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        if self._listing:
+            raise StoreUnavailable("a listing is under way")
+        await super().remove(run_id, claim=claim)
+
+
+class TakesTheQueuedOnly(Fragile):
+    """A queue that never recovers anything."""
+
+    red = ("test_interrupted_runs_are_taken",)
+
+    def _ready(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+        return (run for run in super()._ready(agents, now) if run.status is Status.QUEUED)
+
+
+class TakesWhatIsDriven(Fragile):
+    red = ("test_a_driven_run_is_not_taken",)
+
+    def _ready(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+        return (run for run in self._runs.values() if run.new.agent_name in agents)
+
+
+class TakesRunsOfAnyAgent(Fragile):
+    red = ("test_only_runs_of_the_agents_asked_for_are_taken",)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        every = {run.new.agent_name for run in self._runs.values()}
+        return await super().claim_next(worker_id, agents=every, limit=limit)
+
+
+class TakesWithoutLimit(Fragile):
+    red = ("test_no_more_than_the_limit_are_taken",)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        return await super().claim_next(worker_id, agents=agents, limit=1000)
+
+
+class TakesTheOldestWhosesoever(Fragile):
+    """One caller with many runs keeps all others waiting."""
+
+    red = ("test_the_oldest_of_each_caller_comes_before_the_second_of_any",)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        self._check_open()
+        ready = list(self._ready(frozenset(agents), self._clock.now()))
+        return [self._take(run, worker_id) for run in ready[:limit]]
+
+
+class ForgetsTheBackoff(Fragile):
+    red = (
+        "test_a_run_in_its_backoff_is_left_alone_by_claim_next_only",
+        "test_the_backoff_between_strikes_holds_when_the_owner_dies",
+    )
+
+    def _ready(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+        return super()._ready(agents, now + timedelta(days=1))
+
+
+class WaitsForEver(Fragile):
+    red = ("test_a_run_whose_backoff_is_over_is_taken",)
+
+    async def settle(self, claim: Claim, ending: Ending) -> None:
+        longer = timedelta(days=1) if ending.delay else timedelta(0)
+        await super().settle(claim, msgspec.structs.replace(ending, delay=longer))
+
+
+class TakesChildrenFromTheirParents(Fragile):
+    """The child runs twice: by itself, and when its parent is resumed."""
+
+    red = (
+        "test_a_child_is_left_to_its_parent_until_that_is_over",
+        "test_any_sequence_of_calls_gives_what_a_plain_model_gives",
+    )
+
+    def _ready(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+        for run in self._runs.values():
+            waits = run.status in (Status.QUEUED, Status.INTERRUPTED, Status.RUNNING) and not self._driven(run)
+            if waits and run.new.agent_name in agents and run.not_before <= now:
+                yield run
+
+
+class LetsChildrenUseUpTurns(Fragile):
+    red = ("test_a_child_does_not_use_up_its_callers_turn",)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        self._check_open()
+        first: dict[str, str] = {}
+        for run_id, run in self._runs.items():
+            first.setdefault(run.new.caller_id, run_id)
+        ready = self._ready(frozenset(agents), self._clock.now())
+        return [self._take(run, worker_id) for run in list(ready)[:limit] if run.new.run_id in first.values()]
+
+
+class LeavesOrphansAlone(Fragile):
+    red = ("test_an_orphan_is_taken",)
+
+    def _ready(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+        return (run for run in super()._ready(agents, now) if run.new.parent_run_id is None)
+
+
+class LooksBeforeItTakes(Fragile):
+    """Between the look and the taking another may have taken it."""
+
+    red = ("test_claimers_at_once_never_share_a_run",)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        self._check_open()
+        ready = list(self._ready(frozenset(agents), self._clock.now()))[:limit]
+        await asyncio.sleep(0)
+        return [self._take(run, worker_id) for run in ready]

@@ -1,0 +1,15 @@
+"""What the broken stores have in common."""
+
+from typing import ClassVar
+
+from holdfast.checkpoint.stores.memory import MemoryStore
+
+
+class Fragile(MemoryStore):
+    """A memory store to be broken in one place."""
+
+    #: The tests of the suite that have to fail.
+    red: ClassVar[tuple[str, ...]]
+
+    def __init__(self, location: str) -> None:
+        super().__init__()

@@ -1,0 +1,47 @@
+"""The suite for each broken store: `pytest tests/stores/broken/suites.py` shows how they fail.
+
+Not collected with the other tests; `test_suite_goes_red.py` runs it.
+"""
+
+import inspect
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tests.stores import snapshot_store
+from tests.stores.broken import claiming, durable, ending, finding, living, writing
+
+from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
+
+PARTS = (writing, claiming, ending, finding, living, durable)
+
+
+class Suite(StoreSuite, DurableStoreSuite):
+    # Short, because they wait in vain; and long, because they stop when they have found something.
+    patience = timedelta(seconds=3)
+    sequence_seconds = 30
+
+    @pytest.fixture
+    def location(self, tmp_path: Path) -> str:
+        return str(tmp_path / "runs.snapshot")
+
+    def damage(self, location: str, run_id: str, body: bytes) -> None:
+        snapshot_store.damage(location, run_id, body)
+
+
+def broken_stores(part: ModuleType) -> dict[str, type]:
+    return {
+        name: store
+        for name, store in inspect.getmembers(part, inspect.isclass)
+        if store.__module__ == part.__name__ and "red" in vars(store)
+    }
+
+
+#: By name: the tests that have to fail.
+RED: dict[str, tuple[str, ...]] = {}
+
+for _part in PARTS:
+    for _name, _store in broken_stores(_part).items():
+        RED[_name] = vars(_store)["red"]
+        globals()[f"Test{_name}"] = type(f"Test{_name}", (Suite,), {"factory": f"{_part.__name__}:{_name}"})

@@ -1,0 +1,55 @@
+"""The suite notices what it is there to notice: for each clause a store that breaks it, and tests that then fail."""
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.stores.broken.suites import RED
+
+from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
+
+SUITES = Path(__file__).parent / "broken" / "suites.py"
+
+Outcomes = dict[tuple[str, str], set[str]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """What became of the tests that have to fail, by broken store and test: `passed`, `failure`, `error`."""
+    report = tmp_path_factory.mktemp("red") / "report.xml"
+    tests = [f"{SUITES}::Test{store}::{test}" for store, red in RED.items() for test in red]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        *tests,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    found: Outcomes = defaultdict(set)
+    for case in ElementTree.parse(report).iter("testcase"):
+        store = case.attrib["classname"].rpartition(".Test")[2]
+        test = case.attrib["name"].partition("[")[0]
+        found[store, test] |= {child.tag for child in case} & {"failure", "error"} or {"passed"}
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("store", RED)
+def test_the_suite_goes_red_for_a_store_that(store: str, outcomes: Outcomes) -> None:
+    assert {test for test in RED[store] if "failure" not in outcomes[store, test]} == set()
+
+
+def test_every_test_of_the_suite_goes_red_for_some_store() -> None:
+    tests = {name for suite in (StoreSuite, DurableStoreSuite) for name in dir(suite) if name.startswith("test_")}
+    assert tests - {test for red in RED.values() for test in red} == set()
+    assert {test for red in RED.values() for test in red} - tests == set()
