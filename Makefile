@@ -32,8 +32,8 @@ check: $(READY) ## Lint, types, import contracts
 bench: $(READY) ## Measure, beside the raw limits of this machine
 	$(BIN)/python -m bench
 
-docs: $(READY) ## Build the documentation
-	@echo "the documentation is plain Markdown: start at docs/architecture.md"
+docs: $(READY) ## Build the documentation into site/
+	$(BIN)/mkdocs build --quiet --strict
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,290 @@
+"""Personas and skills over every kind of store, lowered into agents and called as tools."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast import Agent, Ports, Reply, RunInfo, tool
+from holdfast.batteries.database.opening import tables_from_url
+from holdfast.batteries.definitions.errors import DefinitionNotFound, MalformedDefinition
+from holdfast.batteries.definitions.store import DefinitionStore, MemoryDefinitions
+from holdfast.batteries.definitions.tables import TablesDefinitions
+from holdfast.batteries.persona import (
+    Persona,
+    PersonaError,
+    PersonaPhase,
+    Personas,
+    allowed_by,
+    export_persona,
+    import_persona,
+)
+from holdfast.batteries.skill import Parameter, Skill, SkillError, Skills, export_skill, import_skill
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.run.errors import DefinitionError
+from holdfast.run.palette import AgentPalette
+from holdfast.run.tiers import Tiers, failover
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@tool(effect="pure")
+async def look() -> str:
+    return "seen"
+
+
+@pytest.fixture
+async def store(battery_url: str) -> AsyncIterator[DefinitionStore]:
+    made: DefinitionStore
+    if battery_url == "memory:":
+        made = MemoryDefinitions("thing")
+    else:
+        made = TablesDefinitions(tables_from_url(battery_url), "thing")
+    await made.open()
+    yield made
+    await made.close()
+
+
+class TestEveryDefinitionStore:
+    async def test_versions_count_up_and_stay(self, store: DefinitionStore) -> None:
+        assert (await store.save("al", "x", b'{"v":1}', NOW)).number == 1
+        assert (await store.save("al", "x", b'{"v":2}', NOW)).number == 2
+        assert (await store.save("bo", "x", b'{"v":1}', NOW)).number == 1
+        assert (await store.get("al", "x")).body == b'{"v":2}'
+        assert (await store.get("al", "x", 1)).body == b'{"v":1}'
+        assert [version.number for version in await store.history("al", "x")] == [1, 2]
+
+    async def test_versions_saved_at_once_get_numbers_of_their_own(self, store: DefinitionStore) -> None:
+        saved = await asyncio.gather(*(store.save("al", "x", b"{}", NOW) for _ in range(10)))
+        assert sorted(version.number for version in saved) == list(range(1, 11))
+
+    async def test_what_is_not_there_is_said_so(self, store: DefinitionStore) -> None:
+        await store.save("al", "x", b"{}", NOW)
+        for missing in (
+            store.get("al", "y"), store.get("al", "x", 2), store.get("al", "x", 0), store.history("bo", "x"),
+            store.share("al", "y", "bo"), store.remove("al", "y"),
+        ):  # fmt: skip
+            with pytest.raises(DefinitionNotFound):
+                await missing
+
+    async def test_a_reader_sees_its_own_and_what_is_shared(self, store: DefinitionStore) -> None:
+        for owner, name in (("al", "private"), ("al", "for bo"), ("al", "for all"), ("bo", "own")):
+            await store.save(owner, name, b"{}", NOW)
+        await store.share("al", "for bo", "bo")
+        await store.share("al", "for bo", "bo")
+        await store.share("al", "for all", "*")
+
+        async def seen(reader: str | None) -> list[str]:
+            return [version.name for version in await store.newest(reader)]
+
+        assert await seen("bo") == ["for all", "for bo", "own"]
+        assert await seen("cy") == ["for all"]
+        assert len(await seen(None)) == 4
+
+    async def test_what_is_removed_is_gone_with_its_versions_and_readers(self, store: DefinitionStore) -> None:
+        await store.save("al", "x", b"{}", NOW)
+        await store.share("al", "x", "bo")
+        await store.remove("al", "x")
+        assert await store.newest("bo") == []
+        assert (await store.save("al", "x", b"{}", NOW)).number == 1
+        assert await store.newest("bo") == []
+
+
+# -- personas ---------------------------------------------------------------------------------------------------------
+
+
+def personas(model: Script, **tiers: Script) -> Personas:
+    return Personas(Tiers({"fast": model, **tiers}, default="fast"), [look])
+
+
+async def test_a_persona_lowers_into_an_agent_that_runs() -> None:
+    model = Script(asks(call("c1", "look")), "done")
+    collection = personas(model)
+    await collection.save(Persona(owner="al", name="scout", instructions="Look.", tools=["look"]))
+    source = await collection.source("al", "scout")
+    result = await Life().executor.run(source, "go")
+    assert result.output == "done"
+    assert model.asked[0][0].text == "Look."  # type: ignore[union-attr]
+
+
+async def test_a_resumed_run_keeps_the_version_it_began_with() -> None:
+    store, hang = MemoryStore(), asyncio.Event()
+
+    async def dies(messages: object) -> Reply:
+        hang.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    first, second = Script(dies), Script("done", "done")
+    collection = Personas(Tiers({"old": first, "new": second}), [look])
+    await collection.save(Persona(owner="al", name="p", instructions="one", model_tier="old"))
+    one = Life(store)
+    task = asyncio.create_task(one.executor.run(await collection.source("al", "p"), "go", run_id="r"))
+    await hang.wait()
+    await one.die()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    await collection.save(Persona(owner="al", name="p", instructions="two", model_tier="new"))
+    newest = await collection.source("al", "p")
+    two = Life(store)
+    resumption = await two.claimed(newest, "r")
+    assert resumption.info.agent_id == "al/p@1"
+    assert (await newest.build(resumption.info)).model_tier == "old"
+    fresh = await two.executor.run(newest, "go")
+    assert fresh.output == "done"
+    assert second.asked[0][0].text == "two"  # type: ignore[union-attr]
+
+
+async def test_phases_of_a_persona_have_their_own_models_and_tools() -> None:
+    plain, clever = Script("draft"), Script("final")
+    collection = personas(plain, smart=clever)
+    edit = PersonaPhase(name="edit", prompt="Edit: $draft", model_tier="smart", tools=[])
+    await collection.save(Persona(owner="al", name="writer", phases=[PersonaPhase(name="draft"), edit]))
+    result = await Life().executor.run(await collection.source("al", "writer"), "go")
+    assert result.output == "final"
+    assert clever.asked[0][-1].text == "Edit: draft"  # type: ignore[union-attr]
+    assert clever.offered[0] == ()
+
+
+@pytest.mark.parametrize("broken", [{"tools": ["fly"]}, {"phases": [PersonaPhase(name="p", tools=["fly"])]}])
+async def test_a_persona_that_names_what_the_host_lacks_is_not_kept(broken: dict[str, object]) -> None:
+    collection = personas(Script("x"))
+    with pytest.raises(PersonaError, match="fly"):
+        await collection.save(Persona(owner="al", name="p", **broken))  # type: ignore[arg-type]
+    assert await collection.newest() == []
+
+
+async def test_an_unknown_tier_without_a_default_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="genius"):
+        await Personas(Tiers({"fast": Script("x")})).save(Persona(owner="al", name="p", model_tier="genius"))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a@1"])
+def test_a_name_that_cannot_be_told_apart_is_refused(name: str) -> None:
+    for make in (lambda: Persona(owner="al", name=name), lambda: Skill(owner=name, name="x")):
+        with pytest.raises(MalformedDefinition):
+            make()
+
+
+_WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30)
+
+
+@given(_WORDS, _WORDS, st.lists(_WORDS, max_size=3))
+def test_a_persona_survives_the_way_through_markdown(description: str, tier: str, tools: list[str]) -> None:
+    persona = Persona(
+        owner="al", name="p", description=description, model_tier=tier, tools=tools, schedule="0 * * * *",
+        instructions="# Be\n\n---\n\n- kind", palette=["x/y"], phases=[PersonaPhase(name=description, tools=None)],
+    )  # fmt: skip
+    assert import_persona(export_persona(persona)) == persona
+
+
+@pytest.mark.parametrize(
+    "document", ["", "no front matter", "---\nowner: al\n", "---\n- a\n---\n", "---\nowner: 3\n---\nx"]
+)
+def test_a_document_that_is_no_definition_is_refused(document: str) -> None:
+    for read in (import_persona, import_skill):
+        with pytest.raises(MalformedDefinition):
+            read(document)
+
+
+# -- skills, palettes, tiers ------------------------------------------------------------------------------------------
+
+
+SKILL = Skill(
+    owner="al", name="sum up", description="Sums a text up.",
+    parameters=[Parameter(name="text"), Parameter(name="words", type="integer", required=False)],
+    procedure="Read it.\nSum it up.",
+)  # fmt: skip
+
+
+async def test_a_skill_is_a_tool_whose_call_is_a_child_run() -> None:
+    skills = Skills(Tiers({"fast": Script("short")}, default="fast"))
+    await skills.save(SKILL)
+    source = await skills.source("al", "sum up")
+    sum_up = source.tool()
+    assert sum_up.schema.name == "al_sum_up"
+    assert sum_up.schema.parameters["required"] == ["text"]
+    caller = Agent(
+        name="caller", tools=[sum_up], model=Script(asks(call("c1", "al_sum_up", text="long", words=3)), "done")
+    )
+    result = await Life().executor.run(caller, "go")
+    assert result.messages[-2].content == "short"
+
+
+async def test_a_skill_survives_the_way_through_markdown() -> None:
+    assert import_skill(export_skill(SKILL)) == SKILL
+
+
+async def test_a_skill_that_names_what_the_host_lacks_is_not_kept() -> None:
+    skills = Skills(Tiers({"fast": Script("x")}, default="fast"))
+    with pytest.raises(SkillError, match="fly"):
+        await skills.save(Skill(owner="al", name="s", tools=["fly"]))
+
+
+async def test_a_palette_lets_agents_call_each_other_but_never_in_a_circle_nor_too_deep() -> None:
+    offered: dict[str, tuple[str, ...]] = {}
+
+    def remembers(name: str, *turns: Reply | str) -> Agent:
+        script = Script(*turns)
+
+        async def model(messages: object, tools: object) -> Reply:
+            offered[name] = tuple(tool.name for tool in tools)  # type: ignore[attr-defined]
+            return await script(messages, tools)  # type: ignore[arg-type]
+
+        return Agent(name=name, model=model)
+
+    a = remembers("a", asks(call("c1", "b", prompt="x")), "done")
+    b = remembers("b", asks(call("c1", "c", prompt="y")), "b says")
+    c = remembers("c", "c says")
+    palette = AgentPalette([a, b, c], max_depth=2)
+    result = await Life(ports=Ports(palette=palette)).executor.run(a, "go")
+    assert offered == {"a": ("b", "c"), "b": ("c",), "c": ()}
+    assert result.messages[-2].content == "b says"
+
+
+async def test_a_palette_caps_the_number_of_children() -> None:
+    helper = Agent(name="helper", model=Script("ok"))
+    many = [call(f"c{number}", "helper", prompt=str(number)) for number in range(5)]
+    parent = Agent(name="parent", model=Script(asks(*many), "done"))
+    palette = AgentPalette([helper], max_children=3)
+    result = await Life(ports=Ports(palette=palette)).executor.run(parent, "go")
+    results = [message for message in result.messages if getattr(message, "tool", "") == "helper"]
+    assert sum(not message.error for message in results) == 3
+    assert "3 child runs" in str([message.content for message in results if message.error])
+
+
+async def test_a_persona_may_call_what_its_palette_names() -> None:
+    collection = personas(Script(asks(call("c1", "helper", prompt="x")), "done"))
+    await collection.save(Persona(owner="al", name="boss", palette=["helper"]))
+    boss = await collection.source("al", "boss")
+    agents = [Agent(name="helper", model=Script("ok")), Agent(name="secret", model=Script("no"))]
+    palette = AgentPalette(agents, allowed=allowed_by([boss]))
+    names = [each.name for each in await palette.tools(RunInfo(run_id="r", agent_name=boss.name))]
+    assert names == ["helper"]
+    assert (await Life(ports=Ports(palette=palette)).executor.run(boss, "go")).output == "done"
+
+
+async def test_a_chain_asks_the_next_model_when_one_fails() -> None:
+    model = failover(Script(OSError("down")), Script(OSError("down")), Script("third"))
+    assert (await Life().executor.run(Agent(name="a", model=model), "go")).output == "third"
+
+
+async def test_the_error_of_a_chain_is_that_of_its_last_model() -> None:
+    model = failover(Script(OSError("first")), Script(ValueError("last")))
+    with pytest.raises(ValueError, match="last"):
+        await Life().executor.run(Agent(name="a", model=model), "go")
+
+
+def test_a_chain_of_nothing_and_a_default_that_is_none_are_refused() -> None:
+    with pytest.raises(DefinitionError):
+        failover()
+    with pytest.raises(DefinitionError):
+        Tiers({"fast": []})
+    with pytest.raises(DefinitionError):
+        Tiers({"fast": Script("x")}, default="smart")
