@@ -1,0 +1,114 @@
+"""Whether a run that crashed went on as if it had not."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from holdfast.run.effects import Effect
+from holdfast.testing.crash.story import CallKey, Story, is_answer_to, tells_doubt
+
+
+class Verdict:
+    """One trial, compared with the unharmed run."""
+
+    def __init__(self, story: Story, unharmed: Story, run_id: str) -> None:
+        self._story, self._unharmed, self._run_id = story, unharmed, run_id
+        #: Calls of `once` tools that were reconciled, or of which the model was told that the outcome is unknown.
+        self.in_doubt: set[CallKey] = story.told | {(note.run_id, note.call_id) for note in story.reconciled}
+        #: Runs whose transcripts are another from a call in doubt on, as they may be.
+        self.diverged: set[str] = set()
+        self.faults: list[str] = [
+            *story.lost,
+            *self._effects(),
+            *self._repeated_calls(),
+            *self._repeated_replies(),
+            *self._transcripts(),
+            *self._end(),
+        ]
+
+    def _effects(self) -> Iterator[str]:
+        """Every `once` effect at most once; none of them lost in silence."""
+        story = self._story
+        once = [(note.run_id, note.call_id) for note in story.starts if note.effect == Effect.ONCE]
+        names = {(note.run_id, note.call_id): note.tool for note in story.starts}
+        again = Counter((note.run_id, note.call_id) for note in story.reconciled if note.did_not_happen)
+        returned = Counter((note.run_id, note.call_id) for note in story.returns)
+        for call, times in Counter(once).items():
+            what = f"the once tool {names[call]} (call {call[1]} of run {call[0]})"
+            if times > 1 + again[call]:
+                yield f"{what} was started {times} times"
+            elif returned[call] > 1:
+                yield f"{what} did its work {returned[call]} times: its reconcile said that it had not happened"
+        for note in story.starts:
+            call = (note.run_id, note.call_id)
+            moment = story.moments.get(note.life + 1)
+            if moment is None or note.effect != Effect.ONCE or call in moment.calls:
+                continue
+            if call not in self.in_doubt:
+                yield f"the once tool {note.tool} was in doubt (call {call[1]} of run {call[0]}), and nobody was told"
+
+    def _repeated_calls(self) -> Iterator[str]:
+        """No call is made again whose result was recorded, nor twice in one life."""
+        story = self._story
+        for (life, run_id, call_id), times in Counter(
+            (note.life, note.run_id, note.call_id) for note in story.starts
+        ).items():
+            if times > 1:
+                yield f"call {call_id} of run {run_id} was made {times} times in life {life}"
+            if life in story.moments and (run_id, call_id) in story.moments[life].calls:
+                yield f"call {call_id} of run {run_id} was made again in life {life}, though its result was recorded"
+
+    def _repeated_replies(self) -> Iterator[str]:
+        """No model call is made again whose reply was recorded."""
+        usual = Counter(note.key for note in self._unharmed.asked)
+        for life, moment in self._story.moments.items():
+            asked = Counter(note.key for note in self._story.asked if note.life == life)
+            for key, times in asked.items():
+                if key in usual and times > usual[key] - moment.replies[key]:
+                    yield f"in life {life} a model was asked again for a reply that was recorded"
+
+    def _transcripts(self) -> Iterator[str]:
+        """The same transcripts, up to the first call in doubt."""
+        trial, usual = self._story.transcripts, self._unharmed.transcripts
+        for run_id in sorted(trial.keys() | usual.keys(), key=self._story.depth, reverse=True):
+            if run_id not in trial or run_id not in usual:
+                continue
+            pairs = enumerate(zip_longest(trial[run_id], usual[run_id]))
+            place, (here, there) = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), (0, (None, None)))
+            if here is None and there is None:
+                continue
+            if here is not None and self._is_doubtful(run_id, here):
+                self._diverge(run_id)
+                continue
+            yield (
+                f"the transcript of run {run_id} differs at message {place}: {_shown(here)} instead of {_shown(there)}"
+            )
+        if not self.diverged and trial.keys() != usual.keys():
+            yield f"there were other runs: {sorted(trial)} instead of {sorted(usual)}"
+
+    def _diverge(self, run_id: str) -> None:
+        """What a run answers depends on what it was told in doubt; so does what its parent hears."""
+        self.diverged.add(run_id)
+        if run_id in self._story.parents:
+            self.in_doubt.add(self._story.parents[run_id])
+
+    def _is_doubtful(self, run_id: str, body: bytes) -> bool:
+        return tells_doubt(body) or any(is_answer_to(body, call) for run, call in self.in_doubt if run == run_id)
+
+    def _end(self) -> Iterator[str]:
+        """The same output and usage, and nothing left behind."""
+        story, unharmed = self._story, self._unharmed
+        if not story.outputs:
+            yield "the run came to no end"
+        elif not self.diverged and any(output != unharmed.outputs[-1] for output in story.outputs):
+            yield f"the output is {story.outputs[-1]!r:.200} instead of {unharmed.outputs[-1]!r:.200}"
+        used, usual = story.usage(self._run_id), unharmed.usage(self._run_id)
+        if not self.in_doubt and used != usual:
+            yield f"what was used counts up to {used} instead of {usual}"
+        if story.left is None or story.left.journals:
+            left = [f"{journal.run_id} ({journal.status})" for journal in story.left.journals] if story.left else []
+            yield f"something is left in the store: {', '.join(left) or 'nobody could look'}"
+
+
+def _shown(body: bytes | None) -> str:
+    return "nothing" if body is None else f"{body.decode(errors='replace'):.300}"

@@ -1,0 +1,104 @@
+"""The program of a process in which tested agents live: `python -m holdfast.testing.crash.nursery`.
+
+It reads a subject and then one life after another, as lines of JSON, imports the agent once, and forks a process for
+each life, which is much quicker than a new interpreter. If importing the agent has started threads, a fork would not
+be safe: then each life gets a new interpreter.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.testing.crash.importing import load
+from holdfast.testing.crash.life import Ended, Life, Subject, live
+
+#: Argument with which the program lives one life itself.
+_ALONE = "--alone"
+
+
+def main() -> None:
+    lines = iter(sys.stdin.buffer)
+    said = next(lines)
+    subject = msgspec.json.decode(said, type=Subject)
+    if _ALONE in sys.argv:
+        _live(msgspec.json.decode(next(lines), type=Life), subject)
+        return
+    with contextlib.suppress(Exception):  # each life says what is wrong with it, in its own log
+        load(subject.agent)
+    for line in lines:
+        life = msgspec.json.decode(line, type=Life)
+        code = _alone(said, line, life) if _threads() > 1 else _forked(life, subject)
+        sys.stdout.buffer.write(msgspec.json.encode(Ended(code=code)) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _forked(life: Life, subject: Subject) -> int:
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        with _log(life.log) as log, open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+        _live(life, subject)
+        code = 0
+    except BaseException:  # whatever it is, this process must not go on as a second nursery
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _alone(subject: bytes, life: bytes, decoded: Life) -> int:
+    with _log(decoded.log) as log:
+        program = [sys.executable, "-m", "holdfast.testing.crash.nursery", _ALONE]
+        return subprocess.run(program, input=subject + life, stdout=log, stderr=log, check=False).returncode
+
+
+def _live(life: Life, subject: Subject) -> None:
+    faulthandler.dump_traceback_later(subject.patience + 5, exit=True)  # in case the event loop itself stands still
+    asyncio.run(_patiently(life, subject))
+    faulthandler.cancel_dump_traceback_later()
+
+
+async def _patiently(life: Life, subject: Subject) -> None:
+    living = asyncio.ensure_future(live(life, subject))
+    done, _ = await asyncio.wait([living], timeout=subject.patience)
+    if not done:
+        print(f"this life hangs: it has taken {subject.patience} seconds", file=sys.stderr)
+        for task in asyncio.all_tasks():
+            task.print_stack()
+        sys.stderr.flush()
+        os._exit(1)
+    living.result()
+
+
+@contextlib.contextmanager
+def _log(path: Path) -> Iterator[int]:
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        yield log
+    finally:
+        os.close(log)
+
+
+def _threads() -> int:
+    """Threads of this process, those that Python does not know included, where the system tells."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
+
+
+if __name__ == "__main__":
+    main()
