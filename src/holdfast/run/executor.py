@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -266,15 +266,22 @@ class Executor:
     async def _settle(self, live: LiveRun, error: BaseException | None, result: tuple[Result, Any] | None) -> None:
         """Do to the checkpoint what the way out demands, and close the ports. Raises nothing."""
         way = live.settlement(error)
+        # What the last step used is counted before the run is gone from the store: after it, nobody would know.
+        await self._close_ports(live, way, error, self._commit_budget)
         if live.checkpointer is not None:
             try:
                 await self._settle_checkpoint(live, way, error, result)
             except Exception as exc:  # logged, never raised: it must not mask how the run ended
                 log.error("run %s: its checkpoint could not be settled (%s)", live.info.run_id, way, exc_info=exc)
-        for close in (self._commit_budget, self._close_watch, self._close_audit, self._tell_error):
+        await self._close_ports(live, way, error, self._close_watch, self._close_audit, self._tell_error)
+
+    async def _close_ports(
+        self, live: LiveRun, way: Settlement, error: BaseException | None, *closings: Callable[..., Awaitable[None]]
+    ) -> None:
+        for close in closings:
             try:
                 await close(live, way, error)
-            except Exception as exc:  # the same
+            except Exception as exc:  # logged, never raised: it must not mask how the run ended
                 log.error("run %s: a port failed while the run was settled", live.info.run_id, exc_info=exc)
 
     async def _settle_checkpoint(
