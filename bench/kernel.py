@@ -67,7 +67,7 @@ async def _run(steps: int, ports: Ports) -> Stamps:
 
 
 async def _flat(ports: Ports) -> float:
-    """The last hundred steps as a multiple of the first hundred after a few to warm up: the best of each of five runs."""
+    """The last hundred steps as a multiple of the first hundred: of each the best of five runs, and warmed up."""
     first, last = [], []
     for _ in range(5):
         times = (await _run(STEPS, ports)).times

@@ -1,7 +1,7 @@
 """The seam for other loops: one with messages, results and a codec of its own is driven like the native one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -96,6 +96,9 @@ class LineLoop:
         )  # fmt: skip
 
     def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
+        return ()
+
+    def finished_calls(self, history: Sequence[Any], results: Mapping[str, Any] | None = None) -> Sequence[Any]:
         return ()
 
     def told(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
