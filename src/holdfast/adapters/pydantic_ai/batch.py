@@ -163,7 +163,9 @@ class Batch:
 
     def count_usage(self) -> None:
         """Bring the run's usage up to pydantic-ai's."""
-        self._drive.used(self._notes.count())
+        used = self._notes.count()
+        if used is not None:
+            self._drive.used(used)
         self._notes.keep(self._drive.state)
 
     # -- calls that wait for a person ---------------------------------------------------------------------------

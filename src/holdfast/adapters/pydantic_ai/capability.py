@@ -186,14 +186,13 @@ class Journal(AbstractCapability[Any]):
         return following
 
     async def _end_step(self) -> None:
-        manager = self._bound.ctx.deps.tool_manager
+        graph = self._bound.ctx
+        manager, notes = graph.deps.tool_manager, self._notes
         before = manager.ctx.retries if manager.ctx is not None else {}
-        self._notes.tool_retries = {
-            **{tool: count for tool, count in before.items() if tool not in manager.succeeded_tools},
-            **{tool: before.get(tool, 0) + 1 for tool in manager.failed_tools},
-        }
-        self._notes.output_retries = self._bound.ctx.state.output_retries_used
-        self._notes.keep(self._drive.state)
+        notes.tool_retries = {tool: count for tool, count in before.items() if tool not in manager.succeeded_tools}
+        notes.tool_retries.update((tool, before.get(tool, 0) + 1) for tool in manager.failed_tools)
+        notes.output_retries = graph.state.output_retries_used
+        notes.keep(self._drive.state)
         await self._drive.end_step()
 
     def _restore_tool_retries(self) -> None:

@@ -4,8 +4,8 @@ import base64
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ToolReturnPart
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse, ToolReturnPart
 from pydantic_core import PydanticSerializationError
 
 from holdfast.run.errors import PayloadError
@@ -13,13 +13,20 @@ from holdfast.run.errors import PayloadError
 #: In a message's metadata: the calls whose tool returned plain bytes, which JSON has only as base64 text.
 _BYTES = "holdfast_bytes"
 
+#: As pydantic-ai's own adapter of messages, but each for one kind: writing a reply takes half the time.
+_CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+_REPLIES = TypeAdapter(list[ModelResponse], config=_CONFIG)
+_REQUESTS = TypeAdapter(list[ModelRequest], config=_CONFIG)
+
 
 class PydanticAICodec:
     """Stores pydantic-ai's messages, in the JSON that pydantic-ai itself writes."""
 
     def encode(self, message: Any) -> bytes:
         try:
-            return ModelMessagesTypeAdapter.dump_json([_with_marked_bytes(message)])[1:-1]
+            if isinstance(message, ModelResponse):
+                return _REPLIES.dump_json([message])[1:-1]
+            return _REQUESTS.dump_json([_with_marked_bytes(message)])[1:-1]
         except (PydanticSerializationError, ValueError, TypeError, RecursionError) as exc:
             raise PayloadError(f"a {type(message).__name__} cannot be stored: {exc}") from exc
 
@@ -33,11 +40,12 @@ class PydanticAICodec:
 CODEC = PydanticAICodec()
 
 
-def _with_marked_bytes(message: ModelMessage) -> ModelMessage:
-    if not isinstance(message, ModelRequest):
-        return message
-    returns = [part for part in message.parts if isinstance(part, ToolReturnPart)]
-    calls = [part.tool_call_id for part in returns if isinstance(part.content, bytes)]
+def _with_marked_bytes(message: ModelRequest) -> ModelRequest:
+    calls = [
+        part.tool_call_id
+        for part in message.parts
+        if isinstance(part, ToolReturnPart) and isinstance(part.content, bytes)
+    ]
     return replace(message, metadata={**(message.metadata or {}), _BYTES: calls}) if calls else message
 
 

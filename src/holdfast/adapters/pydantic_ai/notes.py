@@ -1,5 +1,6 @@
 """What the adapter keeps with a run beside its messages: pydantic-ai's counters, and calls that wait for a person."""
 
+from copy import copy
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -50,15 +51,17 @@ class Notes:
 
     def keep(self, state: RunState) -> None:
         """Put the notes into the run's state: as new data, because what was saved is compared with it."""
-        fields = {
-            "usage": {name: str(v) if name == "cost" else v for name, v in vars(self.usage).items() if v},
-            "deferred": {call: {"kind": each.kind, "metadata": each.metadata} for call, each in self.deferred.items()},
-            "begun": list(self.begun),
-            "unknown": list(self.unknown),
-            "output_retries": self.output_retries,
-            "tool_retries": dict(self.tool_retries),
-        }
-        state.notes[_KEY] = {name: value for name, value in fields.items() if value}
+        kept: dict[str, Any] = {"usage": {name: value for name, value in vars(self.usage).items() if value}}
+        if self.usage.cost is not None:
+            kept["usage"]["cost"] = str(self.usage.cost)
+        if self.deferred:
+            kept["deferred"] = {
+                call: {"kind": each.kind, "metadata": each.metadata} for call, each in self.deferred.items()
+            }
+        for name in ("begun", "unknown", "output_retries", "tool_retries"):
+            if value := getattr(self, name):
+                kept[name] = copy(value)
+        state.notes[_KEY] = kept
 
     def new_conversation(self) -> None:
         """Another phase begins: only what was used goes on counting."""
@@ -69,26 +72,20 @@ class Notes:
         """The reply is answered: nothing waits any more."""
         self.deferred, self.begun, self.unknown = {}, [], []
 
-    def count(self) -> Usage:
-        """What was used since the last count. Tool calls are counted where they are made."""
-        before, self._counted = self._counted, _counts(self.usage)
-        tokens_in, tokens_out, reasoning, requests, cost = (
-            now - then for now, then in zip(self._counted, before, strict=True)
-        )
+    def count(self) -> Usage | None:
+        """What was used since the last count, if anything. Tool calls are counted where they are made."""
+        before, now = self._counted, _counts(self.usage)
+        if now == before:
+            return None
+        self._counted = now
         return Usage(
-            input_tokens=int(tokens_in),
-            output_tokens=int(tokens_out),
-            reasoning_tokens=int(reasoning),
-            requests=int(requests),
-            cost_usd=float(cost),
+            input_tokens=now[0] - before[0],
+            output_tokens=now[1] - before[1],
+            reasoning_tokens=now[2] - before[2],
+            requests=now[3] - before[3],
+            cost_usd=float((now[4] or 0) - (before[4] or 0)),
         )
 
 
-def _counts(usage: RunUsage) -> tuple[int | Decimal, ...]:
-    return (
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.output_reasoning_tokens,
-        usage.requests,
-        usage.cost or Decimal(0),
-    )
+def _counts(usage: RunUsage) -> tuple[int, int, int, int, Decimal | None]:
+    return usage.input_tokens, usage.output_tokens, usage.output_reasoning_tokens, usage.requests, usage.cost
