@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,6 @@ from holdfast.run.errors import (
     RunError,
     RunFailed,
     RunInterrupted,
-    RunParked,
     RuntimeExceeded,
     Shutdown,
 )
@@ -26,9 +25,10 @@ from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.live import LiveRun
 from holdfast.run.loop import Loop
 from holdfast.run.native import loop_of
-from holdfast.run.outcome import Result, Settlement
+from holdfast.run.outcome import Result
 from holdfast.run.phases import Pipeline
 from holdfast.run.ports import Finished, Ports, Resumption, RunEvent
+from holdfast.run.settling import give_back, settle
 from holdfast.run.signals import on_first_signal
 from holdfast.run.state import RunState
 from holdfast.run.uninterrupted import uninterrupted
@@ -176,7 +176,7 @@ class Executor:
     async def _conduct(self, agent: AgentSource, live: LiveRun) -> Result:
         run_id = live.info.run_id
         if self._draining or run_id in self._live:
-            await uninterrupted(self._give_back(live))
+            await uninterrupted(give_back(live))
             if run_id in self._live:
                 raise RunAlreadyLive(run_id)
             raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
@@ -187,7 +187,7 @@ class Executor:
             live.runs_in(task)
             error, cancel = await _outcome(task, live)
             result = None if error is not None else task.result()
-            await uninterrupted(self._settle(live, error, result))
+            await uninterrupted(settle(live, error, result))
             if cancel is not None:
                 raise cancel
             if error is not None:
@@ -205,14 +205,6 @@ class Executor:
             del self._live[run_id]
             if not self._live:
                 self._idle.set()
-
-    async def _give_back(self, live: LiveRun) -> None:
-        """A run that was claimed and cannot be driven here is left for others."""
-        if live.checkpointer is not None:
-            try:
-                await live.checkpointer.release()
-            except Exception as exc:  # as in `_settle`
-                log.error("run %s: its claim could not be given back", live.info.run_id, exc_info=exc)
 
     async def _drive(self, source: AgentSource, live: LiveRun) -> tuple[Result, Any]:
         """The run itself: its result, and its output as it is stored."""
@@ -262,70 +254,6 @@ class Executor:
             return None
         error = RuntimeExceeded(live.info.run_id, limit)
         return self._clock.call_later(max(limit - live.state.elapsed, timedelta(0)), lambda: live.stop(error))
-
-    async def _settle(self, live: LiveRun, error: BaseException | None, result: tuple[Result, Any] | None) -> None:
-        """Do to the checkpoint what the way out demands, and close the ports. Raises nothing."""
-        way = live.settlement(error)
-        # What the last step used is counted before the run is gone from the store: after it, nobody would know.
-        await self._close_ports(live, way, error, self._commit_budget)
-        if live.checkpointer is not None:
-            try:
-                await self._settle_checkpoint(live, way, error, result)
-            except Exception as exc:  # logged, never raised: it must not mask how the run ended
-                log.error("run %s: its checkpoint could not be settled (%s)", live.info.run_id, way, exc_info=exc)
-        await self._close_ports(live, way, error, self._close_watch, self._close_audit, self._tell_error)
-
-    async def _close_ports(
-        self, live: LiveRun, way: Settlement, error: BaseException | None, *closings: Callable[..., Awaitable[None]]
-    ) -> None:
-        for close in closings:
-            try:
-                await close(live, way, error)
-            except Exception as exc:  # logged, never raised: it must not mask how the run ended
-                log.error("run %s: a port failed while the run was settled", live.info.run_id, exc_info=exc)
-
-    async def _settle_checkpoint(
-        self, live: LiveRun, way: Settlement, error: BaseException | None, result: tuple[Result, Any] | None
-    ) -> None:
-        checkpointer = live.checkpointer
-        assert checkpointer is not None
-        if way is Settlement.COMPLETE:
-            assert result is not None
-            await checkpointer.complete(result[1], result[0].usage)
-        elif way is Settlement.FAIL:
-            assert error is not None
-            await checkpointer.fail(error)
-        elif way is not Settlement.ABANDON:
-            await self._save_rest(live)
-            if isinstance(error, RunParked):
-                await checkpointer.park(error.why)
-            else:
-                # The host's own shutdown exception says nothing worth keeping.
-                left = error if isinstance(error, RunInterrupted) and not isinstance(error, Shutdown) else None
-                await checkpointer.release(str(left or ""), left.retry_after if left else timedelta(0))
-
-    async def _save_rest(self, live: LiveRun) -> None:
-        """What the run did since its last save, so that recovery begins there. What was saved before is safe anyway."""
-        try:
-            await live.save(urgent=True)
-        except Exception as exc:  # such as a transcript over its cap: then the run stays as it was saved
-            log.warning("run %s: its last moments were not saved: %s", live.info.run_id, exc)
-
-    async def _commit_budget(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
-        if self._ports.budget is not None and way is not Settlement.ABANDON:
-            await self._ports.budget.commit(live.info, live.state)
-
-    async def _close_watch(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
-        if live.watch is not None:
-            live.watch.close()
-
-    async def _close_audit(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
-        if live.recorder is not None:
-            live.recorder.close(way.value, live.state.own_usage, error)
-
-    async def _tell_error(self, live: LiveRun, way: Settlement, error: BaseException | None) -> None:
-        if error is not None and self._ports.delivery is not None:
-            await self._ports.delivery.error(live.info, error)
 
     # -- shutdown -----------------------------------------------------------------------------------------------
 
