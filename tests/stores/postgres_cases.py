@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from holdfast.checkpoint.stores.postgres import PostgresStore
@@ -27,3 +27,10 @@ async def bounded() -> AsyncIterator[None]:
     """What waits in here for ever fails the test soon."""
     async with asyncio.timeout(LONG):
         yield
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Returns once the condition holds. For what nobody tells of; it has to come by itself."""
+    async with bounded():
+        while not await condition():  # noqa: ASYNC110  there is no event to wait for
+            await asyncio.sleep(0.02)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
 from tests.postgres_server import EmbeddedServer, fresh_database
-from tests.stores.postgres_cases import bounded, opened
+from tests.stores.postgres_cases import bounded, opened, until
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunNotFound, StoreUnavailable
@@ -185,8 +185,7 @@ async def test_a_batch_that_the_server_still_works_on_is_not_written_beside_it(
         async with bounded():
             await proxy.landed.wait()
             # The first, which knows nothing of the cut, and the second.
-            while await _waiting_writes(url) < 2:  # noqa: ASYNC110  the server has no event to wait for
-                await asyncio.sleep(0.01)
+            await until(lambda: _two_writes_wait(url))
         assert not writing.done()
         await other.rollback()
     async with bounded():
@@ -195,17 +194,14 @@ async def test_a_batch_that_the_server_still_works_on_is_not_written_beside_it(
     await store.append(claim, a_write(2, b"goes on"))
 
 
-async def _waiting_writes(url: str) -> int:
-    """The sessions that are in the middle of a batch and wait for a lock."""
+async def _two_writes_wait(url: str) -> bool:
+    """Whether two sessions are in the middle of a batch and wait for a lock."""
     async with await psycopg.AsyncConnection.connect(url) as connection:
         cursor = await connection.execute(
             "select count(*) from pg_stat_activity"
             " where wait_event_type = 'Lock' and query like '%write_batch%' and datname = current_database()"
         )
-        row = await cursor.fetchone()
-    assert row is not None
-    count: int = row[0]
-    return count
+        return await cursor.fetchone() == (2,)
 
 
 class TestWhenPatienceEndsBeforeTheAnswerComes:

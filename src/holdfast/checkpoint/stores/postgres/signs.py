@@ -35,6 +35,11 @@ class Signs:
         self._next_sign = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def hears(self) -> bool:
+        """Whether notifications come through."""
+        return self._hears.is_set()
+
     async def start(self, wait: timedelta) -> None:
         """Begin to listen. Returns once the first notification came through, or after `wait`."""
         self._task = asyncio.create_task(self._listen_for_ever(), name="holdfast-postgres-signs")

@@ -258,6 +258,11 @@ class PostgresStore:
     async def changed(self, within: timedelta) -> bool:
         return await self._opened().signs.wait(within)
 
+    @property
+    def hears_of_changes(self) -> bool:
+        """Whether `changed` is woken by other processes. Else it looks after a short while, as behind a pooler."""
+        return self._opened().signs.hears
+
     async def purge(self, *, limit: int = 100) -> int:
         answer = await self._commit(Other(do="purge", run_id=None, about={"limit": limit}))
         self._opened().sweeper.wake()

@@ -1,0 +1,184 @@
+"""The server goes away and comes back."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import timedelta
+
+import pytest
+from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.stores.postgres_cases import LONG, bounded, opened
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.subject import a_run, a_worker, a_write, begun, bodies_of, enlisted, listed
+
+RUNS = 25
+RESTARTS = 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """One that may be stopped."""
+    server = EmbeddedServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def url(server: EmbeddedServer) -> Iterator[str]:
+    with fresh_database(server) as url:
+        yield url
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[PostgresStore]:
+    async with opened(url) as store:
+        yield store
+
+
+@contextlib.asynccontextmanager
+async def down(server: EmbeddedServer) -> AsyncIterator[None]:
+    """In here there is no server."""
+    await asyncio.to_thread(server.stop)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.start)
+
+
+class _Driver:
+    """Drives a run, write by write, and knows what was acknowledged."""
+
+    def __init__(self, store: PostgresStore, name: str) -> None:
+        self._store, self.name = store, name
+        self.acknowledged: list[bytes] = []
+
+    async def drive(self, worker: str, stop: asyncio.Event) -> None:
+        claim = await begun(self._store, worker, a_run(self.name))
+        self.acknowledged.append(b"begin")
+        while not stop.is_set():
+            body = f"{self.name} {len(self.acknowledged)}".encode()
+            await self._store.append(claim, a_write(len(self.acknowledged), body))
+            self.acknowledged.append(body)
+
+    async def further(self, writes: int) -> None:
+        """Returns once so many more were acknowledged."""
+        goal = len(self.acknowledged) + writes
+        while len(self.acknowledged) < goal:  # noqa: ASYNC110  an event for each write would change their rhythm
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["stopped", "crashed"])
+async def test_a_restart_under_many_writes_loses_and_doubles_nothing(
+    server: EmbeddedServer, url: str, store: PostgresStore, crash: bool
+) -> None:
+    worker, stop = await enlisted(store), asyncio.Event()
+    drivers = [_Driver(store, f"run-{n}") for n in range(RUNS)]
+    async with bounded(), asyncio.TaskGroup() as tasks:
+        for driver in drivers:
+            tasks.create_task(driver.drive(worker, stop))
+        for _ in range(RESTARTS):
+            await asyncio.gather(*(driver.further(3) for driver in drivers))
+            # Each of them has a write under way at any moment.
+            await asyncio.to_thread(server.stop, crash=crash)
+            await asyncio.to_thread(server.start)
+        await asyncio.gather(*(driver.further(3) for driver in drivers))
+        stop.set()
+    async with opened(url) as witness:
+        for driver in drivers:
+            assert await bodies_of(witness, driver.name) == driver.acknowledged
+
+
+Call = Callable[[PostgresStore, Claim], Awaitable[object]]
+
+CALLS: dict[str, Call] = {
+    "append": lambda store, claim: store.append(claim, a_write(1, b"more")),
+    "create": lambda store, claim: store.create(a_run("run-2")),
+    "load": lambda store, claim: store.load("run-1"),
+    "settle": lambda store, claim: store.settle(claim, Ending(status=Status.DONE)),
+    "remove": lambda store, claim: store.remove("run-1", claim=claim),
+    "records": lambda store, claim: listed(store),
+    "claim": lambda store, claim: store.claim("run-1", claim.worker_id, steal=True),
+    "claim_next": lambda store, claim: store.claim_next(claim.worker_id, agents=["agent"], limit=1),
+    "enlist": lambda store, claim: store.enlist(a_worker()),
+    "discharge": lambda store, claim: store.discharge(claim.worker_id),
+    "request_cancel": lambda store, claim: store.request_cancel("run-1"),
+    "cancels": lambda store, claim: store.cancels(claim.worker_id),
+    "purge": lambda store, claim: store.purge(),
+}
+
+
+async def test_every_call_waits_for_a_server_that_is_away_for_a_moment(
+    server: EmbeddedServer, store: PostgresStore
+) -> None:
+    claims = {name: await begun(store, await enlisted(store), a_run(name)) for name in CALLS}
+    async with down(server):
+        calls = {name: asyncio.ensure_future(_on_its_own_run(name)(store, claims[name])) for name in CALLS}
+        await asyncio.wait(calls.values(), timeout=0.3)
+        assert [name for name, call in calls.items() if call.done()] == []
+    async with bounded():
+        await asyncio.gather(*calls.values())
+
+
+def _on_its_own_run(name: str) -> Call:
+    """The call, on the run that is named like it, so that they do not disturb each other."""
+    others: dict[str, Call] = {
+        "load": lambda store, claim: store.load("load"),
+        "remove": lambda store, claim: store.remove("remove", claim=claim),
+        "claim": lambda store, claim: store.claim("claim", claim.worker_id, steal=True),
+        "request_cancel": lambda store, claim: store.request_cancel("request_cancel"),
+    }
+    return others.get(name, CALLS[name])
+
+
+async def test_every_call_gives_up_in_the_end_and_succeeds_when_the_server_is_back(
+    server: EmbeddedServer, url: str
+) -> None:
+    async with opened(url), opened(url, patience=timedelta(seconds=1)) as store:
+        claims = {name: await begun(store, await enlisted(store), a_run(name)) for name in CALLS}
+        async with down(server), bounded():
+            calls = (_on_its_own_run(name)(store, claims[name]) for name in CALLS)
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(result) for result in results] == [StoreUnavailable] * len(CALLS)
+        async with bounded():
+            for name in CALLS:
+                await _on_its_own_run(name)(store, claims[name])
+        assert await bodies_of(store, "append") == [b"begin", b"more"]
+
+
+async def test_a_store_that_is_closed_while_the_server_is_away_lets_go(server: EmbeddedServer, url: str) -> None:
+    async with opened(url), bounded(), opened(url, patience=timedelta(seconds=1)) as store:
+        claim = await begun(store, await enlisted(store))
+        await asyncio.to_thread(server.stop)
+        try:
+            writing = asyncio.ensure_future(store.append(claim, a_write(1, b"more")))
+            await asyncio.sleep(0)
+            await store.close()
+            with pytest.raises(StoreUnavailable):
+                await writing
+        finally:
+            await asyncio.to_thread(server.start)
+
+
+async def test_changes_are_heard_of_again_after_a_restart(server: EmbeddedServer, url: str) -> None:
+    async with opened(url) as store, opened(url) as other, bounded():
+        async with down(server):
+            pass
+        for n in range(1000):
+            sign = asyncio.ensure_future(store.changed(timedelta(seconds=LONG)))
+            await asyncio.sleep(0)
+            await other.create(a_run(f"run-{n}"))
+            await sign
+            if store.hears_of_changes:
+                break
+        assert store.hears_of_changes
+        while await store.changed(timedelta(milliseconds=50)):
+            pass
+        sign = asyncio.ensure_future(store.changed(timedelta(seconds=2 * LONG)))
+        await asyncio.sleep(0)
+        await other.create(a_run())
+        assert await sign
