@@ -21,7 +21,8 @@ from holdfast.cli.listing import shown_state
 from holdfast.cli.stores import opened
 
 MODULES = Path(__file__).parent / "modules"
-COMMAND = [sys.executable, "-m", "holdfast"]
+#: As the installed script is started: without the working directory on the path.
+COMMAND = [sys.executable, "-P", "-m", "holdfast"]
 
 #: No test is about how fast things are; this only ends what would never end.
 PATIENCE = 60.0
