@@ -1,6 +1,6 @@
 """The seam between the executor and whatever drives a conversation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -17,6 +17,17 @@ class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     tool: str
     arguments: Any = None
+
+
+class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call with its result."""
+
+    call_id: str
+    tool: str
+    arguments: Any = None
+    #: What the tool gave, or what the model was told instead.
+    content: Any = None
+    error: bool = False
 
 
 class Loop(Protocol):
@@ -42,6 +53,17 @@ class Loop(Protocol):
 
     def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
         """The tool calls that the last reply asks for; none if the conversation does not end with one."""
+        ...
+
+    def finished_calls(
+        self, history: Sequence[Any], results: Mapping[str, Any] | None = None
+    ) -> Sequence[FinishedCall]:
+        """The tool calls that have a result, in the order in which they were asked for.
+
+        Args:
+            history: a conversation, or a part of one that begins with a question or a reply.
+            results: recorded results that are not in the history yet, by call id.
+        """
         ...
 
     def told(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:

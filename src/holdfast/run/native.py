@@ -1,7 +1,7 @@
 """The native loop: ask the model, call the tools it asks for, repeat."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from holdfast.run.errors import (
     ToolFailed,
     described,
 )
-from holdfast.run.loop import Loop, PendingCall
+from holdfast.run.loop import FinishedCall, Loop, PendingCall
 from holdfast.run.message import NATIVE_CODEC, MessageCodec, Reply, System, ToolCall, ToolResult, User
 from holdfast.run.payload import plain
 from holdfast.run.repeats import Repeats
@@ -37,6 +37,22 @@ class NativeLoop:
         if not isinstance(last, Reply):
             return ()
         return [PendingCall(call_id=call.id, tool=call.name, arguments=call.arguments) for call in last.tool_calls]
+
+    def finished_calls(
+        self, history: Sequence[Any], results: Mapping[str, Any] | None = None
+    ) -> Sequence[FinishedCall]:
+        finished: list[FinishedCall] = []
+        asked: Sequence[ToolCall] = ()
+        found: dict[str, Any] = {}
+        for message in [*history, None]:
+            if isinstance(message, ToolResult):
+                found[message.call_id] = message
+            elif isinstance(message, Reply) or message is None:
+                # The ids of calls are unique within a reply, and used again in later ones.
+                found = found if message is not None else {**(results or {}), **found}
+                finished += [_finished(call, found[call.id]) for call in asked if call.id in found]
+                asked, found = (message.tool_calls if message is not None else ()), {}
+        return finished
 
     def told(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
         return ToolResult(call_id=call.call_id, tool=call.tool, content=plain(content, "the answer"), error=error)
@@ -182,6 +198,12 @@ class _Conversation:
                 raise ToolFailed(tool.name, exc) from exc
             return ToolResult(call_id=call.id, tool=call.name, content=described(exc), error=True)
         return ToolResult(call_id=call.id, tool=call.name, content=content)
+
+
+def _finished(call: ToolCall, result: ToolResult) -> FinishedCall:
+    return FinishedCall(
+        call_id=call.id, tool=call.name, arguments=call.arguments, content=result.content, error=result.error
+    )
 
 
 def _is_cancelled() -> bool:

@@ -1,7 +1,7 @@
 """Drives an agent of pydantic-ai, turn by turn."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncContextDecorator, AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,8 +15,7 @@ from pydantic_ai.exceptions import (
     ModelQuotaExceededError,
     ModelRequestRejectedError,
 )
-from pydantic_ai.messages import ModelMessage, ModelResponse
-from pydantic_ai.toolsets import FunctionToolset
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import UsageLimits
 from pydantic_graph import End
 
@@ -29,7 +28,7 @@ from holdfast.adapters.pydantic_ai.results import ToolResults
 from holdfast.run.drive import Drive
 from holdfast.run.errors import ModelUnavailable
 from holdfast.run.info import RunInfo
-from holdfast.run.loop import PendingCall
+from holdfast.run.loop import FinishedCall, PendingCall
 from holdfast.run.message import MessageCodec
 
 #: Makes something for a run, when it begins and again whenever it is resumed.
@@ -66,6 +65,21 @@ class PydanticAILoop:
             PendingCall(call_id=call.tool_call_id, tool=call.tool_name, arguments=call.args_as_dict())
             for call in last.tool_calls
         ]
+
+    def finished_calls(
+        self, history: Sequence[Any], results: Mapping[str, Any] | None = None
+    ) -> Sequence[FinishedCall]:
+        finished: list[FinishedCall] = []
+        asked: Sequence[ToolCallPart] = ()
+        found: dict[str, ToolReturnPart] = {}
+        for message in [*history, *(results or {}).values(), None]:
+            if isinstance(message, ModelRequest):
+                found.update((part.tool_call_id, part) for part in message.parts if isinstance(part, ToolReturnPart))
+            else:
+                # The ids of calls are unique within a reply, and may be used again in later ones.
+                finished += [_finished(call, found[call.tool_call_id]) for call in asked if call.tool_call_id in found]
+                asked, found = (message.tool_calls if message is not None else ()), {}
+        return finished
 
     def told(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
         return ToolResults(call.tool, call.call_id).told(content, error=error)
@@ -106,7 +120,7 @@ class PydanticAILoop:
 
     async def _open(self, drive: Drive, journal: Journal, stack: AsyncExitStack) -> AgentRun[Any, Any]:
         begins = not journal.conversation.has_begun
-        toolsets: list[FunctionToolset[Any]] = [as_toolset(drive.profile.tools)] if drive.profile.tools else []
+        toolsets = [as_toolset(drive.profile.tools)] if drive.profile.tools else None
         return await stack.enter_async_context(
             self._agent.iter(
                 drive.prompt if begins else None,
@@ -136,6 +150,16 @@ class PydanticAILoop:
         if isinstance(made, AsyncContextDecorator) and isinstance(made, AbstractAsyncContextManager):
             return await stack.enter_async_context(made)
         return made
+
+
+def _finished(call: ToolCallPart, result: ToolReturnPart) -> FinishedCall:
+    return FinishedCall(
+        call_id=call.tool_call_id,
+        tool=call.tool_name,
+        arguments=call.args_as_dict(),
+        content=result.content,
+        error=result.outcome != "success",
+    )
 
 
 async def _made(make: ForRun, info: RunInfo) -> Any:
