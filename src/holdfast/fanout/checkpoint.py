@@ -1,0 +1,110 @@
+"""The checkpoint of a whole fan-out: one small JSON document with a snapshot for each model."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from holdfast.fanout import atomic
+from holdfast.fanout.errors import CorruptCheckpoint
+from holdfast.fanout.snapshot import Snapshot
+
+VERSION = 1
+
+
+class FanoutCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What it takes to go on with a fan-out, beside the runs of its models."""
+
+    version: int = VERSION
+    #: The runs of the models have ids that begin with this.
+    fanout_id: str = ""
+    prompt: str
+    #: When the fan-out began.
+    timestamp: datetime
+    #: The models in the order in which they were given.
+    adapter_ids: tuple[str, ...]
+    verbose: bool = False
+    #: In the order of the adapter ids.
+    snapshots: tuple[Snapshot, ...]
+
+    def snapshot(self, model_id: str) -> Snapshot | None:
+        return next((each for each in self.snapshots if each.model_id == model_id), None)
+
+
+def build(
+    prompt: str,
+    adapter_ids: Sequence[str],
+    snapshots: Iterable[Snapshot],
+    *,
+    verbose: bool = False,
+    fanout_id: str = "",
+    timestamp: datetime | None = None,
+) -> FanoutCheckpoint | None:
+    """The checkpoint of a fan-out that stands so; `None` if nothing is interrupted.
+
+    A model without a snapshot has not begun, which counts as interrupted.
+    """
+    known = {snapshot.model_id: snapshot for snapshot in snapshots}
+    ordered = tuple(known.get(model) or Snapshot(model_id=model, interrupted=True) for model in adapter_ids)
+    if not any(snapshot.interrupted for snapshot in ordered):
+        return None
+    return FanoutCheckpoint(
+        fanout_id=fanout_id,
+        prompt=prompt,
+        timestamp=timestamp or datetime.now(UTC),
+        adapter_ids=tuple(adapter_ids),
+        verbose=verbose,
+        snapshots=ordered,
+    )
+
+
+def save(path: Path | str, checkpoint: FanoutCheckpoint) -> None:
+    """Write the checkpoint, atomically; it survives a power cut once this returns.
+
+    Raises:
+        OSError: it could not be written. What was there before is there still.
+    """
+    atomic.write_atomically(Path(path), msgspec.json.encode(checkpoint))
+
+
+def load(path: Path | str) -> FanoutCheckpoint | None:
+    """The checkpoint that is kept there; `None` if there is none.
+
+    Raises:
+        CorruptCheckpoint: what is there is no checkpoint that this code can read. It was left as it is.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise CorruptCheckpoint(str(path), str(exc)) from exc
+    return decode(data, str(path))
+
+
+def clear(path: Path | str) -> None:
+    """Remove the checkpoint. Fine if there is none."""
+    atomic.remove(Path(path))
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def decode(data: bytes | msgspec.Raw, where: str) -> FanoutCheckpoint:
+    """The checkpoint in `data`.
+
+    Raises:
+        CorruptCheckpoint: it is none, or one that a newer holdfast wrote.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version != VERSION:
+            raise CorruptCheckpoint(where, f"its version is {version}, this holdfast knows {VERSION}")
+        checkpoint = msgspec.json.decode(data, type=FanoutCheckpoint)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise CorruptCheckpoint(where, str(exc)) from exc
+    if [each.model_id for each in checkpoint.snapshots] != list(checkpoint.adapter_ids):
+        raise CorruptCheckpoint(where, "its snapshots are not those of its models")
+    return checkpoint

@@ -1,0 +1,236 @@
+"""Keeps a fan-out's checkpoint up to date while any number of models report at once."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.fanout.checkpoint import VERSION, load
+from holdfast.fanout.errors import FanoutError
+from holdfast.fanout.places import FilePlace, Place, StorePlace
+from holdfast.fanout.snapshot import ModelResponse, PartialResponse, Snapshot
+from holdfast.run.info import new_run_id
+
+log = logging.getLogger("holdfast.fanout")
+
+
+class Flushed:
+    """The flush that carries an update: `await` it in a task, or `wait()` for it in a thread.
+
+    Both give whether the update is kept: `False` if the flush failed, and the next one carries it.
+    """
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: "Future[bool]") -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, bool]:
+        return asyncio.wrap_future(self._future).__await__()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Whether the update is kept.
+
+        Raises:
+            TimeoutError: that is not known yet.
+        """
+        return self._future.result(None if timeout is None else timeout.total_seconds())
+
+
+class IncrementalSaver:
+    """Writes the newest snapshot of every model, in the order of the adapter ids, after every update.
+
+    `update` and `mark_completed` may be called from any number of tasks and threads and return at once. One thread
+    writes; updates that arrive while it does share the next write. A write that fails is logged and never ends
+    anybody's run. When every model has ended, the checkpoint goes, unless `keep_ended`.
+    """
+
+    def __init__(
+        self,
+        where: Path | str | CheckpointStore | Place,
+        prompt: str,
+        adapter_ids: Sequence[str],
+        verbose: bool = False,
+        *,
+        snapshots: Iterable[Snapshot] = (),
+        fanout_id: str = "",
+        timestamp: datetime | None = None,
+        keep_ended: bool = False,
+    ) -> None:
+        """Make a saver.
+
+        Args:
+            where: a path; or an open store of the running event loop, in which the checkpoint is one small run. The
+                caller sees to it that nobody else writes there.
+            snapshots: what is known already, of a fan-out that goes on.
+
+        Raises:
+            CorruptCheckpoint: there is a file that is no checkpoint. It was left as it is.
+        """
+        self._adapter_ids = tuple(adapter_ids)
+        self.fanout_id = fanout_id or new_run_id()
+        self._place, self._owns_place = _place(where, self.fanout_id)
+        self._head = (prompt, timestamp or datetime.now(UTC), verbose)
+        self._keep_ended = keep_ended
+        self._newest: dict[str, Snapshot] = {}
+        self._changed: set[str] = set()
+        #: Touched by the writer alone.
+        self._encoded: dict[str, msgspec.Raw] = {}
+        self._condition = threading.Condition()
+        self._next = _new_future()
+        self._asked = False
+        self._closing = False
+        self._writer: threading.Thread | None = None
+        for snapshot in snapshots:
+            self._take(snapshot)
+
+    # -- from any task or thread --------------------------------------------------------------------------------
+
+    def update(self, partial: PartialResponse) -> Flushed:
+        """A model has finished a turn. One that has ended already stays ended."""
+        return self._report(Snapshot.of_partial(partial))
+
+    def mark_completed(self, response: ModelResponse) -> Flushed:
+        """A model has ended, with its answer or its error."""
+        return self._report(Snapshot.of_response(response))
+
+    def _report(self, snapshot: Snapshot) -> Flushed:
+        with self._condition:
+            if self._closing:
+                raise FanoutError("this saver is closed")
+            self._take(snapshot)
+            self._asked = True
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_on, name="holdfast fan-out saver", daemon=True)
+                self._writer.start()
+            self._condition.notify()
+            return Flushed(self._next)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        model = snapshot.model_id
+        if model not in self._adapter_ids:
+            raise FanoutError(f"{model!r} is none of the models of this fan-out: {', '.join(self._adapter_ids)}")
+        known = self._newest.get(model)
+        if known is not None and not known.interrupted and snapshot.interrupted:
+            return
+        self._newest[model] = snapshot
+        self._changed.add(model)
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """The newest of every model, in the order of the adapter ids."""
+        with self._condition:
+            newest = dict(self._newest)
+        return tuple(newest.get(each) or Snapshot(model_id=each, interrupted=True) for each in self._adapter_ids)
+
+    async def clear(self) -> None:
+        """Write what is left to write, end the writer, and remove the checkpoint."""
+        await asyncio.to_thread(self._end_writer)
+        await asyncio.to_thread(self._place.write, None)
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Write what is left to write and end the writer. May be called again."""
+        await asyncio.to_thread(self._end_writer)
+        if self._owns_place:
+            await self._place.close()
+
+    def close(self) -> None:
+        """`aclose` for a saver on a path, in code without an event loop."""
+        self._end_writer()
+
+    # -- the writer ---------------------------------------------------------------------------------------------
+
+    def _end_writer(self) -> None:
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        if self._writer is not None:
+            self._writer.join()
+
+    def _write_on(self) -> None:
+        while True:
+            with self._condition:
+                while not self._asked and not self._closing:
+                    self._condition.wait()
+                if not self._asked and not self._changed:
+                    return
+                last, self._asked = self._closing, False
+                changed = {model: self._newest[model] for model in self._changed}
+                self._changed = set()
+                flush, self._next = self._next, _new_future()
+                over = not self._keep_ended and self._is_over()
+            flush.set_result(self._flush(changed, over=over))
+            if last:
+                return
+
+    def _is_over(self) -> bool:
+        ended = [each for each in self._newest.values() if not each.interrupted]
+        return len(ended) == len(self._adapter_ids)
+
+    def _flush(self, changed: dict[str, Snapshot], *, over: bool) -> bool:
+        try:
+            for model, snapshot in changed.items():
+                self._encoded[model] = msgspec.Raw(msgspec.json.encode(snapshot))
+            self._place.write(None if over else self._whole())
+        except Exception as exc:  # whatever a disk or a store says: it must never end a model's run
+            log.warning("a fan-out's checkpoint was not written, the next write carries it: %s", exc)
+            with self._condition:
+                self._changed.update(changed)
+            return False
+        return True
+
+    def _whole(self) -> bytes:
+        prompt, timestamp, verbose = self._head
+        whole = _Encoded(
+            version=VERSION,
+            fanout_id=self.fanout_id,
+            prompt=prompt,
+            timestamp=timestamp,
+            adapter_ids=self._adapter_ids,
+            verbose=verbose,
+            snapshots=[self._encoded.get(each) or _not_begun(each) for each in self._adapter_ids],
+        )
+        return msgspec.json.encode(whole)
+
+
+class _Encoded(msgspec.Struct, kw_only=True):
+    """A `FanoutCheckpoint` whose snapshots are encoded already: only those that changed are encoded anew."""
+
+    version: int
+    fanout_id: str
+    prompt: str
+    timestamp: datetime
+    adapter_ids: tuple[str, ...]
+    verbose: bool
+    snapshots: list[msgspec.Raw]
+
+
+def _not_begun(model: str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(Snapshot(model_id=model, interrupted=True)))
+
+
+def _new_future() -> "Future[bool]":
+    future: Future[bool] = Future()
+    # Nobody who waits for it may cancel it: others wait for it, too.
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _place(where: Path | str | CheckpointStore | Place, fanout_id: str) -> tuple[Place, bool]:
+    """The place, and whether it was made here."""
+    if isinstance(where, str | Path):
+        load(where)
+        return FilePlace(Path(where)), True
+    if isinstance(where, FilePlace | StorePlace):
+        return where, False
+    if hasattr(where, "claim_next"):
+        return StorePlace(cast(CheckpointStore, where), fanout_id), True
+    return where, False
