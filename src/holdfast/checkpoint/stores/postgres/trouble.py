@@ -1,5 +1,7 @@
 """What the driver's errors mean to a caller. None of them leaves this package."""
 
+import re
+
 import psycopg
 from psycopg import errors
 
@@ -15,11 +17,16 @@ _TIMED_OUT = ("57014", "25P03", "25P04")
 #: The schema is not what this code created.
 _MISSING = ("3F000", "42P01", "42883", "42703")
 
+# libpq tells no code for why it could not connect. Where the server says it in another language, it is waited for.
+_KEPT_OUT = re.compile(r"authentication failed|no password supplied|no pg_hba\.conf entry|role .* does not exist")
+_NO_DATABASE = re.compile(r"database .* does not exist")
+
 
 def connection_is_lost(exc: psycopg.Error) -> bool:
     """Whether the connection is gone: what was under way on it may be done or not."""
     if exc.sqlstate is None:
-        return isinstance(exc, psycopg.OperationalError)
+        permanent = _KEPT_OUT.search(str(exc)) or _NO_DATABASE.search(str(exc))
+        return isinstance(exc, psycopg.OperationalError) and not permanent
     return exc.sqlstate.startswith(_NO_SERVER)
 
 
@@ -38,7 +45,7 @@ def translated(exc: psycopg.Error, where: str) -> StoreError:
     state, said = exc.sqlstate or "", str(exc).strip() or type(exc).__name__
     if state.startswith(_FULL):
         return StoreFull(f"{where} has no room left: free space and save again ({said})")
-    if state.startswith(_DENIED):
+    if state.startswith(_DENIED) or _KEPT_OUT.search(said):
         return StoreDenied(f"{where} refused: check the user, its password and its rights ({said})")
     if state.startswith(_MISSING):
         return StoreError(f"{where} lacks what the store created there; was its schema dropped or changed? ({said})")

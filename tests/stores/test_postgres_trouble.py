@@ -1,0 +1,295 @@
+"""What a server refuses: an error of our own, nothing written, and the next call succeeds once the cause is gone."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+from tests.postgres_server import fresh_database
+from tests.stores.postgres_cases import bounded, opened, until
+
+from holdfast.checkpoint.errors import RunDamaged, StoreDenied, StoreError, StoreFull, StoreUnavailable
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.checkpoint.stores.postgres.sweeper import SLICE
+from holdfast.testing.store_suite.subject import (
+    a_run,
+    a_write,
+    begun,
+    bodies_of,
+    contents,
+    enlisted,
+    listed,
+    record_of,
+)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with fresh_database() as url:
+        yield url
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[PostgresStore]:
+    async with opened(url) as store:
+        yield store
+
+
+def done(url: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def refuse_entries(url: str, sqlstate: str, when: str = "true") -> None:
+    """From now on the server itself raises that error for every entry for which the condition holds."""
+    done(
+        url,
+        f"""
+        create function refuse() returns trigger language plpgsql as $$
+        begin
+            if {when} then raise 'refused' using errcode = '{sqlstate}'; end if;
+            return new;
+        end $$;
+        create trigger refuse before insert on holdfast.entry for each row execute function refuse()
+        """,
+    )
+
+
+def allow_entries(url: str) -> None:
+    done(url, "drop trigger refuse on holdfast.entry; drop function refuse")
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "error"),
+    [
+        ("53100", StoreFull),
+        ("42501", StoreDenied),
+        ("25006", StoreDenied),
+        ("57014", StoreUnavailable),
+        ("XX000", StoreError),
+        ("22003", StoreError),
+    ],
+)
+async def test_a_refusal_is_one_of_our_errors_and_passes(
+    url: str, store: PostgresStore, sqlstate: str, error: type[StoreError]
+) -> None:
+    claim = await begun(store, await enlisted(store))
+    before = await contents(store)
+    refuse_entries(url, sqlstate)
+    with pytest.raises(StoreError) as raised:
+        await store.append(claim, a_write(1, b"more"))
+    assert type(raised.value) is error
+    assert await contents(store) == before
+    allow_entries(url)
+    await store.append(claim, a_write(1, b"more"))
+    assert await bodies_of(store) == [b"begin", b"more"]
+
+
+async def test_an_error_in_one_write_fails_that_one_alone(url: str, store: PostgresStore) -> None:
+    worker = await enlisted(store)
+    claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(8)]
+    refuse_entries(url, "22000", "new.body = 'poison'")
+    results = await asyncio.gather(
+        *(store.append(claim, a_write(1, b"poison" if n == 3 else b"fine")) for n, claim in enumerate(claims)),
+        return_exceptions=True,
+    )
+    assert [n for n, result in enumerate(results) if result is not None] == [3]
+    assert isinstance(results[3], StoreError)
+    for n in range(8):
+        assert await bodies_of(store, f"run-{n}") == ([b"begin"] if n == 3 else [b"begin", b"fine"])
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
+async def test_a_transaction_that_gave_way_to_others_is_made_again(
+    url: str, store: PostgresStore, sqlstate: str
+) -> None:
+    claim = await begun(store, await enlisted(store))
+    done(url, "create sequence tries")
+    refuse_entries(url, sqlstate, "nextval('tries') <= 3")  # a sequence counts what was rolled back too
+    await store.append(claim, a_write(1, b"more"))
+    assert await bodies_of(store) == [b"begin", b"more"]
+    assert done(url, "select last_value from tries") == [(4,)]
+
+
+async def test_a_schema_that_was_dropped_is_an_error_that_says_so(url: str, store: PostgresStore) -> None:
+    claim = await begun(store, await enlisted(store))
+    done(url, "drop schema holdfast cascade")
+    for call in (store.append(claim, a_write(1, b"more")), store.load("run-1"), listed(store)):
+        with pytest.raises(StoreError, match="dropped"):
+            await call
+
+
+async def test_a_session_that_is_ended_from_outside_is_replaced(url: str, store: PostgresStore) -> None:
+    claim = await begun(store, await enlisted(store))
+    for seq in range(1, 6):
+        done(url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'holdfast'")
+        await store.append(claim, a_write(seq, b"%d" % seq))
+        assert (await record_of(store)).next_seq == seq + 1
+    assert await bodies_of(store) == [b"begin", *(b"%d" % seq for seq in range(1, 6))]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "update holdfast.entry set body = set_byte(body, 0, get_byte(body, 0) # 1) where seq = 1",
+        "update holdfast.entry set kind = 'result' where seq = 1",
+        "update holdfast.entry set kind = 'nonsense' where seq = 1",
+        "delete from holdfast.entry where seq = 0",
+        "delete from holdfast.entry where seq = 1",
+        "delete from holdfast.entry where seq = 2",
+        "delete from holdfast.entry",
+        "insert into holdfast.entry select run, seq + 1, kind, checksum, body from holdfast.entry where seq = 2",
+    ],
+)
+async def test_damage_of_every_kind_is_found(url: str, store: PostgresStore, spoil: str) -> None:
+    await store.create(a_run("run-1", b"zero", b"one", b"two"))
+    done(url, spoil)
+    with pytest.raises(RunDamaged):
+        await store.load("run-1")
+    assert await listed(store) == ["run-1"]
+
+
+class TestDurability:
+    """What the server is told about its disk, noted by the server itself when it writes an entry."""
+
+    @pytest.mark.parametrize(("durability", "expected"), [("full", "on"), ("process", "off")])
+    async def test_saves_wait_for_the_disk_unless_told_otherwise(
+        self, url: str, durability: str, expected: str
+    ) -> None:
+        async with opened(url, durability=durability) as store:
+            _note_waits(url)
+            claim = await begun(store, await enlisted(store))
+            await store.append(claim, a_write(1, b"more"))
+            await store.append(claim, a_write(2, b"more"))
+            # A token that was forgotten in a crash would be given to somebody else: granting one always waits.
+            assert done(url, "select waits from noted order by seq") == [("on",), (expected,), (expected,)]
+
+
+def _note_waits(url: str) -> None:
+    done(
+        url,
+        """
+        create table noted (seq bigint, waits text);
+        create function note() returns trigger language plpgsql as $$
+        begin
+            insert into noted values (new.seq, current_setting('synchronous_commit'));
+            return new;
+        end $$;
+        create trigger note before insert on holdfast.entry for each row execute function note()
+        """,
+    )
+
+
+class TestWhatIsLeftOver:
+    async def test_a_removed_journal_is_deleted_slice_by_slice(self, url: str, store: PostgresStore) -> None:
+        count = 3 * SLICE + 7
+        claim = await begun(store, await enlisted(store), a_run("long", *[b"body"] * count))
+        await begun(store, claim.worker_id, a_run("other", *[b"body"] * 5))
+        done(url, "create table slices (deleted bigint)")
+        done(
+            url,
+            """
+            create function count_deleted() returns trigger language plpgsql as $$
+            begin
+                insert into slices select count(*) from gone;
+                return null;
+            end $$;
+            create trigger count_deleted after delete on holdfast.entry
+                referencing old table as gone for each statement execute function count_deleted()
+            """,
+        )
+        await store.remove("long", claim=claim)
+        await until(lambda: _swept(url, left=5))
+        slices = [deleted for (deleted,) in done(url, "select deleted from slices where deleted > 0")]
+        assert sum(map(int, map(str, slices))) == count
+        assert max(map(int, map(str, slices))) <= SLICE
+        assert len(await bodies_of(store, "other")) == 5
+
+    async def test_what_a_rewrite_replaced_is_deleted(self, url: str, store: PostgresStore) -> None:
+        claim = await begun(store, await enlisted(store), a_run("run-1", *[b"body"] * 20))
+        await store.append(claim, a_write(20, b"compacted", replace=True))
+        await until(lambda: _swept(url, left=1))
+        assert await bodies_of(store) == [b"compacted"]
+
+    async def test_what_a_store_left_behind_the_next_one_deletes(self, url: str) -> None:
+        async with opened(url) as store:
+            claim = await begun(store, await enlisted(store), a_run("run-1", *[b"body"] * 20))
+            done(url, "alter function holdfast.sweep rename to hidden")
+            await store.remove("run-1", claim=claim)
+        assert done(url, "select count(*) from holdfast.entry") == [(20,)]
+        done(url, "alter function holdfast.hidden rename to sweep")
+        async with opened(url):
+            await until(lambda: _swept(url, left=0))
+
+    async def test_a_sweep_that_fails_is_a_warning(
+        self, url: str, store: PostgresStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        claim = await begun(store, await enlisted(store))
+        done(url, "drop function holdfast.sweep")
+        with caplog.at_level(logging.WARNING):
+            await store.remove("run-1", claim=claim)
+            await until(lambda: _warned(caplog))
+
+
+async def _swept(url: str, *, left: int) -> bool:
+    garbage = done(url, "select from holdfast.garbage")
+    return not garbage and done(url, "select count(*) from holdfast.entry") == [(left,)]
+
+
+async def _warned(caplog: pytest.LogCaptureFixture) -> bool:
+    return "swept up later" in caplog.text
+
+
+async def test_text_that_postgresql_refuses_is_stored_nevertheless(store: PostgresStore) -> None:
+    odd = "a NUL \0, a lone surrogate \ud800\udfff, a back\\slash, \\0000, an end\\"
+    worker = await enlisted(store)
+    claim = await begun(store, worker, a_run("run-1", agent_name=odd, caller_id=odd, parent_run_id=odd))
+    await store.settle(claim, Ending(status=Status.INTERRUPTED, reason=odd))
+    record = await record_of(store)
+    assert (record.agent_name, record.caller_id, record.parent_run_id, record.reason) == (odd, odd, odd, odd)
+    assert [claim.run_id for claim in await store.claim_next(worker, agents=[odd], limit=1)] == ["run-1"]
+    await begun(store, odd, a_run(odd))
+    assert (await record_of(store, odd)).owner == odd
+    assert await store.cancels(odd) == ()
+    await store.request_cancel(odd)
+    assert await store.cancels(odd) == (odd,)
+
+
+async def test_moments_far_away_are_not_too_far(store: PostgresStore) -> None:
+    worker = await enlisted(store)
+    claim = await begun(store, worker)
+    await store.settle(claim, Ending(status=Status.INTERRUPTED, delay=timedelta.max, keep=timedelta.max))
+    record = await record_of(store)
+    assert record.expires_at is not None
+    assert record.not_before.year > 2500 < record.expires_at.year
+    claim = await store.claim("run-1", worker)
+    await store.settle(claim, Ending(status=Status.INTERRUPTED, delay=-timedelta(days=1)))
+    assert len(await store.claim_next(worker, agents=["agent"], limit=1)) == 1
+
+
+async def test_a_write_larger_than_a_batch_goes_through(store: PostgresStore) -> None:
+    worker = await enlisted(store)
+    big = [begun(store, worker, a_run(f"run-{n}", bytes(3_000_000))) for n in range(8)]
+    async with bounded():
+        claims = await asyncio.gather(*big)
+    assert [len((await bodies_of(store, claim.run_id))[0]) for claim in claims] == [3_000_000] * 8
+
+
+async def test_a_caller_that_is_cancelled_harms_nobody(store: PostgresStore) -> None:
+    worker = await enlisted(store)
+    claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(10)]
+    writes = [asyncio.ensure_future(store.append(claim, a_write(1, b"more"))) for claim in claims]
+    await asyncio.sleep(0)
+    for write in writes[::2]:
+        write.cancel()
+    async with bounded():
+        await asyncio.gather(*writes, return_exceptions=True)
+    for n in range(10):
+        found = await bodies_of(store, f"run-{n}")
+        assert found in ([b"begin"], [b"begin", b"more"])
+        assert n % 2 == 0 or found == [b"begin", b"more"]
