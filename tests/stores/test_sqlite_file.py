@@ -133,36 +133,50 @@ async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path,
         assert await listed(store) == []
 
 
+DAMAGE = (
+    "body = x'6f6e45'",
+    "kind = 'result'",
+    "kind = 'unheard-of'",
+    "seq = 700",
+    "checksum = checksum + 1",
+    "run_key = run_key + 1",
+    "before = 0",
+    "before = entry_key + 1",
+    "before = entry_key",
+    "before = before - 1",
+    "far = 0",
+    "far = entry_key",
+    "far = far - 1",
+    "passed = NULL",
+    "passed = '[1,2,3]'",
+    "passed = '[' || passed",
+    "passed = replace(passed, ',', ', 1')",
+)
+
+
 async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
     whole = tmp_path / "whole.db"
+    bodies = [b"%d" % seq for seq in range(200)]
     async with opened(whole) as store:
         for run_id in ("run-1", "run-2"):
-            await store.create(a_run(run_id, b"zero", b"one", b"two"))
-    for number, damage in enumerate(
-        (
-            "UPDATE entries SET body = 'onE' WHERE entry_key = 2",
-            "UPDATE entries SET kind = 'result' WHERE entry_key = 2",
-            "UPDATE entries SET kind = 'unheard-of' WHERE entry_key = 2",
-            "UPDATE entries SET seq = 7 WHERE entry_key = 2",
-            "UPDATE entries SET checksum = checksum + 1 WHERE entry_key = 2",
-            "UPDATE entries SET run_key = run_key + 1 WHERE entry_key = 2",
-            "UPDATE entries SET before = 0 WHERE entry_key = 2",
-            "UPDATE entries SET before = 3 WHERE entry_key = 2",
-            "UPDATE entries SET before = 2 WHERE entry_key = 2",
-            "DELETE FROM entries WHERE entry_key = 1",
-            "DELETE FROM entries WHERE entry_key = 2",
-            "DELETE FROM entries WHERE entry_key = 3",
-        )
-    ):
-        path = tmp_path / f"damaged-{number}.db"
-        shutil.copy(whole, path)
-        connection = apsw.Connection(str(path))
-        connection.execute(damage.replace("'onE'", "x'6f6e45'"))
-        assert connection.changes() == 1
-        connection.close()
-        async with opened(path) as store:
-            with pytest.raises(RunDamaged):
-                await store.load("run-1")
-            assert await bodies_of(store, "run-2") == [b"zero", b"one", b"two"]
-            await store.remove("run-1")
-            assert await listed(store) == ["run-2"]
+            await store.create(a_run(run_id, *bodies))
+    changes = [f"UPDATE entries SET {damage} WHERE entry_key = {{}}" for damage in DAMAGE]
+    for number, damage in enumerate((*changes, "DELETE FROM entries WHERE entry_key = {}")):
+        # Entry 193 names many.
+        for key in (193,) if "far" in damage or "passed" in damage else (200, 150, 1):
+            path = tmp_path / f"damaged-{number}-{key}.db"
+            shutil.copy(whole, path)
+            connection = apsw.Connection(str(path))
+            connection.execute(damage.format(key))
+            assert connection.changes() == 1
+            connection.close()
+            async with opened(path) as store:
+                if "before" in damage and key != 200:
+                    # Only the sweep goes that way.
+                    assert await bodies_of(store) == bodies
+                else:
+                    with pytest.raises(RunDamaged):
+                        await store.load("run-1")
+                assert await bodies_of(store, "run-2") == bodies
+                await store.remove("run-1")
+                assert await listed(store) == ["run-2"]

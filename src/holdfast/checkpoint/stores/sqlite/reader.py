@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import apsw
+import msgspec
 
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound
 from holdfast.checkpoint.inspection import Inspection
+from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.sqlite.database import Database
 from holdfast.checkpoint.stores.sqlite.inspection import inspect
 from holdfast.checkpoint.stores.sqlite.reading import ReadingThreads
-from holdfast.checkpoint.stores.sqlite.records import journal_from, record_from
+from holdfast.checkpoint.stores.sqlite.records import journal_from, keys_on, record_from
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Execute
 from holdfast.checkpoint.stores.sqlite.workers import Liveness
@@ -66,15 +68,18 @@ class Reader:
         liveness = Liveness(execute, self._clock.now(), self._dead_after)
         record = record_from(columns, columns[5] == Status.RUNNING and liveness.alive(columns[8]))
         seqs = range(max(first_seq, after + 1), record.next_seq)
-        if not seqs:
-            return StoredRun(record=record, entries=())
         try:
-            # All of them at once: a statement left in the middle would keep its view of the database.
-            rows = execute(statement("load_entries"), (last_entry, seqs.start - 1, columns[0])).fetchall()
-            entries = journal_from(rows, run_id, seqs)
+            entries = self._journal(execute, columns[0], run_id, last_entry, seqs) if seqs else ()
         except apsw.CorruptError as exc:
             raise RunDamaged(run_id, f"its part of the file cannot be read ({exc})") from exc
         return StoredRun(record=record, entries=entries)
+
+    def _journal(self, execute: Execute, run_key: int, run_id: str, last_entry: int, seqs: range) -> tuple[Entry, ...]:
+        # All rows at once: a statement left in the middle would keep its view of the database.
+        way = execute(statement("find_entries"), (last_entry, seqs.start - 1, run_key)).fetchall()
+        keys = msgspec.json.encode(keys_on(way, run_id)[: len(seqs)]).decode()
+        rows = execute(statement("read_entries"), (keys, run_key)).fetchall()
+        return journal_from(rows, run_id, seqs)
 
     def _page(self, execute: Execute, wanted: RunFilter, after: int) -> tuple[list[RunRecord], int | None]:
         """The next records that fit, and the key to go on from; `None` if these were the last."""

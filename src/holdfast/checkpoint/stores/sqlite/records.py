@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.lifecycle import Status
@@ -40,6 +42,23 @@ def record_from(row: Sequence[Any], alive: bool) -> RunRecord:
         meta=row[17],
         progress=row[18],
     )
+
+
+def keys_on(way: Iterable[tuple[int, str | None]], run_id: str) -> list[int]:
+    """The keys of the entries on a way backwards through a journal: each step, and those that it passed over.
+
+    Raises:
+        RunDamaged: what a step says about those cannot be read.
+    """
+    keys: list[int] = []
+    for key, passed in way:
+        keys.append(key)
+        if passed is not None:
+            try:
+                keys += reversed(msgspec.json.decode(passed, type=list[int]))
+            except msgspec.MsgspecError as exc:
+                raise RunDamaged(run_id, f"the way to its entries is lost ({exc})") from exc
+    return keys
 
 
 def journal_from(rows: Iterable[Sequence[Any]], run_id: str, seqs: range) -> tuple[Entry, ...]:

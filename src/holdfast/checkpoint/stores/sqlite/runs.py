@@ -59,8 +59,11 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
             *(run.meta, run.progress),
         ),
     )
-    transaction.insert_entries(run.entries, first_key, run_key, 0)
-    transaction.signals |= claim is None
+    head = transaction.insert_entries(run.entries, first_key, Head(run_key, 0, ()))
+    if claim is None:
+        transaction.signals = True
+    else:
+        transaction.remember(claim.token, head)
     return claim
 
 
@@ -133,13 +136,13 @@ def _write(
     head = transaction.heads.get(claim.token)
     if head is None or not moved(head):
         row = transaction.one(_HEAD, (claim.run_id, claim.token))
-        head = Head(*row) if row else None
+        head = Head(row[0], row[1], (row[1],) if row[1] else ()) if row else None
         if head is None or not moved(head):
             raise _refusal(claim, first_seq, transaction)
     if replace:
         transaction.discard_journal(head.last_entry)
-    transaction.insert_entries(entries, first_key, head.run_key, 0 if replace else head.last_entry)
-    transaction.remember(claim.token, head if last_key is None else Head(head.run_key, last_key))
+        head = Head(head.run_key, 0, ())
+    transaction.remember(claim.token, transaction.insert_entries(entries, first_key, head))
     return head.run_key
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import apsw
+import msgspec
 
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.stores.sqlite.statements import statement
@@ -14,6 +15,9 @@ Execute = Callable[..., Any]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+#: Every so many entries, one names those before it.
+_STRIDE = 16
 
 #: Enough for the runs that one process drives at once.
 _HEADS_KEPT = 10_000
@@ -34,7 +38,10 @@ class Head(NamedTuple):
     """Where a journal ends."""
 
     run_key: int
+    #: 0: it is empty.
     last_entry: int
+    #: The last entries, oldest first, as far back as is known: at most to one that names many.
+    recent: tuple[int, ...]
 
 
 class Transaction:
@@ -83,11 +90,21 @@ class Transaction:
         self._last_key += count
         return first
 
-    def insert_entries(self, entries: Sequence[Entry], first_key: int, run_key: int, before: int) -> None:
-        """Write `entries` behind the one with the key `before` (0: as the beginning of a journal)."""
+    def insert_entries(self, entries: Sequence[Entry], first_key: int, head: Head) -> Head:
+        """Write `entries` behind the journal's end. Gives its new end."""
+        run_key, before, recent = head
         for key, entry in enumerate(entries, first_key):
-            self._run(_INSERT_ENTRY, (key, run_key, before, entry.seq, entry.kind, entry.checksum(), entry.body))
+            far = passed = None
+            if entry.seq % _STRIDE == 0 and len(recent) > 1:
+                far, passed = recent[0], msgspec.json.encode(recent[1:]).decode()
+                recent = ()
+            self._run(
+                _INSERT_ENTRY,
+                (key, run_key, before, far, passed, entry.seq, entry.kind, entry.checksum(), entry.body),
+            )
             before = key
+            recent += (key,)
+        return Head(run_key, before, recent)
 
     def discard_journal(self, last_entry: int) -> None:
         """Leave the journal that ends there to the sweep. It can be reached no more."""

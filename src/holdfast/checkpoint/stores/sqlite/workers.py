@@ -1,11 +1,19 @@
 """Who is alive: at once and for sure on this host, by heartbeat elsewhere."""
 
+import functools
+import os
 from datetime import datetime, timedelta
 
 from holdfast.checkpoint.claim import Worker
-from holdfast.checkpoint.liveness import ProcessIdentity, is_alive
+from holdfast.checkpoint.liveness import ProcessIdentity, is_alive, this_process
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Execute, Transaction, from_micros
+
+
+@functools.cache
+def _this_process(pid: int) -> ProcessIdentity:
+    """The process that asks lives: no need to look, for each of a thousand runs that it has just claimed."""
+    return this_process()
 
 
 class Liveness:
@@ -34,7 +42,8 @@ class Liveness:
 
     def _lives(self, row: tuple[str, str, int, str, int]) -> bool:
         _, host, pid, started, heartbeat_at = row
-        known = is_alive(ProcessIdentity(host=host, pid=pid, started=started))
+        process = ProcessIdentity(host=host, pid=pid, started=started)
+        known = process == _this_process(os.getpid()) or is_alive(process)
         if known is not None:
             return known
         return self._now - from_micros(heartbeat_at) < self._dead_after

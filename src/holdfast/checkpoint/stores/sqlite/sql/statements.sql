@@ -44,7 +44,8 @@ WHERE run_key = ?8 AND token = ?9 AND status = 'running' AND last_entry = ?10 AN
 SELECT run_key, last_entry FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
 
 -- name: insert_entry
-INSERT INTO entries (entry_key, run_key, before, seq, kind, checksum, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+INSERT INTO entries (entry_key, run_key, before, far, passed, seq, kind, checksum, body)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 
 -- name: settle
 UPDATE runs SET
@@ -108,16 +109,21 @@ not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress
 -- name: load_record
 SELECT first_seq, last_entry, {record} FROM runs WHERE run_id = ?1
 
--- name: load_entries
+-- name: find_entries
 -- Backwards from entry 1 to the first one after seq 2. Keys have to fall: damage makes no circles. CROSS: in this order.
-WITH RECURSIVE journal (entry_key) AS (
+WITH RECURSIVE way (entry_key) AS (
     SELECT ?1
     UNION ALL
-    SELECT entries.before FROM journal CROSS JOIN entries ON entries.entry_key = journal.entry_key
-    WHERE entries.before > 0 AND entries.before < entries.entry_key AND entries.run_key = ?3 AND entries.seq > ?2 + 1
+    SELECT coalesce(entries.far, entries.before) FROM way CROSS JOIN entries ON entries.entry_key = way.entry_key
+    WHERE entries.run_key = ?3 AND entries.seq > ?2 + 1
+        AND coalesce(entries.far, entries.before) BETWEEN 1 AND entries.entry_key - 1
 )
-SELECT seq, kind, checksum, body FROM journal CROSS JOIN entries ON entries.entry_key = journal.entry_key
-WHERE run_key = ?3
+SELECT way.entry_key, entries.passed FROM way CROSS JOIN entries ON entries.entry_key = way.entry_key
+
+-- name: read_entries
+SELECT seq, kind, checksum, body
+FROM json_each(?1) AS place CROSS JOIN entries ON entries.entry_key = place.value
+WHERE run_key = ?2
 
 -- name: list_runs
 SELECT {record} FROM runs

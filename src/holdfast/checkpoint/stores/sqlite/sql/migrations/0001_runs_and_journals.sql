@@ -53,6 +53,10 @@ CREATE TABLE entries (
     run_key INTEGER NOT NULL,
     -- The run's entry before this one, always a smaller key; 0 for the first of the journal.
     before INTEGER NOT NULL,
+    -- So that a load need not go from entry to entry, every now and then one names many: an entry farther back, and, as
+    -- JSON, all that lie between that one and this.
+    far INTEGER,
+    passed TEXT,
     seq INTEGER NOT NULL,
     kind TEXT NOT NULL,
     checksum INTEGER NOT NULL,
