@@ -27,6 +27,8 @@ from holdfast.checkpoint.stores.postgres.sweeper import Sweeper
 from holdfast.checkpoint.stores.postgres.text import from_text, to_text
 from holdfast.checkpoint.stores.postgres.writer import Writer
 
+#: Runs that are taken in one transaction, which holds up the saves beside it.
+_AT_ONCE = 100
 #: How long `open` waits to hear its own notification, and `close` for a server that does not answer.
 _HEARING, _PARTING = timedelta(seconds=3), 5.0
 #: Nothing is put off or kept longer than this: PostgreSQL knows later dates, Python does not.
@@ -236,7 +238,7 @@ class PostgresStore:
         tried: list[int] = []
         while agents and len(claims) < limit:
             # Looked for beside the writer, whom that would hold up; taken by it, so that a lost answer loses no run.
-            wanted = limit - len(claims)
+            wanted = min(limit - len(claims), _AT_ONCE)
             found = await questions.candidates(tuple(agents), wanted, around["dead"], but_not=tried)
             if not found:
                 break
@@ -282,9 +284,12 @@ class PostgresStore:
         return self._parts
 
     async def _commit(self, operation: Operation) -> Answer | None:
-        answer = await self._opened().writer.commit(operation)
+        parts = self._opened()
+        answer = await parts.writer.commit(operation)
         if answer is not None and "error" in answer:
             refuse(operation, answer)
+        if not parts.signs.hears and isinstance(operation, Other):
+            parts.signs.give()  # what this very process did it need not look for
         return answer
 
     async def _around(self) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from holdfast.checkpoint.stores.postgres.wire import BIGINT, as_int, bigint
 
 log = logging.getLogger("holdfast.checkpoint.postgres")
 
-#: Entries deleted in one transaction.
-SLICE = 200
+#: Entries deleted in one transaction, and how much longer than a slice takes is the rest after it.
+SLICE, REST = 100, 2
 
 
 class Sweeper:
-    """Works beside the writer and rests as long as it works, so that no save waits for it.
+    """Works beside the writer and rests longer than it works, so that no save waits for it.
 
     What it does not get done, another store or the next to be opened does.
     """
@@ -42,7 +42,7 @@ class Sweeper:
             try:
                 started = loop.time()
                 while await self._sweep():
-                    await asyncio.sleep(loop.time() - started)
+                    await asyncio.sleep(REST * (loop.time() - started))
                     started = loop.time()
             except StoreError as exc:
                 log.warning("journals of removed runs are left to be swept up later: %s", exc)
