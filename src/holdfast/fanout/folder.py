@@ -60,16 +60,18 @@ class WorkFolder:
             return None
         except OSError as exc:
             raise _refused(key, exc) from exc
-        with os.fdopen(fd, "rb") as file:
+        try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise PathRefused(f"{key} is no file")
             if status.st_size > MAX_FILE_BYTES:
                 raise PathRefused(f"{key} is too large: {status.st_size} bytes")
-            try:
+            with os.fdopen(fd, "rb", closefd=False) as file:
                 return file.read().decode()
-            except UnicodeDecodeError as exc:
-                raise PathRefused(f"{key} is no text in UTF-8") from exc
+        except UnicodeDecodeError as exc:
+            raise PathRefused(f"{key} is no text in UTF-8") from exc
+        finally:
+            os.close(fd)
 
     def kind(self, key: str) -> str:
         """`file`, `folder`, `other`, or nothing if nothing is there."""
@@ -77,6 +79,8 @@ class WorkFolder:
             mode = os.lstat(self.root / key).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return ""
+        except OSError as exc:  # links that lead to each other
+            raise _refused(key, exc) from exc
         return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
     def files(self) -> Iterator[str]:

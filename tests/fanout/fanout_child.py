@@ -1,0 +1,52 @@
+"""A fan-out of scripted models, in a process that may be killed. Prints its responses as JSON when it comes to its end.
+
+Every request to a model is in the file `requests` before it is answered.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast import Reply, ToolCall, Usage
+from holdfast.fanout import Fanout, ModelResponse
+
+MODELS = {f"p{number % 2}:m{number}": 2 + number for number in range(6)}
+
+
+def scripted(folder: Path, life: str, model: str, turns: int) -> Any:
+    log = os.open(folder / "requests", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    async def ask(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        turn = sum(isinstance(message, Reply) for message in messages)
+        os.write(log, f"{life} {model} {turn}\n".encode())
+        await asyncio.sleep(0.02)
+        usage = Usage(input_tokens=10, output_tokens=turn, cost_usd=0.25)
+        if turn == turns:
+            return Reply(text=f"{model} has answered", usage=usage)
+        calls = [
+            ToolCall(id="1", name="write_file", arguments={"path": f"{turn}.txt", "content": f"{model} {turn}"}),
+            ToolCall(id="2", name="edit_file", arguments={"path": "a.txt", "old": f"<{turn}>", "new": f"<{turn + 1}>"}),
+        ]
+        return Reply(text=f"turn {turn}", tool_calls=calls, usage=usage)
+
+    return ask
+
+
+async def whole(folder: Path, life: str, *, checkpoint: Path | None) -> list[ModelResponse]:
+    models = {model: scripted(folder, life, model, turns) for model, turns in MODELS.items()}
+    fanout = Fanout(
+        "why?", models, folder=folder / "work", limit=4, per_provider=3, store=f"sqlite:{folder / 'runs.db'}",
+        checkpoint=checkpoint,
+    )  # fmt: skip
+    return await fanout.run()
+
+
+if __name__ == "__main__":
+    at = Path(sys.argv[1])
+    kept = at / "checkpoint.json" if sys.argv[3] == "file" else None
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(whole(at, sys.argv[2], checkpoint=kept))))

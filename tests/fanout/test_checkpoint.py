@@ -1,0 +1,103 @@
+"""The checkpoint of a whole fan-out, in its file."""
+
+import resource
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fanout.strategies import RESPONSES, TEXT
+
+from holdfast.fanout import CorruptCheckpoint, IncrementalSaver, build, clear, load, save
+from holdfast.fanout.snapshot import ModelResponse, Snapshot
+
+
+def checkpoint_of(*snapshots: Snapshot) -> object:
+    return build("why?", ["a", "b"], snapshots)
+
+
+DONE_A = Snapshot(model_id="a", text="because", completed=True)
+FAILED_B = Snapshot(model_id="b", error="no")
+LEFT_B = Snapshot(model_id="b", interrupted=True)
+
+
+def test_there_is_none_when_nothing_is_interrupted() -> None:
+    assert checkpoint_of(DONE_A, FAILED_B) is None
+    assert checkpoint_of(DONE_A, LEFT_B) is not None
+
+
+def test_a_model_that_has_not_begun_counts_as_interrupted() -> None:
+    built = build("why?", ["a", "b"], [DONE_A])
+    assert built is not None
+    assert built.snapshots == (DONE_A, LEFT_B)
+
+
+@given(TEXT, st.lists(RESPONSES, min_size=1, max_size=5, unique_by=lambda each: each.model_id), st.booleans())
+def test_what_is_saved_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, prompt: str, responses: list[ModelResponse], verbose: bool
+) -> None:
+    path = tmp_path_factory.mktemp("saved") / "deep" / "checkpoint.json"
+    ids = [response.model_id for response in reversed(responses)]
+    built = build(prompt, ids, map(Snapshot.of_response, responses), verbose=verbose)
+    if built is None:
+        assert not any(response.interrupted for response in responses)
+        return
+    assert [each.model_id for each in built.snapshots] == ids
+    save(path, built)
+    assert load(path) == built
+    assert [each.name for each in path.parent.iterdir()] == ["checkpoint.json"]
+
+
+def test_no_file_is_no_checkpoint_and_to_clear_it_again_is_fine(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    assert load(path) is None
+    built = build("why?", ["a"], [])
+    assert built is not None
+    save(path, built)
+    (tmp_path / ".checkpoint.json.0123.tmp").write_text("of a process that died")
+    clear(path)
+    clear(path)
+    clear(tmp_path / "no such folder" / "checkpoint.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "truncated"),
+        (b'{"version":1,"prompt":"wh', "truncated"),
+        (b"\xff\xfe not JSON", "malformed"),
+        (b'{"version":1}', "missing required field"),
+        (b'{"version":99,"prompt":"x"}', "version is 99"),
+        (
+            b'{"version":1,"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"snapshots":[]}',
+            "snapshots are not those",
+        ),
+    ],
+)
+def test_a_corrupt_file_is_told_and_kept(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "checkpoint.json"
+    path.write_bytes(content)
+    with pytest.raises(CorruptCheckpoint, match=why):
+        load(path)
+    with pytest.raises(CorruptCheckpoint, match=why):
+        IncrementalSaver(path, "why?", ["a"])
+    assert path.read_bytes() == content
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    built = build("why?", ["a"], [])
+    larger = build("why?" * 10_000, ["a"], [])
+    assert built is not None
+    assert larger is not None
+    save(path, built)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(path, larger)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load(path) == built
+    assert list(tmp_path.iterdir()) == [path]

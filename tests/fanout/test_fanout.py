@@ -1,0 +1,260 @@
+"""One prompt to many models in one process: order, bounds, failures, stops and resumes."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.script import Script, asks, call
+
+from holdfast import Agent, Phase, Reply, System, Usage, User, tool
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.stores.sqlite import SqliteStore
+from holdfast.fanout import AnotherFanout, Fanout, ModelResponse, Variant, load
+from holdfast.run.errors import DefinitionError, ModelUnavailable
+
+
+@tool(effect="pure")
+def look() -> str:
+    return "seen"
+
+
+def texts(responses: Sequence[ModelResponse]) -> dict[str, str | None]:
+    return {response.model_id: response.error or response.text for response in responses}
+
+
+def fanout(at: Path, models: Any, prompt: str = "why?", **options: Any) -> Fanout:
+    return Fanout(
+        prompt, models, store=f"sqlite:{at / 'runs.db'}", checkpoint=at / "checkpoint.json", signals=False,
+        **{"tools": [look], **options},
+    )  # fmt: skip
+
+
+async def runs_left(folder: Path) -> list[str]:
+    store = SqliteStore(folder / "runs.db")
+    await store.open()
+    try:
+        return [record.run_id async for record in store.records()]
+    finally:
+        await store.close()
+
+
+async def test_responses_come_in_the_order_of_the_models_and_one_failure_holds_nobody_up(tmp_path: Path) -> None:
+    models = {
+        "slow": Script(asks(call("1", "look"), usage=Usage(input_tokens=5, cost_usd=0.5)), "late"),
+        "broken": Script(RuntimeError("no luck")),
+        "quick": Script("soon"),
+    }
+    kept: list[Sequence[ModelResponse]] = []
+    responses = await fanout(tmp_path, models, finish=kept.append).run()
+    assert texts(responses) == {"slow": "late", "broken": "RuntimeError: no luck", "quick": "soon"}
+    assert list(texts(responses)) == list(models)
+    assert (responses[0].tool_calls, responses[0].input_tokens, responses[0].cost_usd) == ({"look": 1}, 5, 0.5)
+    assert kept == [responses]
+    assert load(tmp_path / "checkpoint.json") is None
+    assert await runs_left(tmp_path) == []
+
+
+async def test_variants_are_lenses_on_every_model(tmp_path: Path) -> None:
+    async def parrot(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        return Reply(text=" | ".join(each.text for each in messages if isinstance(each, System | User)))
+
+    variants = [Variant(name="plain"), Variant(name="short", instructions="Be brief.", prompt="In a word:")]
+    agent = Agent(name="b", model=parrot, instructions="I am b.")
+    responses = await fanout(tmp_path, {"p:a": parrot, "b": agent}, variants=variants, instructions="Be nice.").run()
+    assert texts(responses) == {
+        "p:a~plain": "Be nice. | why?",
+        "p:a~short": "Be brief. | In a word:\n\nwhy?",
+        "b~plain": "I am b. | why?",
+        "b~short": "Be brief. | In a word:\n\nwhy?",
+    }
+
+
+async def test_one_slow_provider_does_not_hold_the_others(tmp_path: Path) -> None:
+    others_done = asyncio.Event()
+    answered: list[str] = []
+
+    def model(name: str) -> Any:
+        async def ask(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+            if name.startswith("slow"):
+                await others_done.wait()
+            answered.append(name)
+            if len(answered) == 6:
+                others_done.set()
+            return Reply(text=name)
+
+        return ask
+
+    names = [f"slow:{number}" for number in range(8)] + [f"fast:{number}" for number in range(6)]
+    responses = await fanout(tmp_path, {name: model(name) for name in names}, limit=3, per_provider=2).run()
+    assert [response.text for response in responses] == names
+    assert all(name.startswith("fast") for name in answered[:6])
+
+
+async def test_no_more_run_at_once_than_is_allowed(tmp_path: Path) -> None:
+    running: list[str] = []
+    most: dict[str, int] = {}
+
+    def model(name: str) -> Any:
+        async def ask(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+            running.append(name)
+            for what in ("", name[0]):
+                most[what] = max(most.get(what, 0), sum(each.startswith(what) for each in running))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            running.remove(name)
+            return Reply(text="")
+
+        return ask
+
+    names = [f"{provider}:{number}" for provider in "abc" for number in range(6)]
+    models = {name: model(name) for name in names}
+    await fanout(tmp_path, models, limit=4, per_provider={"a": 1, "b": 2}).run()
+    assert most[""] <= 4
+    assert (most["a"], most["b"] <= 2) == (1, True)
+    assert most[""] > 1
+
+
+class Stoppable:
+    """A model that answers at once until its fan-out is stopped, and goes on in its script the next time."""
+
+    def __init__(self, *turns: Any) -> None:
+        self.script = Script(*turns)
+        self.reached = asyncio.Event()
+        self.hold = asyncio.Event()
+
+    async def __call__(self, messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        if any(isinstance(message, Reply) for message in messages) and not self.hold.is_set():
+            self.reached.set()
+            await self.hold.wait()
+        return await self.script(messages, tools)
+
+
+def held() -> Stoppable:
+    used = Usage(input_tokens=7, cost_usd=1.0)
+    return Stoppable(asks(call("1", "look"), text="let me see", usage=used), Reply(text="done", usage=used))
+
+
+async def stop_when_reached(
+    fan: Fanout, model: Stoppable, checkpoint: Path | None = None, *, cancel: bool = False
+) -> list[ModelResponse]:
+    """Stop the fan-out once this model is held, and all others have ended as far as the checkpoint tells."""
+    task = asyncio.create_task(fan.run())
+    await model.reached.wait()
+    while checkpoint is not None:
+        kept = load(checkpoint)
+        if kept is not None and sum(each.interrupted for each in kept.snapshots) == 1:
+            break
+        await asyncio.sleep(0.005)
+    if cancel:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return []
+    await fan.stop(timedelta(0))
+    return await task
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_what_was_stopped_goes_on_and_the_rest_is_left_alone(tmp_path: Path, cancel: bool) -> None:
+    model, finished, broken = held(), Script("done"), Script(RuntimeError("no luck"), "fixed")
+    models = {"held": model, "finished": finished, "broken": broken}
+    responses = await stop_when_reached(fanout(tmp_path, models), model, tmp_path / "checkpoint.json", cancel=cancel)
+    if not cancel:
+        assert [(each.interrupted, each.error) for each in responses] == [
+            (True, None),
+            (False, None),
+            (False, "RuntimeError: no luck"),
+        ]
+        assert responses[0].text == "let me see"
+    kept = load(tmp_path / "checkpoint.json")
+    assert kept is not None
+    assert [each.standing for each in kept.snapshots] == ["interrupted", "completed", "failed"]
+    assert (kept.snapshots[0].input_tokens, kept.snapshots[0].tool_calls) == (7, {"look": 1})
+    model.hold.set()
+    responses = await fanout(tmp_path, models).run()
+    assert texts(responses) == {"held": "done", "finished": "done", "broken": "RuntimeError: no luck"}
+    assert (responses[0].input_tokens, responses[0].cost_usd, responses[0].tool_calls) == (14, 2.0, {"look": 1})
+    assert responses[0].latency_ms > kept.snapshots[0].latency_ms
+    assert (len(model.script.asked), len(finished.asked), len(broken.asked)) == (2, 1, 1)
+    assert await runs_left(tmp_path) == []
+    assert not (tmp_path / "checkpoint.json").exists()
+
+
+async def test_failed_models_go_on_when_that_is_asked_for(tmp_path: Path) -> None:
+    model = held()
+    used = Usage(input_tokens=3)
+    broken = Script(asks(call("1", "look"), usage=used), RuntimeError("no luck"))
+    await stop_when_reached(fanout(tmp_path, {"held": model, "broken": broken}), model, tmp_path / "checkpoint.json")
+    model.hold.set()
+    repaired = Script(asks(call("1", "look"), usage=used), Reply(text="fixed", usage=used))
+    responses = await fanout(tmp_path, {"held": model, "broken": repaired}, retry_failed=True).run()
+    assert texts(responses) == {"held": "done", "broken": "fixed"}
+    assert len(repaired.asked) == 1, "it went on where it had failed"
+    assert responses[1].input_tokens == 6
+    assert await runs_left(tmp_path) == []
+
+
+async def test_a_provider_that_does_not_answer_is_an_interruption(tmp_path: Path) -> None:
+    models = {"away": Script(ModelUnavailable("not now")), "there": Script("hello")}
+    responses = await fanout(tmp_path, models).run()
+    assert [(each.interrupted, each.ok) for each in responses] == [(True, False), (False, True)]
+    assert "not now" in (responses[0].error or "")
+    responses = await fanout(tmp_path, {"away": Script("back"), "there": Script()}).run()
+    assert texts(responses) == {"away": "back", "there": "hello"}
+
+
+async def test_a_checkpoint_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
+    model = held()
+    await stop_when_reached(fanout(tmp_path, {"held": model}), model)
+    before = (tmp_path / "checkpoint.json").read_bytes()
+    for models, prompt in (({"held": model}, "who?"), ({"other": model}, "why?")):
+        with pytest.raises(AnotherFanout):
+            await fanout(tmp_path, models, prompt).run()
+    assert (tmp_path / "checkpoint.json").read_bytes() == before
+    model.hold.set()
+    asked = len(model.script.asked)
+    assert texts(await fanout(tmp_path, {"held": model}).run(resume=False)) == {"held": "done"}
+    assert len(model.script.asked) == asked + 2, "it was begun anew"
+    assert await runs_left(tmp_path) == []
+
+
+async def test_the_store_can_keep_the_checkpoint(tmp_path: Path) -> None:
+    model = held()
+
+    def in_store() -> Fanout:
+        return Fanout("why?", {"held": model}, tools=[look], store=f"sqlite:{tmp_path / 'runs.db'}", signals=False)
+
+    await stop_when_reached(in_store(), model)
+    assert len(await runs_left(tmp_path)) == 2
+    model.hold.set()
+    assert texts(await in_store().run()) == {"held": "done"}
+    assert len(model.script.asked) == 2
+    assert await runs_left(tmp_path) == []
+
+
+async def test_in_memory(tmp_path: Path) -> None:
+    responses = await Fanout("why?", {"a": Script("x")}, store=MemoryStore(), signals=False).run()
+    assert texts(responses) == {"a": "x"}
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "why"),
+    [
+        ({}, {}, "at least one model"),
+        ([Script("x")], {}, "has no name"),
+        ({"a": 42}, {}, "neither a model nor an agent"),
+        ([Agent(name="a", model=Script("x")), Agent(name="a", model=Script("y"))], {}, "two models are named 'a'"),
+        ({"a": Script("x")}, {"variants": [Variant(name="v"), Variant(name="v")]}, "two variants"),
+        (
+            [Agent(name="a", model=Script("x"), phases=[Phase(name="one")])],
+            {"folder": "."},
+            "phases or compaction",
+        ),
+    ],
+)
+def test_nonsense_is_refused(tmp_path: Path, models: Any, options: Any, why: str) -> None:
+    with pytest.raises(DefinitionError, match=why):
+        fanout(tmp_path, models, **options)

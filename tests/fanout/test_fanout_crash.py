@@ -1,0 +1,98 @@
+"""A fan-out that is killed again and again asks nothing twice that was answered and kept."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.fanout.fanout_child import MODELS
+
+from holdfast.fanout import ModelResponse, ProposedWrite, load
+
+
+def requests(folder: Path) -> list[tuple[int, str, int]]:
+    """Life, model and turn of every request."""
+    path = folder / "requests"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(life), model, int(turn)) for life, model, turn in map(str.split, lines)]
+
+
+def start(folder: Path, life: int, kept: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fanout.fanout_child", str(folder), str(life), kept], stdout=subprocess.PIPE
+    )
+
+
+def killed(folder: Path, child: "subprocess.Popen[bytes]", more: int) -> bool:
+    """Kill the child once it has made so many requests more; whether it came to that."""
+    wanted, end = len(requests(folder)) + more, time.monotonic() + 60
+    while len(requests(folder)) < wanted and child.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    with child:
+        if child.poll() is not None:
+            assert child.returncode == 0
+            return False
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+        return True
+
+
+@pytest.mark.parametrize("kept", ["file", "store"])
+def test_finished_models_are_not_asked_again_and_the_others_go_on(tmp_path: Path, kept: str) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").write_text("<0>")
+    dice = random.Random(kept)
+    completed: dict[int, set[str]] = {}
+    life = 0
+    while killed(tmp_path, start(tmp_path, life, kept), dice.randrange(4, 12)) and life < 20:
+        life += 1
+        found = load(tmp_path / "checkpoint.json")
+        completed[life] = {each.model_id for each in found.snapshots if each.completed} if found else set()
+    assert 2 <= life < 20
+    check_requests(requests(tmp_path), completed)
+    assert not (tmp_path / "checkpoint.json").exists()
+
+
+def check_requests(made: list[tuple[int, str, int]], completed: dict[int, set[str]]) -> None:
+    assert len(set(made)) == len(made), "a turn was asked for twice in one life"
+    for life, model, _ in made:
+        assert model not in completed.get(life, ()), "a finished model was asked again"
+    for model, turns in MODELS.items():
+        its = [(life, turn) for life, asked, turn in made if asked == model]
+        # The one request that was under way may be made again in the next life; nothing before it.
+        for (life, turn), (next_life, following) in pairwise(its):
+            assert following == turn + 1 or (following == turn and next_life > life), (model, its)
+        assert its[-1][1] == turns
+
+
+def test_the_responses_are_those_of_an_undisturbed_fanout(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").write_text("<0>")
+    assert killed(tmp_path, start(tmp_path, 0, "file"), 12)
+    left = load(tmp_path / "checkpoint.json")
+    assert left is not None
+    child = start(tmp_path, 1, "file")
+    output, _ = child.communicate(timeout=60)
+    responses = msgspec.json.decode(output, type=list[ModelResponse])
+    assert [response.model_id for response in responses] == list(MODELS)
+    for response, turns in zip(responses, MODELS.values(), strict=True):
+        before = left.snapshot(response.model_id)
+        assert before is not None
+        assert (response.text, response.error) == (f"{response.model_id} has answered", None)
+        assert response.latency_ms > before.latency_ms
+        assert response.input_tokens == 10 * (turns + 1)
+        assert response.output_tokens == sum(range(turns + 1))
+        assert response.cost_usd == 0.25 * (turns + 1)
+        assert response.tool_calls == {"write_file": turns, "edit_file": turns}
+        assert response.proposed_writes == (
+            *(ProposedWrite(path=f"{turn}.txt", content=f"{response.model_id} {turn}") for turn in range(turns)),
+            ProposedWrite(path="a.txt", content=f"<{turns}>"),
+        )
+    assert [each.name for each in (tmp_path / "work").iterdir()] == ["a.txt"]
+    assert (tmp_path / "work" / "a.txt").read_text() == "<0>"

@@ -1,0 +1,164 @@
+"""Many models report at once, one thread writes."""
+
+import asyncio
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.store_kinds import STORES
+
+from holdfast.checkpoint.opening import store_from_url
+from holdfast.fanout import FanoutBusy, FanoutError, IncrementalSaver, ModelResponse, PartialResponse, load
+from holdfast.fanout.checkpoint import FanoutCheckpoint
+from holdfast.fanout.places import FilePlace, StorePlace
+
+IDS = [f"m{number}" for number in range(32)]
+PATIENCE = timedelta(seconds=60)
+
+
+def partial(model: str, turn: int) -> PartialResponse:
+    return PartialResponse(model_id=model, text=str(turn))
+
+
+class Gate:
+    """A place whose writes wait until they are let through, or fail."""
+
+    def __init__(self) -> None:
+        self.written: list[FanoutCheckpoint | None] = []
+        self.arrived = threading.Semaphore(0)
+        self.let_through = threading.Semaphore(0)
+        self.fails = False
+
+    async def open(self) -> None:
+        return None
+
+    def write(self, data: bytes | None) -> None:
+        self.arrived.release()
+        assert self.let_through.acquire(timeout=60)
+        if self.fails:
+            raise OSError("no room")
+        self.written.append(None if data is None else msgspec.json.decode(data, type=FanoutCheckpoint))
+
+    async def close(self) -> None: ...
+
+
+def texts(checkpoint: FanoutCheckpoint | None) -> dict[str, str]:
+    assert checkpoint is not None
+    return {each.model_id: each.text for each in checkpoint.snapshots}
+
+
+def test_updates_during_a_flush_share_the_next_one() -> None:
+    gate = Gate()
+    saver = IncrementalSaver(gate, "why?", IDS)
+    first = saver.update(partial("m0", 1))
+    assert gate.arrived.acquire(timeout=60)
+    rest = [saver.update(partial(model, turn)) for turn in (2, 3) for model in IDS]
+    gate.let_through.release(2)
+    assert first.wait(PATIENCE)
+    assert all(flushed.wait(PATIENCE) for flushed in rest)
+    assert len(gate.written) == 2
+    assert texts(gate.written[1]) == dict.fromkeys(IDS, "3")
+    saver.close()
+    assert len(gate.written) == 2
+
+
+def test_a_failed_flush_is_logged_and_the_next_one_carries_it(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
+    saver = IncrementalSaver(gate, "why?", ["a", "b"])
+    gate.let_through.release(10)
+    gate.fails = True
+    assert not saver.update(partial("a", 1)).wait(PATIENCE)
+    assert "no room" in caplog.text
+    gate.fails = False
+    assert saver.update(partial("b", 1)).wait(PATIENCE)
+    assert texts(gate.written[-1]) == {"a": "1", "b": "1"}
+    gate.fails = True
+    assert not saver.update(partial("a", 2)).wait(PATIENCE)
+    gate.fails = False
+    saver.close()
+    assert texts(gate.written[-1]) == {"a": "2", "b": "1"}
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_disturbs_nobody() -> None:
+    gate = Gate()
+    saver = IncrementalSaver(gate, "why?", ["a", "b"])
+    flushed = saver.update(partial("a", 1))
+
+    async def wait() -> bool:
+        return await flushed
+
+    impatient, patient = asyncio.create_task(wait()), asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    gate.let_through.release(10)
+    assert await patient
+    await saver.aclose()
+
+
+def test_what_has_ended_stays_ended_and_the_file_goes_with_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    saver = IncrementalSaver(path, "why?", ["b", "a"], True)
+    assert saver.mark_completed(ModelResponse(model_id="a", text="because")).wait(PATIENCE)
+    assert saver.update(partial("a", 9)).wait(PATIENCE)
+    kept = load(path)
+    assert kept is not None
+    assert (kept.prompt, kept.adapter_ids, kept.verbose) == ("why?", ("b", "a"), True)
+    assert [(each.model_id, each.standing, each.text) for each in kept.snapshots] == [
+        ("b", "interrupted", ""),
+        ("a", "completed", "because"),
+    ]
+    assert saver.mark_completed(ModelResponse(model_id="b", error="no")).wait(PATIENCE)
+    assert list(tmp_path.iterdir()) == []
+    saver.close()
+
+
+def test_a_model_that_is_not_among_them_is_refused(tmp_path: Path) -> None:
+    saver = IncrementalSaver(tmp_path / "checkpoint.json", "why?", ["a"])
+    with pytest.raises(FanoutError, match="none of the models"):
+        saver.update(partial("b", 1))
+    saver.close()
+    with pytest.raises(FanoutError, match="closed"):
+        saver.update(partial("a", 1))
+
+
+@pytest.mark.parametrize("kind", ["sqlite:runs.db", "file:runs"])
+async def test_a_store_keeps_it_as_one_small_run(tmp_path: Path, kind: str) -> None:
+    scheme, _, name = kind.partition(":")
+    assert scheme in STORES
+    store = store_from_url(f"{scheme}:{tmp_path / name}")
+    await store.open()
+    saver = IncrementalSaver(store, "why?", ["a", "b"], fanout_id="f1")
+    for turn in range(5):
+        assert await saver.update(partial("a", turn))
+    size = (await store.load("f1")).record.size
+    assert await saver.update(partial("a", 5))
+    assert (await store.load("f1")).record.size == size
+    with pytest.raises(FanoutBusy):
+        await StorePlace(store, "f1").open()
+    await saver.aclose()
+    place = StorePlace(store, "f1")
+    kept = await place.open()
+    assert texts(kept) == {"a": "5", "b": ""}
+    assert kept is not None
+    again = IncrementalSaver(place, "why?", ["a", "b"], snapshots=kept.snapshots, fanout_id="f1")
+    assert await again.mark_completed(ModelResponse(model_id="a", text="because"))
+    assert await again.mark_completed(ModelResponse(model_id="b", text="why not"))
+    await again.aclose()
+    await place.close()
+    assert [record async for record in store.records()] == []
+    await store.close()
+
+
+async def test_a_file_belongs_to_one_at_a_time(tmp_path: Path) -> None:
+    one, other = (FilePlace(tmp_path / "checkpoint.json") for _ in range(2))
+    await one.open()
+    with pytest.raises(FanoutBusy):
+        await other.open()
+    await one.close()
+    await other.open()
+    await other.close()
+    assert list(tmp_path.iterdir()) == []
