@@ -251,3 +251,19 @@ async def test_a_run_that_cannot_be_flushed_is_left_as_it_was_saved() -> None:
     assert record.interrupted
     model = Script(LOOK, "done")
     assert (await Life(life.inner).resume(Agent(name="a", model=model, tools=[look]), "r")).output == "done"
+
+
+async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_does_not_end_the_run() -> None:
+    """A second Ctrl-C cancels all that waits."""
+    clock = ManualClock()
+    life = Life(clock=clock)
+    gate = Gate(Reply(text="never"))
+    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate), "go", run_id="r"))
+    await gate.reached.wait()
+    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    await clock.advance(timedelta(0))
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await shutdown
+    assert await life.statuses() == {"r": Status.INTERRUPTED}

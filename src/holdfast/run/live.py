@@ -180,6 +180,22 @@ class LiveRun:
         if self._stopped_by is not None:
             raise asyncio.CancelledError
 
+    async def outlast(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What work that cannot be stopped half-way gives.
+
+        A run that is to be left waits for it: somebody else goes on with the run at once, and must not do what is
+        still being done. One that is ended does not wait.
+        """
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        while True:
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                stopped_by = self._stopped_by or self.failing
+                if task.done() or stopped_by is None or not self.is_left_by(stopped_by):
+                    raise
+
     async def emit(self, event: RunEvent) -> None:
         """Tell the critic and the delivery that something happened."""
         if self.watch is not None:

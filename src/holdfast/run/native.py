@@ -189,11 +189,16 @@ class _Conversation:
         )  # fmt: skip
 
     async def _execute(self, tool: Tool, arguments: dict[str, Any], call: ToolCall) -> ToolResult:
+        live = self._drive.live
         try:
-            content = plain(await tool.call(arguments), f"the result of {tool.name}")
+            given = await (live.outlast(tool.call(arguments)) if tool.in_thread else tool.call(arguments))
+            content = plain(given, f"the result of {tool.name}")
         except (Exception, asyncio.CancelledError) as exc:  # the user's code may raise anything: the model is told
-            if _is_cancelled() or self._drive.live.is_left_by(exc):
-                raise  # somebody stops the run, or the tool parks it or says that the host shuts down
+            if live.is_left_by(exc):
+                raise  # the tool parks the run, or says that the host shuts down
+            # What a call that is stopped half-way raises is not its outcome. One in a thread is not stopped half-way.
+            if _is_cancelled() and not (tool.in_thread and isinstance(exc, Exception)):
+                raise
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
             return ToolResult(call_id=call.id, tool=call.name, content=described(exc), error=True)

@@ -78,6 +78,11 @@ class Tool:
         """
         return self._signature.arguments(arguments)
 
+    @property
+    def in_thread(self) -> bool:
+        """Whether a call runs in a thread, which nobody can stop half-way."""
+        return not self._is_async
+
     async def call(self, arguments: dict[str, Any]) -> Any:
         """What the function returns, or raises."""
         if self._is_async:
