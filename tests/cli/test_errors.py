@@ -93,6 +93,13 @@ def test_a_reader_that_leaves_is_no_error(shell: Shell) -> None:
     assert told == ""
 
 
+def test_a_terminal_without_unicode_is_no_error(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "Grüße " * 100, "--run-id", "r1")
+    done = shell.run("show", "r1", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "Gr??e Gr??e" in done.stdout
+
+
 def test_the_working_directory_is_looked_at_for_modules(shell: Shell) -> None:
     (shell.folder / "mine.py").write_text("from sample import agent\n")
     assert shell.ok("run", "mine:agent", "note", "-q") == "done: note\n"

@@ -1,6 +1,7 @@
 """Where the `holdfast` command starts, and where every error of it ends: as one line."""
 
 import errno
+import io
 import os
 import sys
 from typing import NoReturn
@@ -17,6 +18,9 @@ def main() -> NoReturn:
     from holdfast.cli.errors import WrongUsage, debugging, one_line
     from holdfast.cli.program import program
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that a terminal cannot show is no reason to fail
+            stream.reconfigure(errors="replace")
     try:
         program()(prog_name="holdfast")
         sys.exit(0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -29,7 +30,8 @@ def url_of(given: str) -> str:
 def without_secret(url: str) -> str:
     """`url` as it may be shown."""
     secret = urlsplit(url).password if "@" in url else None
-    return url.replace(f":{secret}@", ":***@") if secret else url
+    shown = url.replace(f":{secret}@", ":***@") if secret else url
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", shown)
 
 
 def store_for(given: str, *, create: bool = False) -> CheckpointStore:

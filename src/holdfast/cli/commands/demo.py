@@ -38,7 +38,7 @@ def demo(
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-demo-")))
         folder.mkdir(parents=True, exist_ok=True)
         paper.line(f"seed {chosen}: {kills} kills")
-        play = Demo(folder, chosen, kills, 0.1 if fast else 1.0, paper)
+        play = Demo(folder, chosen, kills, 0.2 if fast else 1.0, paper)
         verdict = asyncio.run(play.play())
         if keep is not None:
             paper.line(f"look at it with: holdfast show demo --store {play.store_url}", "dim")

@@ -22,9 +22,20 @@ from holdfast.run.ports import RunEvent
 
 #: About how long a step takes at a pace of 1: a kill comes anywhere within it.
 _STEP = 0.4
+#: And the time between two results of a batch.
+_MOMENT = 0.05
 
 #: Every other step but the last, which only answers.
 MOST_KILLS = (STEPS - 1) // 2
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """When a life ends."""
+
+    #: Within this step, or the next one if that is too soon.
+    step: int
+    #: Not anywhere within it, but when some calls of a batch have their results and others have not.
+    half_way: bool
 
 
 class Demo:
@@ -35,15 +46,16 @@ class Demo:
         self._ledger = folder / "ledger.jsonl"
         self._paper, self._pace = paper, pace
         self._chance = random.Random(seed)  # noqa: S311 - nobody has to be surprised by it
-        self._kill_in = self._plan(kills)
+        self._kills = self._plan(kills)
         self._lives: list[Life] = []
         #: How many of the payments that were looked up are told already.
         self._found = 0
 
-    def _plan(self, kills: int) -> list[int]:
-        """The steps in which to kill. Between two of them, and before the first, a step is finished."""
+    def _plan(self, kills: int) -> list[Kill]:
+        """When to kill. Between two kills, and before the first, a step is finished; every other one is half-way."""
         chosen = sorted(self._chance.sample(range(2, STEPS + 1 - kills), kills))
-        return [step + number for number, step in enumerate(chosen)]
+        turn = self._chance.randrange(2)
+        return [Kill(step=step + place, half_way=place % 2 == turn or kills == 1) for place, step in enumerate(chosen)]
 
     async def play(self) -> Verdict:
         """Everything, from the submission to the count."""
@@ -51,14 +63,14 @@ class Demo:
         async with operating(self.store_url, create=True) as (operations, _):
             await operations.submit(info)
         self._paper.line(f"an agent pays {ROUNDS * AT_ONCE} invoices; the run is in the store before it begins")
-        for kill_in in [*self._kill_in, None]:
-            life = await self._live(kill_in)
+        for kill in [*self._kills, None]:
+            life = await self._live(kill)
             self._lives.append(life)
             if not life.killed:
                 break
         return judge(self._lives, Ledger(self._ledger).read())
 
-    async def _live(self, kill_in: int | None) -> Life:
+    async def _live(self, kill: Kill | None) -> Life:
         number = len(self._lives) + 1
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "holdfast.cli.demo.life", self.store_url, str(self._ledger), str(number),
@@ -67,7 +79,7 @@ class Demo:
         self._paper.line()
         self._paper.line(f"life {number}, process {process.pid}", "bold")
         try:
-            step = await self._watch(process, kill_in)
+            step = await self._watch(process, kill)
         except BaseException:
             _kill(process)
             raise
@@ -80,7 +92,7 @@ class Demo:
         self._tell_end(left, killed=killed)
         return Life(acknowledged=max(0, step - 1), killed=killed, left=left)
 
-    async def _watch(self, process: asyncio.subprocess.Process, kill_in: int | None) -> int:
+    async def _watch(self, process: asyncio.subprocess.Process, kill: Kill | None) -> int:
         """Show what the process tells, kill it when its time has come; the last step it has begun."""
         step, doomed = 0, False
         # A life that ends before it has finished a step is a strike against the run, which then has to wait.
@@ -90,9 +102,11 @@ class Demo:
             self._tell(event)
             if event.kind == "step":
                 step = event.iteration
-            if kill_in is not None and event.iteration >= max(kill_in, earliest) and not doomed:
+            if kill is None or doomed or event.iteration < max(kill.step, earliest):
+                continue
+            if event.kind == "tool_end" or not kill.half_way:
                 doomed = True
-                delay = self._chance.uniform(0, _STEP) * self._pace
+                delay = self._chance.uniform(0, _MOMENT if kill.half_way else _STEP) * self._pace
                 asyncio.get_running_loop().call_later(delay, _kill, process)
         return step
 
