@@ -10,6 +10,7 @@ from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
 
 class TestSnapshotStore(StoreSuite, DurableStoreSuite):
     factory = "tests.stores.snapshot_store:SnapshotStore"
+    sequence_seconds = 1
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> str:

@@ -185,7 +185,7 @@ class RewritesInTwoTurns(FragileSnapshot):
 
     red = (
         "test_what_is_loaded_while_another_process_writes_is_of_one_moment",
-        "test_a_kill_in_the_middle_of_a_call_leaves_all_of_it_or_nothing",
+        "test_a_kill_in_the_middle_of_a_call_leaves_all_of_it_or_nothing[rewrite]",
     )
 
     async def append(self, claim: Claim, write: Write) -> None:
@@ -209,7 +209,7 @@ class WritesInPlace(FragileSnapshot):
 class SettlesInTwoWrites(FragileSnapshot):
     """Killed between the two, the run is over and its last entries are not there."""
 
-    red = ("test_a_kill_in_the_middle_of_a_call_leaves_all_of_it_or_nothing",)
+    red = ("test_a_kill_in_the_middle_of_a_call_leaves_all_of_it_or_nothing[settle]",)
 
     async def settle(self, claim: Claim, ending: Ending) -> None:
         await super().settle(claim, msgspec.structs.replace(ending, entries=()))

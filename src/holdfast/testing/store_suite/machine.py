@@ -285,8 +285,8 @@ class CrashingStoreMachine(StoreMachine):
 def try_sequences(machine: type[StoreMachine], world: World) -> None:
     """Try sequences of calls until it is enough. A found one is shrunk only in the thorough form: that takes long."""
     some = settings(
-        max_examples=5,
-        stateful_step_count=50,
+        max_examples=3,
+        stateful_step_count=40,
         deadline=None,
         database=None,
         print_blob=True,

@@ -24,7 +24,7 @@ class StoreUnderTest:
     #: How long to wait for what a store has to do by itself. Long, so that a busy machine is no failure.
     patience: ClassVar[timedelta] = timedelta(seconds=60)
     #: How long to try random sequences of calls; twice as long where processes are killed.
-    sequence_seconds: ClassVar[float] = 4
+    sequence_seconds: ClassVar[float] = 3
 
     @pytest.fixture
     def location(self) -> str:

@@ -133,7 +133,7 @@ class CrashingWorld(World):
         making, begun = asyncio.ensure_future(call), asyncio.ensure_future(child.until_begun())
         await asyncio.wait([making, begun], return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
-        await asyncio.sleep(self._a_call_takes * self._chance.random())
+        await asyncio.sleep(self._chance.choice((0, self._a_call_takes * self._chance.random())))
         await child.kill()
         await self._quiet(self._location, child.identity)
         try:

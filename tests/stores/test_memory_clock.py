@@ -1,0 +1,62 @@
+"""The memory store goes by the clock it was given."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.testing import ManualClock
+from holdfast.testing.store_suite.subject import a_run, begun, enlisted, ids, record_of
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(clock: ManualClock) -> AsyncIterator[MemoryStore]:
+    store = MemoryStore(clock=clock)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def test_a_backoff_ends_when_its_time_has_passed(store: MemoryStore, clock: ManualClock) -> None:
+    worker = await enlisted(store)
+    await store.settle(await begun(store, worker), Ending(status=Status.INTERRUPTED, delay=timedelta(seconds=30)))
+    await clock.advance(timedelta(seconds=29))
+    assert ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
+    await clock.advance(timedelta(seconds=1))
+    assert ids(await store.claim_next(worker, agents=["agent"], limit=1)) == ["run-1"]
+
+
+async def test_what_is_kept_expires_when_its_time_has_passed(store: MemoryStore, clock: ManualClock) -> None:
+    worker = await enlisted(store)
+    await store.settle(await begun(store, worker), Ending(status=Status.DONE, keep=timedelta(days=7)))
+    await clock.advance(timedelta(days=6))
+    assert await store.purge() == 0
+    await clock.advance(timedelta(days=1))
+    assert await store.purge() == 1
+
+
+async def test_records_carry_the_times_of_the_clock(store: MemoryStore, clock: ManualClock) -> None:
+    began = clock.now()
+    await store.create(a_run())
+    await clock.advance(timedelta(hours=1))
+    await store.claim("run-1", await enlisted(store))
+    record = await record_of(store)
+    assert (record.created_at, record.updated_at) == (began, began + timedelta(hours=1))
+
+
+async def test_a_wait_for_a_change_ends_with_the_clock(store: MemoryStore, clock: ManualClock) -> None:
+    waiting = asyncio.ensure_future(store.changed(timedelta(hours=1)))
+    await clock.advance(timedelta(minutes=59))
+    assert not waiting.done()
+    await clock.advance(timedelta(minutes=1))
+    assert await waiting is False
+    assert clock.waiting == 0
