@@ -15,6 +15,7 @@ from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.lifecycle import OVER
+from holdfast.checkpoint.liveness import is_alive
 from holdfast.checkpoint.record import Ending, StoredRun
 from holdfast.checkpoint.stores.memory import MemoryStore
 
@@ -236,6 +237,13 @@ class TrustsThePid(FragileSnapshot):
 
     def lives(self, worker_id: str) -> bool:
         return Path(f"/proc/{self._processes[worker_id].pid}").exists()
+
+
+class TakesStrangersForDead(FragileSnapshot):
+    red = ("test_a_worker_on_another_host_is_not_dead_because_it_cannot_be_seen",)
+
+    def lives(self, worker_id: str) -> bool:
+        return is_alive(self._processes[worker_id]) is True
 
 
 class TakesWhoStandsStillForDead(FragileSnapshot):

@@ -1,4 +1,4 @@
-"""What the broken stores have in common."""
+"""Stores that break the contract, each in one way, and name the tests of the suite that have to notice."""
 
 from typing import ClassVar
 

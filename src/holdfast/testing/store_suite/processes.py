@@ -167,6 +167,16 @@ class DeathClauses(DurableStoreUnderTest):
         assert (record.owner, record.owner_alive, record.interrupted) == (earlier, False, True)
         assert (await store.claim("run-1", worker)).worker_id == worker
 
+    async def test_a_worker_on_another_host_is_not_dead_because_it_cannot_be_seen(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        elsewhere = await enlisted_as(store, ProcessIdentity(host="elsewhere", pid=1, started="then"))
+        await begun(store, elsewhere)
+        assert (await record_of(store)).owner_alive
+        with pytest.raises(RunBusy):
+            await store.claim("run-1", worker)
+        assert ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
+
     async def test_a_process_that_stood_still_writes_nothing_after_its_run_was_taken(
         self, store: CheckpointStore, worker: str, location: str
     ) -> None:
