@@ -213,6 +213,15 @@ async def test_a_store_is_closed_even_if_the_worker_cannot_be_discharged() -> No
     assert store.calls[-1] == "close"
 
 
+async def test_a_store_that_does_not_take_the_worker_is_closed_again() -> None:
+    store = ProbeStore(MemoryStore())
+    checkpoints = Checkpoints(store)
+    store.fail("enlist", StoreUnavailable("gone"))
+    with pytest.raises(StoreUnavailable):
+        await checkpoints.open()
+    assert store.calls == ["open", "close"]
+
+
 async def test_a_finished_child_is_met_with_its_end_and_an_unknown_one_is_not_met() -> None:
     store = MemoryStore()
     checkpoints = Checkpoints(store)

@@ -100,16 +100,20 @@ async def test_several_children_of_one_call_are_told_apart_by_order_or_by_key() 
 
 
 async def test_a_call_id_that_is_used_again_in_a_later_step_starts_another_child() -> None:
+    life = Life()
     prompts: list[str] = []
+    ids: set[str] = set()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         assert isinstance(messages[-1], User)
         prompts.append(messages[-1].text)
+        ids.update(record.run_id for record in await life.records() if record.parent_run_id)
         return Reply(text=messages[-1].text)
 
     parent = parent_of(Agent(name="child", model=model), asks(call("1", "ask", prompt="second")), "done")
-    await Life().executor.run(parent, "go")
+    await life.executor.run(parent, "go")
     assert prompts == ["sub", "second"]
+    assert len(ids) == 2
 
 
 # -- resume -----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,11 @@ class Checkpoints:
                 return
             await self._store.open()
             self.worker_id = f"w-{secrets.token_hex(8)}"
-            await self._store.enlist(Worker(worker_id=self.worker_id, process=this_process()))
+            try:
+                await self._store.enlist(Worker(worker_id=self.worker_id, process=this_process()))
+            except BaseException:
+                await self._store.close()  # it is opened anew when somebody asks again
+                raise
             self._open = True
 
     async def begin(self, info: RunInfo) -> Checkpointer:

@@ -1,0 +1,126 @@
+"""The reply that asks for tools is written before a once tool starts, and beside harmless ones."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast.checkpoint.errors import ClaimLost, StoreFull
+from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.agent import Agent
+from holdfast.run.drive import INTENT_DELAY
+from holdfast.run.errors import PayloadError
+from holdfast.run.message import User
+from holdfast.run.tool import Tool
+from holdfast.testing.clock import ManualClock
+
+ASK = asks(call("1", "work"))
+BEGUN = [EntryKind.BEGIN, EntryKind.MESSAGE]
+
+
+class Slow:
+    """A harmless tool that works until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(self) -> str:
+        self.begun.set()
+        await self.go_on.wait()
+        return "worked"
+
+
+def agent(slow: Slow) -> Agent:
+    return Agent(name="a", model=Script(ASK, "done"), tools=[Tool(slow.work, effect="pure")])
+
+
+async def begun(life: Life, slow: Slow) -> "asyncio.Task[object]":
+    run: asyncio.Task[object] = asyncio.create_task(life.executor.run(agent(slow), "go", run_id="r"))
+    await slow.begun.wait()
+    return run
+
+
+async def test_the_reply_that_asks_for_a_harmless_tool_is_written_while_the_tool_works() -> None:
+    clock = ManualClock()
+    life, slow = Life(clock=clock), Slow()
+    run = await begun(life, slow)
+    assert life.store.kinds == [BEGUN]
+    await clock.advance(INTENT_DELAY)
+    assert life.store.kinds == [BEGUN, [EntryKind.MESSAGE]]
+    slow.go_on.set()
+    await run
+    assert life.store.kinds[2] == [EntryKind.MESSAGE, EntryKind.STEP]
+
+
+async def test_a_quick_harmless_call_shares_one_write_with_its_reply() -> None:
+    life, slow = Life(clock=ManualClock()), Slow()
+    slow.go_on.set()
+    await life.executor.run(agent(slow), "go")
+    assert life.store.kinds[:2] == [BEGUN, [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]]
+
+
+async def test_a_harmless_call_whose_reply_was_written_is_made_again_without_asking_the_model() -> None:
+    clock = ManualClock()
+    life, slow = Life(clock=clock), Slow()
+    run = await begun(life, slow)
+    await clock.advance(INTENT_DELAY)
+    await life.die()
+    run.cancel()
+    await asyncio.wait([run])
+    again = Slow()
+    again.go_on.set()
+    model = Script("never", "done")
+    tools = [Tool(again.work, effect="pure")]
+    result = await Life(life.inner, clock=clock).resume(Agent(name="a", model=model, tools=tools), "r")
+    assert (result.output, len(model.asked)) == ("done", 1)
+    assert again.begun.is_set()
+
+
+async def test_a_run_that_was_lost_is_stopped_by_what_it_writes_beside_its_tool() -> None:
+    clock = ManualClock()
+    life, slow = Life(clock=clock), Slow()
+    run = await begun(life, slow)
+    await life.inner.claim("r", "somebody else", steal=True)
+    await clock.advance(INTENT_DELAY)
+    with pytest.raises(ClaimLost):
+        await run
+    assert await life.statuses() == {"r": Status.RUNNING}
+
+
+async def test_what_cannot_be_written_beside_a_tool_is_carried_by_the_step(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    life, slow = Life(clock=clock), Slow()
+    run = await begun(life, slow)
+    life.store.fail("append", StoreFull("no room"))
+    await clock.advance(INTENT_DELAY)
+    assert "the next one will carry it" in caplog.text
+    slow.go_on.set()
+    await run
+    assert life.store.kinds[1] == [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]
+
+
+async def test_what_must_not_be_written_beside_a_tool_ends_the_run() -> None:
+    clock = ManualClock()
+    life, slow = Life(clock=clock), Slow()
+    run = await begun(life, slow)
+    live = life.executor.live("r")
+    assert live is not None
+    live.state.history.append(User("half a pair \ud800"))
+    await clock.advance(INTENT_DELAY)
+    with pytest.raises(PayloadError):
+        await run
+    assert await life.records() == []
+
+
+async def test_nothing_waits_for_a_clock_when_the_run_is_over() -> None:
+    clock = ManualClock()
+    life, slow = Life(clock=clock), Slow()
+    run = await begun(life, slow)
+    run.cancel()
+    await asyncio.wait([run])
+    assert clock.waiting == 0
+    await clock.advance(timedelta(hours=1))
+    assert await life.records() == []
