@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.commands.cancel import cancel
+from holdfast.cli.commands.compare import compare
 from holdfast.cli.commands.demo import demo
 from holdfast.cli.commands.doctor import doctor
 from holdfast.cli.commands.export import export
@@ -26,7 +27,7 @@ from holdfast.cli.errors import DEBUG, debugging
 
 #: In the order of `holdfast --help`.
 COMMANDS: tuple[Callable[..., None], ...] = (
-    demo, run, resume, recover, worker, submit, cancel, unpark, fork, rm, ls, show, tail, export, doctor,
+    demo, run, resume, recover, worker, submit, cancel, unpark, fork, rm, ls, show, tail, export, compare, doctor,
 )  # fmt: skip
 
 

@@ -76,9 +76,13 @@ class Cell:
     agent: CellAgent
 
     def run_id(self, fanout_id: str) -> str:
-        """The id of the cell's run: the same whenever the fan-out is resumed."""
-        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", self.id)[:60]
-        return f"{fanout_id}:{readable}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
+        return run_id_of(self.id, fanout_id)
+
+
+def run_id_of(cell_id: str, fanout_id: str) -> str:
+    """The id of a cell's run: the same whenever the fan-out is resumed."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", cell_id)[:60]
+    return f"{fanout_id}:{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:8]}"
 
 
 def cells_of(subjects: Subjects, variants: Sequence[Variant], prompt: str, setting: Setting) -> tuple[Cell, ...]:

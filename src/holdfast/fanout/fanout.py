@@ -12,7 +12,7 @@ import msgspec
 from holdfast.app import App
 from holdfast.checkpoint.opening import store_from_url
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.fanout.cells import Cell, Setting, Subjects, Variant, cells_of
+from holdfast.fanout.cells import Cell, Setting, Subjects, Variant, cells_of, run_id_of
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.driving import Driver, LeftOpen, Slots
 from holdfast.fanout.errors import AnotherFanout, FanoutError
@@ -151,8 +151,8 @@ class Fanout:
         return f"fanout-{digest[:16]}"
 
     async def _discard(self, kept: FanoutCheckpoint, place: Place) -> None:
-        for record_id in [cell.run_id(kept.fanout_id) for cell in self._cells]:
-            await self._store.remove(record_id)
+        for cell_id in kept.adapter_ids:
+            await self._store.remove(run_id_of(cell_id, kept.fanout_id))
         await asyncio.to_thread(place.write, None)
 
     async def _run(self, place: Place, kept: FanoutCheckpoint | None) -> list[ModelResponse]:

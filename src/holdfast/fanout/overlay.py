@@ -31,9 +31,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 class Overlay:
     """The proposed writes of one model. Nothing here touches the disk. Safe to use from several threads."""
 
-    def __init__(self, folder: WorkFolder) -> None:
+    def __init__(self, folder: WorkFolder, writes: Iterable[ProposedWrite] = ()) -> None:
         self._folder = folder
-        self._writes: dict[str, ProposedWrite] = {}
+        self._writes: dict[str, ProposedWrite] = {write.path: write for write in writes}
         self._changes = 0
         self._lock = threading.RLock()
 

@@ -1,0 +1,63 @@
+"""What keeping a fan-out's checkpoint costs: `python -m bench.fanout`.
+
+32 models, 1 MB of proposed writes in all. Each flush takes turns with one raw write and fsync of the same bytes, so
+that the noise of the machine meets both.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from holdfast.fanout import IncrementalSaver, PartialResponse, ProposedWrite
+
+MODELS = [f"provider:model-{number:02}" for number in range(32)]
+BYTES = 1_000_000
+ROUNDS = 100
+
+
+def partial(model: str, turn: int) -> PartialResponse:
+    lines = f'line of a file that {model} proposes, with "quotes" and an umlaut: ü\n'
+    content = (lines * (BYTES // len(MODELS) // len(lines) + 1))[: BYTES // len(MODELS)]
+    writes = tuple(ProposedWrite(path=f"file{at}.txt", content=content[at::4]) for at in range(4))
+    return PartialResponse(model_id=model, text=f"turn {turn}", proposed_writes=writes)
+
+
+def raw(path: Path, data: bytes) -> float:
+    began = time.perf_counter()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.write(fd, data)
+    os.fsync(fd)
+    os.close(fd)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        path = Path(folder) / "checkpoint.json"
+        saver = IncrementalSaver(path, "prompt", MODELS)
+        for model in MODELS:
+            saver.update(partial(model, 0)).wait()
+        flushes, raws = [], []
+        for turn in range(ROUNDS):
+            changed = partial(MODELS[turn % len(MODELS)], turn)
+            began = time.perf_counter()
+            assert saver.update(changed).wait()
+            flushes.append(time.perf_counter() - began)
+            raws.append(raw(Path(folder) / "raw", path.read_bytes()))
+        began = time.perf_counter()
+        together = [saver.update(partial(model, ROUNDS)) for model in MODELS]
+        made = time.perf_counter() - began
+        assert all(flushed.wait() for flushed in together)
+        all_at_once = time.perf_counter() - began
+        size = path.stat().st_size
+        saver.close()
+    print(f"checkpoint of {len(MODELS)} models, {size:,} bytes")
+    print(f"one update, flushed:          {statistics.median(flushes) * 1000:6.2f} ms (median of {ROUNDS})")
+    print(f"the same bytes, raw + fsync:  {statistics.median(raws) * 1000:6.2f} ms")
+    print(f"all {len(MODELS)} update at once:       {all_at_once * 1000:6.2f} ms, {made * 1000:.2f} of it to make them")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""`holdfast compare`: live, stopped, killed, resumed, applied."""
+
+import json
+import signal
+from pathlib import Path
+
+from tests.cli.command import Shell, kill, until
+
+TWO = ["--agent", "rivals:quick", "--agent", "rivals:slow"]
+
+RECIPE = """---
+agents: [rivals:quick, rivals:slow]
+tools: [files]
+tasks:
+  - name: greet
+    prompt: Say hello.
+    success:
+      - contains: {path: hello.txt, text: quick}
+  - name: again
+    prompt: Say it again.
+success:
+  - file_exists: hello.txt
+  - run: grep -q hello hello.txt
+    seconds: 20
+---
+
+You greet people.
+"""
+
+
+def requests(shell: Shell) -> list[str]:
+    path = shell.folder / "requests"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def work(shell: Shell) -> Path:
+    path = shell.folder / "work"
+    path.mkdir()
+    return path
+
+
+def test_a_comparison_prints_answers_and_figures(shell: Shell) -> None:
+    shell.open_gate()
+    told = shell.ok("compare", "Say hello.", *TWO)
+    assert "== rivals:quick\nquick says hello\n" in told
+    row = next(line for line in told.splitlines() if line.startswith("rivals:slow"))
+    assert row.split() == ["rivals:slow", "completed", *row.split()[2:4], "10", "2", "0", "$0.5000", "0", "0"]
+    assert shell.states() == {}
+
+
+def test_a_failed_model_is_told_and_the_command_fails(shell: Shell) -> None:
+    done = shell.run("compare", "Say hello.", "--agent", "rivals:quick", "--agent", "rivals:bad", "--json")
+    assert done.returncode == 1
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["standing"], row["error"]) for row in rows] == [
+        ("completed", None),
+        ("failed", "ZeroDivisionError: division by zero"),
+    ]
+
+
+def test_ctrl_c_stops_it_and_resume_asks_nobody_twice(shell: Shell) -> None:
+    command = ["compare", "Say hello.", *TWO, "--folder", str(work(shell))]
+    process = shell.start(*command)
+    until(lambda: {"slow 1", "quick 1"} <= set(requests(shell)), "both models to be asked")
+    until(lambda: "completed" in left(shell), "the quick one to be done")
+    process.send_signal(signal.SIGINT)
+    # The turn under way is waited for.
+    shell.open_gate()
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "go on with: holdfast compare 'Say hello.'" in stderr
+    assert "interrupted" in stdout
+    shell.ok(*command, "--resume")
+    assert sorted(requests(shell)) == ["quick 0", "quick 1", "slow 0", "slow 1", "slow 2"]
+
+
+def left(shell: Shell) -> list[str]:
+    path = shell.folder / ".holdfast" / "compare" / "last.checkpoint.json"
+    if not path.exists():
+        return []
+    return ["completed" if each["completed"] else "interrupted" for each in json.loads(path.read_text())["snapshots"]]
+
+
+def test_what_was_killed_is_not_thrown_away_unasked_and_goes_on(shell: Shell) -> None:
+    command = ["compare", "Say hello.", *TWO, "--folder", str(work(shell))]
+    process = shell.start(*command)
+    until(lambda: "slow 1" in requests(shell) and "completed" in left(shell), "the quick one to be done")
+    kill(process)
+    refused = shell.run(*command)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "holdfast: a comparison was interrupted: go on with --resume, or throw it away with --fresh\n",
+    )
+    shell.open_gate()
+    rows = json.loads(shell.ok(*command, "--resume", "--json"))["rows"]
+    assert [(row["standing"], row["cost_usd"], row["writes"]) for row in rows] == [
+        ("completed", 1.0, ["+hello.txt"]),
+        ("completed", 1.5, ["+hello.txt"]),
+    ]
+    assert sorted(requests(shell)) == ["quick 0", "quick 1", "slow 0", "slow 1", "slow 1", "slow 2"]
+    # Once more: what has come to its end is shown, not asked again.
+    shell.ok(*command, "--resume")
+    assert len(requests(shell)) == 6
+    shell.ok(*command)
+    assert len(requests(shell)) == 11
+
+
+def test_a_proposal_touches_the_disk_when_it_is_applied(shell: Shell) -> None:
+    shell.open_gate()
+    folder = work(shell)
+    shell.ok("compare", "Say hello.", *TWO, "--folder", str(folder))
+    assert list(folder.iterdir()) == []
+    assert shell.ok("compare", "--apply", "rivals:slow") == "hello.txt\n"
+    assert (folder / "hello.txt").read_text() == "hello from slow\n"
+    assert shell.json("compare", "--wins") == [
+        {"model_id": "rivals:slow", "wins": 1, "comparisons": 1},
+        {"model_id": "rivals:quick", "wins": 0, "comparisons": 1},
+    ]
+    wrong = shell.run("compare", "--apply", "nobody")
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "holdfast: no response of 'nobody': there are rivals:quick, rivals:slow\n",
+    )
+
+
+def test_a_recipe_has_tasks_and_criteria(shell: Shell) -> None:
+    shell.open_gate()
+    folder = work(shell)
+    (shell.folder / "recipe.md").write_text(RECIPE)
+    reports = json.loads(shell.ok("compare", "--recipe", "recipe.md", "--folder", str(folder), "--json"))
+    assert [report["prompt"] for report in reports] == ["Say hello.", "Say it again."]
+    assert [[row["passed"] for row in report["rows"]] for report in reports] == [[True, False], [True, True]]
+    assert [check["criterion"] for check in reports[0]["rows"][0]["checks"]] == [
+        "hello.txt exists",
+        "run grep -q hello hello.txt",
+        "hello.txt contains 'quick'",
+    ]
+    assert list(folder.iterdir()) == []
+    shell.ok("compare", "--apply", "rivals:quick", "--task", "greet")
+    assert (folder / "hello.txt").exists()
+
+
+def test_a_terminal_shows_a_panel_for_each_model(shell: Shell) -> None:
+    terminal = shell.terminal("compare", "Say hello.", *TWO, "--folder", str(work(shell)))
+    terminal.wait_for("step 2: asks the model")
+    shell.open_gate()
+    assert terminal.finish() == 0
+    assert "─ rivals:quick ─" in terminal.text
+    assert "─ rivals:slow ─" in terminal.text
+
+
+def test_wrong_usage_is_told_in_a_line(shell: Shell) -> None:
+    for arguments, message in [
+        (["Say hello."], "who is compared?"),
+        (["-m", "openai:gpt-5"], "what is the run asked?"),
+        (["--recipe", "missing.md"], "missing.md: "),
+        (["x", "--agent", "rivals:quick", "--name", "a/b"], "'a/b' is no name for a comparison"),
+        (["--apply", "x"], "no comparison of this name has come to its end"),
+        (["x", "-m", "nobody:nothing"], "nobody:nothing"),
+    ]:
+        done = shell.run("compare", *arguments)
+        assert done.returncode in (1, 2)
+        assert len(done.stderr.splitlines()) == 1
+        assert message in done.stderr
