@@ -19,7 +19,7 @@ PROGRAM = str(Path(__file__).resolve())
 
 
 @tool
-async def deliver() -> str:
+def deliver() -> str:
     """Must not happen twice."""
     with Path("deliveries.txt").open("a") as ledger:
         ledger.write(f"{current_call().run_id}\n")

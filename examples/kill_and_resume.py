@@ -19,7 +19,7 @@ CITIES = ["Lisbon", "Porto", "Braga", "Evora", "Faro"]
 
 
 @tool
-async def book(city: str) -> str:
+def book(city: str) -> str:
     """Book one night. Must not happen twice."""
     with Path("bookings.txt").open("a") as ledger:
         ledger.write(f"{city}\n")
