@@ -5,14 +5,18 @@ Every request to a model is in the file `requests` before it is answered.
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from holdfast import Reply, ToolCall, Usage
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.stores.sqlite import SqliteStore
 from holdfast.fanout import Fanout, ModelResponse
 
 MODELS = {f"p{number % 2}:m{number}": 2 + number for number in range(6)}
@@ -37,11 +41,45 @@ def scripted(folder: Path, life: str, model: str, turns: int) -> Any:
     return ask
 
 
-async def whole(folder: Path, life: str, *, checkpoint: Path | None) -> list[ModelResponse]:
+class MortalStore:
+    """A store whose process dies at one moment in the life of the second model."""
+
+    def __init__(self, path: Path, death: str) -> None:
+        self._store, self._death, self._ended = SqliteStore(path), death, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def settle(self, claim: Any, ending: Any) -> None:
+        self._ended += ending.status is Status.DONE
+        if self._ended == 2:
+            self.die_in("settle")
+        await self._store.settle(claim, ending)
+        if self._ended == 2:
+            self.die_in("settled")
+
+    async def remove(self, run_id: str, *, claim: Any = None) -> None:
+        if self._ended == 2:
+            self.die_in("remove")
+        await self._store.remove(run_id, claim=claim)
+        if self._ended == 2:
+            self.die_in("removed")
+
+    def die_in(self, moment: str) -> None:
+        if self._death == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def whole(folder: Path, life: str, *, checkpoint: Path | None, death: str = "") -> list[ModelResponse]:
     models = {model: scripted(folder, life, model, turns) for model, turns in MODELS.items()}
+    store = MortalStore(folder / "runs.db", death)
+
+    def finish(responses: Sequence[ModelResponse]) -> None:
+        store.die_in("finish")
+
     fanout = Fanout(
-        "why?", models, folder=folder / "work", limit=4, per_provider=3, store=f"sqlite:{folder / 'runs.db'}",
-        checkpoint=checkpoint,
+        "why?", models, folder=folder / "work", limit=1 if death else 4, per_provider=3,
+        store=cast(CheckpointStore, store), checkpoint=checkpoint, finish=finish,
     )  # fmt: skip
     return await fanout.run()
 
@@ -49,4 +87,5 @@ async def whole(folder: Path, life: str, *, checkpoint: Path | None) -> list[Mod
 if __name__ == "__main__":
     at = Path(sys.argv[1])
     kept = at / "checkpoint.json" if sys.argv[3] == "file" else None
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(whole(at, sys.argv[2], checkpoint=kept))))
+    death = sys.argv[4] if len(sys.argv) > 4 else ""
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(whole(at, sys.argv[2], checkpoint=kept, death=death))))

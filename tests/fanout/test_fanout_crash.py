@@ -22,10 +22,9 @@ def requests(folder: Path) -> list[tuple[int, str, int]]:
     return [(int(life), model, int(turn)) for life, model, turn in map(str.split, lines)]
 
 
-def start(folder: Path, life: int, kept: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.fanout.fanout_child", str(folder), str(life), kept], stdout=subprocess.PIPE
-    )
+def start(folder: Path, life: int, kept: str, death: str = "") -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "tests.fanout.fanout_child", str(folder), str(life), kept, death]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
 def killed(folder: Path, child: "subprocess.Popen[bytes]", more: int) -> bool:
@@ -71,21 +70,28 @@ def check_requests(made: list[tuple[int, str, int]], completed: dict[int, set[st
         assert its[-1][1] == turns
 
 
-def test_the_responses_are_those_of_an_undisturbed_fanout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", ["file", "store"])
+@pytest.mark.parametrize("moment", ["settle", "settled", "remove", "removed", "finish"])
+def test_no_moment_of_death_makes_a_model_answer_twice(tmp_path: Path, kept: str, moment: str) -> None:
+    """Between a model's last reply and the end of the fan-out; one model at a time, so nothing else is under way."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "a.txt").write_text("<0>")
-    assert killed(tmp_path, start(tmp_path, 0, "file"), 12)
-    left = load(tmp_path / "checkpoint.json")
-    assert left is not None
-    child = start(tmp_path, 1, "file")
+    with start(tmp_path, 0, kept, moment) as child:
+        assert child.wait(60) == -signal.SIGKILL
+    child = start(tmp_path, 1, kept, "none")
     output, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    check_responses(output)
+    made = [(model, turn) for _, model, turn in requests(tmp_path)]
+    assert sorted(made) == sorted((model, turn) for model, turns in MODELS.items() for turn in range(turns + 1))
+
+
+def check_responses(output: bytes) -> list[ModelResponse]:
+    """They are those of a fan-out that nobody disturbed."""
     responses = msgspec.json.decode(output, type=list[ModelResponse])
     assert [response.model_id for response in responses] == list(MODELS)
     for response, turns in zip(responses, MODELS.values(), strict=True):
-        before = left.snapshot(response.model_id)
-        assert before is not None
         assert (response.text, response.error) == (f"{response.model_id} has answered", None)
-        assert response.latency_ms > before.latency_ms
         assert response.input_tokens == 10 * (turns + 1)
         assert response.output_tokens == sum(range(turns + 1))
         assert response.cost_usd == 0.25 * (turns + 1)
@@ -94,5 +100,21 @@ def test_the_responses_are_those_of_an_undisturbed_fanout(tmp_path: Path) -> Non
             *(ProposedWrite(path=f"{turn}.txt", content=f"{response.model_id} {turn}") for turn in range(turns)),
             ProposedWrite(path="a.txt", content=f"<{turns}>"),
         )
+    return responses
+
+
+def test_the_responses_are_those_of_an_undisturbed_fanout(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").write_text("<0>")
+    assert killed(tmp_path, start(tmp_path, 0, "file"), 12)
+    left = load(tmp_path / "checkpoint.json")
+    assert left is not None
+    child = start(tmp_path, 1, "file")
+    output, _ = child.communicate(timeout=60)
+    for response in check_responses(output):
+        before = left.snapshot(response.model_id)
+        assert before is not None
+        assert response.latency_ms >= before.latency_ms
+        assert before.completed or response.latency_ms > before.latency_ms
     assert [each.name for each in (tmp_path / "work").iterdir()] == ["a.txt"]
     assert (tmp_path / "work" / "a.txt").read_text() == "<0>"
