@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from tests.cli.command import Shell, environment
 
+from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
 from holdfast.cli.program import COMMANDS, program
 
 NAMES = [command.__name__ for command in COMMANDS]
+JOBS = [f"schedule {name}" for name in SCHEDULE_COMMANDS]
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 #: What costs time to load and is of no use for a page of help.
@@ -20,17 +22,20 @@ HEAVY = {"rich", "apsw", "sqlite3", "psycopg", "pydantic", "pydantic_ai", "starl
 
 def test_every_command_has_help(shell: Shell) -> None:
     told = shell.ok("--help")
-    assert re.findall(r"^  (\w+)  ", told.partition("Commands:")[2], re.MULTILINE) == NAMES
-    for command in COMMANDS:
+    assert re.findall(r"^  (\w+)  ", told.partition("Commands:")[2], re.MULTILINE) == [*NAMES, "schedule"]
+    for command in (*COMMANDS, *SCHEDULE_COMMANDS.values()):
         assert command.__doc__, command.__name__
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *JOBS])
 def test_the_reference_has_every_command_with_all_its_options(name: str) -> None:
-    sections = re.split(r"^## holdfast (\w+)$", PAGE.read_text(), flags=re.MULTILINE)
-    assert sections[1::2] == NAMES
+    sections = re.split(r"^## holdfast ([\w -]+)$", PAGE.read_text(), flags=re.MULTILINE)
+    assert sections[1::2] == [*NAMES, *JOBS]
     rows = re.findall(r"^\| `(.*?)` \| (.*) \|$", sections[sections.index(name) + 1], re.MULTILINE)
-    assert rows == [(told(parameter), parameter.help) for parameter in program().commands[name].params]
+    command = program()
+    for word in name.split():
+        command = command.commands[word]
+    assert rows == [(told(parameter), parameter.help) for parameter in command.params]
 
 
 def told(parameter: Any) -> str:

@@ -18,6 +18,7 @@ from holdfast.cli.commands.recover import recover
 from holdfast.cli.commands.resume import resume
 from holdfast.cli.commands.rm import rm
 from holdfast.cli.commands.run import run
+from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
 from holdfast.cli.commands.show import show
 from holdfast.cli.commands.submit import submit
 from holdfast.cli.commands.tail import tail
@@ -76,4 +77,8 @@ def program() -> Any:
     app.callback()(_begin)
     for command in COMMANDS:
         app.command()(command)
+    schedule = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Jobs that submit runs again and again.")
+    for name, command in SCHEDULE_COMMANDS.items():
+        schedule.command(name)(command)
+    app.add_typer(schedule, name="schedule")
     return typer.main.get_command(app)

@@ -1,0 +1,48 @@
+"""The schedule commands, as a user meets them."""
+
+import json
+
+from tests.cli.command import Shell
+
+
+def test_a_job_is_added_shown_run_now_and_removed(shell: Shell) -> None:
+    assert "fires first at" in shell.ok("schedule", "add", "nightly", "sampler", "note", "--cron", "0 3 * * *")
+    [job] = json.loads(shell.ok("schedule", "ls", "--json"))
+    assert (job["name"], job["agent"], job["cron"], job["missed"]) == ("nightly", "sampler", "0 3 * * *", "once")
+    assert "nightly" in shell.ok("schedule", "ls")
+    assert len(shell.ok("schedule", "next", "nightly", "-n", "3").splitlines()) == 3
+    run_id = shell.ok("schedule", "run-now", "nightly").strip()
+    assert shell.states() == {run_id: "queued"}
+    assert "removed" in shell.ok("schedule", "rm", "nightly")
+    assert json.loads(shell.ok("schedule", "ls", "--json")) == []
+
+
+def test_what_cannot_be_is_told_in_one_line(shell: Shell) -> None:
+    shell.ok("schedule", "add", "nightly", "sampler", "note", "--cron", "0 3 * * *")
+    for words, code, told in (
+        (["add", "nightly", "sampler", "note", "--cron", "0 3 * * *"], 1, "exists already"),
+        (["add", "other", "sampler", "note", "--cron", "every day"], 1, "no cron expression"),
+        (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--timezone", "Atlantis"], 1, "no time zone"),
+        (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--missed", "some"], 2, "--missed"),
+        (["rm", "nobody"], 1, "no job named"),
+        (["next", "nobody"], 1, "no job named"),
+        (["ls", "--store", "file:runs"], 1, "batteries keep nothing"),
+    ):
+        done = shell.run("schedule", *words)
+        assert done.returncode == code, (words, done.stderr)
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_loop_submits_what_is_due(shell: Shell) -> None:
+    shell.ok("schedule", "add", "always", "sampler", "note", "--cron", "* * * * * *")
+    process = shell.start("schedule", "loop", "--every", "0.1")
+    try:
+        while not shell.states():
+            assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait()
+    [first, *_] = shell.states()
+    assert first.startswith("schedule:always:")
