@@ -180,3 +180,18 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
                 assert await bodies_of(store, "run-2") == bodies
                 await store.remove("run-1")
                 assert await listed(store) == ["run-2"]
+
+
+async def test_removing_a_damaged_run_leaves_the_entries_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with opened(path) as store:
+        for run_id in ("run-1", "run-2"):
+            await store.create(a_run(run_id, b"zero", b"one", b"two"))
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE entries SET before = 2 WHERE entry_key = 5")
+    async with opened(path) as store:
+        await store.remove("run-2")
+    async with opened(path) as store:
+        assert await bodies_of(store, "run-1") == [b"zero", b"one", b"two"]
+    assert connection.execute("SELECT count(*) FROM garbage").get == 0
+    connection.close()

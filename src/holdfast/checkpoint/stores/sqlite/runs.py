@@ -140,7 +140,7 @@ def _write(
         if head is None or not moved(head):
             raise _refusal(claim, first_seq, transaction)
     if replace:
-        transaction.discard_journal(head.last_entry)
+        transaction.discard_journal(head.run_key, head.last_entry)
         head = Head(head.run_key, 0, ())
     transaction.remember(claim.token, transaction.insert_entries(entries, first_key, head))
     return head.run_key
@@ -175,5 +175,5 @@ def _drop(run_id: str, transaction: Transaction) -> None:
     """Remove the run and all it started. Their journals are deleted later: from here on nothing leads to them."""
     for run_key, last_entry in transaction.execute(statement("family"), (run_id,)).fetchall():
         transaction.execute(statement("delete_run"), (run_key,))
-        transaction.discard_journal(last_entry)
+        transaction.discard_journal(run_key, last_entry)
     transaction.signals = True

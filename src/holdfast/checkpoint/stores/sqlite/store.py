@@ -61,6 +61,8 @@ class SqliteStore:
     # -- open and closed ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
+        if self._open:
+            return
         loop = asyncio.get_running_loop()
         self._signs = Signs(loop, self._clock)
         self._writer = Writer(self._database, self._clock, self._signs.signal)

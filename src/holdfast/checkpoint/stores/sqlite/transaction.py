@@ -106,10 +106,10 @@ class Transaction:
             recent += (key,)
         return Head(run_key, before, recent)
 
-    def discard_journal(self, last_entry: int) -> None:
+    def discard_journal(self, run_key: int, last_entry: int) -> None:
         """Leave the journal that ends there to the sweep. It can be reached no more."""
         if last_entry:
-            self.execute(_ADD_GARBAGE, (last_entry,))
+            self.execute(_ADD_GARBAGE, (last_entry, run_key))
             self.littered = True
 
     def one(self, sql: str, bindings: tuple[Any, ...] = ()) -> Any:

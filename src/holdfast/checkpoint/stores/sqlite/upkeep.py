@@ -9,6 +9,7 @@ import apsw
 
 from holdfast.checkpoint.stores.sqlite.database import Database, sync_each_commit
 from holdfast.checkpoint.stores.sqlite.statements import statement
+from holdfast.checkpoint.stores.sqlite.transaction import Execute
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Upkeep:
 
     def __init__(self, connection: apsw.Connection, database: Database) -> None:
         self._connection = connection
+        self._execute: Execute = connection.execute
         self._syncs = database.syncs_each_commit
         self._log_pages = 0
         self._checkpoint_at = _CHECKPOINT_PAGES
@@ -117,38 +119,38 @@ class Upkeep:
 
     def _sweep(self, end: float) -> None:
         """Delete entries that nobody can reach, newest first. Where it stopped is in the same transaction."""
-        execute = self._connection.execute
+        execute = self._execute
         execute(statement("begin"))
-        before = {key for (key,) in execute(statement("newest_garbage"), (_JOURNALS_AT_ONCE,))}
-        keys = [-key for key in before]
-        heapq.heapify(keys)
-        while keys and time.perf_counter() < end:
-            self._delete_some(keys)
-        after = {-key for key in keys}
-        for key in before - after:
-            execute(statement("drop_garbage"), (key,))
-        for key in after - before:
-            execute(statement("add_garbage"), (key,))
+        before = set(execute(statement("newest_garbage"), (_JOURNALS_AT_ONCE,)).fetchall())
+        ends = [(-entry, run) for entry, run in before]
+        heapq.heapify(ends)
+        while ends and time.perf_counter() < end:
+            self._delete_some(ends)
+        after = {(-entry, run) for entry, run in ends}
+        for entry, _ in before - after:
+            execute(statement("drop_garbage"), (entry,))
+        for entry, run in after - before:
+            execute(statement("add_garbage"), (entry, run))
         execute("COMMIT")
         much = len(before) == _JOURNALS_AT_ONCE
         self._garbage = much or bool(after)
         self._bloated = True
         self._rest_until = 0.0 if much else time.monotonic() + _REST
 
-    def _delete_some(self, keys: list[int]) -> None:
-        """Delete the newest of the entries named in the heap `keys` and put those before them in their place."""
+    def _delete_some(self, ends: list[tuple[int, int]]) -> None:
+        """Delete the newest of the entries in the heap `ends`, and put the one before each in its place."""
         size = 0
         for _ in range(_ENTRIES_AT_ONCE):
-            if not keys or size > _BYTES_AT_ONCE:
+            if not ends or size > _BYTES_AT_ONCE:
                 return
-            row = self._connection.execute(statement("delete_entry"), (-keys[0],)).get
+            entry, run = -ends[0][0], ends[0][1]
             # A damaged journal may end early.
-            before, length = row or (0, 0)
+            before, length = self._execute(statement("delete_entry"), (entry, run)).get or (0, 0)
             size += length
-            if before and before < -keys[0]:
-                heapq.heapreplace(keys, -before)
+            if 0 < before < entry:
+                heapq.heapreplace(ends, (-before, run))
             else:
-                heapq.heappop(keys)
+                heapq.heappop(ends)
 
     def _shrink(self, end: float) -> None:
         """Move pages from the end of the file into free ones, and cut the end off."""

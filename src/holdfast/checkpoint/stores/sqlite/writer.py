@@ -151,10 +151,14 @@ class Writer:
                     self._commit_waiting(jobs)
                 # Half as long again as the commit took, so that upkeep keeps up with the writes.
                 self._upkeep.step(self._last_took / 2 if jobs else 0, quiet=not jobs)
-        with self._busy:
-            self._upkeep.finish()
-            self._connection.close()
-        self._tell(_succeed, self._ended, None)
+        try:
+            with self._busy, store_errors(self._database.path, self._connection):
+                self._upkeep.finish()
+                self._connection.close()
+        except StoreError as exc:
+            self._tell(_fail, self._ended, exc)
+        else:
+            self._tell(_succeed, self._ended, None)
 
     def _connect(self) -> int:
         """Make the database ready. Gives its newest signal."""
@@ -189,9 +193,9 @@ class Writer:
         self._may_wait = True
         try:
             self._commit(jobs)
-        except apsw.Error as exc:
+        except Exception as exc:  # whatever it is, nobody may be left waiting
             for job in jobs:
-                job.error = self._as_store_error(exc)
+                job.error = self._as_store_error(exc) if isinstance(exc, apsw.Error) else exc
         finally:
             self._may_wait = False
         self._tell(_tell_all, jobs)

@@ -88,17 +88,17 @@ SELECT run_id FROM runs
 WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled') ORDER BY expires_at LIMIT ?2
 
 -- name: add_garbage
-INSERT INTO garbage (last_entry) VALUES (?1)
+INSERT INTO garbage (last_entry, run_key) VALUES (?1, ?2)
 
 -- name: drop_garbage
 DELETE FROM garbage WHERE last_entry = ?1
 
 -- name: newest_garbage
 -- From the end of the file, so that journals that lie between one another are deleted page by page.
-SELECT last_entry FROM garbage ORDER BY last_entry DESC LIMIT ?1
+SELECT last_entry, run_key FROM garbage ORDER BY last_entry DESC LIMIT ?1
 
 -- name: delete_entry
-DELETE FROM entries WHERE entry_key = ?1 RETURNING before, length(body)
+DELETE FROM entries WHERE entry_key = ?1 AND run_key = ?2 RETURNING before, length(body)
 
 -- == reading =========================================================================================================
 

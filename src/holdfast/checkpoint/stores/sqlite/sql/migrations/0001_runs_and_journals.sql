@@ -65,7 +65,9 @@ CREATE TABLE entries (
 
 -- The last entries of journals that nobody can reach any more. They are deleted from there on backwards, bit by bit.
 CREATE TABLE garbage (
-    last_entry INTEGER PRIMARY KEY
+    last_entry INTEGER PRIMARY KEY,
+    -- Of the run that is gone: should damage lead the way to another run's entries, they are left alone.
+    run_key INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE workers (
