@@ -94,7 +94,9 @@ def test_listings_get_only_the_head_of_a_prompt() -> None:
     assert len(encode(meta.head())) < 500
 
 
-@pytest.mark.parametrize("value", [float("nan"), b"raw", object(), "\ud800", {1: 2}], ids=repr)
+@pytest.mark.parametrize(
+    "value", [float("nan"), b"raw", object(), "\ud800", {1: 2}], ids=lambda value: type(value).__name__
+)
 def test_an_input_that_would_come_back_changed_is_refused(value: Any) -> None:
     with pytest.raises(PayloadError, match="inputs"):
         RunMeta.of(RunInfo(run_id="r", agent_name="a", inputs={"prompt": "", "value": value}))
