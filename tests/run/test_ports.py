@@ -193,6 +193,12 @@ async def test_a_port_can_park_or_leave_a_run_wherever_it_is_asked(where: str) -
             await Life(life.inner, ports=Everything(where, error).ports).resume(three_steps(), "r")
         assert await life.statuses() == {"r": status}
 
+        new = Life(ports=Everything(where, error).ports)
+        with pytest.raises((RunParked, Shutdown)):
+            await new.executor.run(three_steps(), "go", run_id="n")
+        assert await new.statuses() == {"n": status}
+        assert (await Life(new.inner, ports=Everything().ports).resume(three_steps(), "n")).output == "done"
+
 
 async def test_a_palette_whose_tool_has_a_taken_name_is_refused() -> None:
     @tool(effect="pure")
