@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from holdfast.fanout import IncrementalSaver, PartialResponse, ProposedWrite
+from holdfast.fanout.atomic import write_atomically
 
 MODELS = [f"provider:model-{number:02}" for number in range(32)]
 BYTES = 1_000_000
@@ -39,13 +40,17 @@ def main() -> None:
         saver = IncrementalSaver(path, "prompt", MODELS)
         for model in MODELS:
             saver.update(partial(model, 0)).wait()
-        flushes, raws = [], []
+        flushes, raws, atomics = [], [], []
         for turn in range(ROUNDS):
             changed = partial(MODELS[turn % len(MODELS)], turn)
             began = time.perf_counter()
             assert saver.update(changed).wait()
             flushes.append(time.perf_counter() - began)
-            raws.append(raw(Path(folder) / "raw", path.read_bytes()))
+            data = path.read_bytes()
+            raws.append(raw(Path(folder) / "raw", data))
+            began = time.perf_counter()
+            write_atomically(Path(folder) / "atomic", data)
+            atomics.append(time.perf_counter() - began)
         began = time.perf_counter()
         together = [saver.update(partial(model, ROUNDS)) for model in MODELS]
         made = time.perf_counter() - began
@@ -56,6 +61,9 @@ def main() -> None:
     print(f"checkpoint of {len(MODELS)} models, {size:,} bytes")
     print(f"one update, flushed:          {statistics.median(flushes) * 1000:6.2f} ms (median of {ROUNDS})")
     print(f"the same bytes, raw + fsync:  {statistics.median(raws) * 1000:6.2f} ms")
+    print(
+        f"the same bytes, atomically:   {statistics.median(atomics) * 1000:6.2f} ms (new file, rename, folder synced)"
+    )
     print(f"all {len(MODELS)} update at once:       {all_at_once * 1000:6.2f} ms, {made * 1000:.2f} of it to make them")
 
 

@@ -15,7 +15,7 @@ HoldfastError
 │   │   └── ClaimLost           is a RunLost too
 │   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunNotClaimable, RunDamaged
 │   └── UnknownVersion, UndecodableRecord, TranscriptTooLarge (is a RunParked too)
-└── one branch for each battery, in that battery's own `errors` module
+└── one branch for each battery and for the fan-out, in its own `errors` module
 """
 
 

@@ -240,6 +240,41 @@ async def test_in_memory(tmp_path: Path) -> None:
     assert texts(responses) == {"a": "x"}
 
 
+async def test_a_stop_before_anything_was_asked_leaves_everything(tmp_path: Path) -> None:
+    model = Script("x")
+    fan = fanout(tmp_path, {"a": model})
+    task = asyncio.create_task(fan.run())
+    await asyncio.sleep(0)
+    await fan.stop()
+    assert [response.interrupted for response in await task] == [True]
+    assert model.asked == []
+    assert texts(await fan.run()) == {"a": "x"}
+
+
+async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited_it(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").write_text("hello")
+    editor = Stoppable(asks(call("1", "edit_file", path="a.txt", old="hello", new="bye")), "done")
+    writer = Stoppable(asks(call("1", "write_file", path="a.txt", content="bye")), "done")
+    models = {"editor": editor, "writer": writer}
+
+    def in_folder() -> Fanout:
+        return fanout(tmp_path, models, folder=tmp_path / "work")
+
+    task = asyncio.create_task(in_folder().run())
+    await editor.reached.wait()
+    await writer.reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (tmp_path / "work" / "a.txt").write_text("changed by somebody else")
+    editor.hold.set()
+    writer.hold.set()
+    responses = await in_folder().run()
+    assert "FolderChanged: a.txt was changed on disk" in (responses[0].error or "")
+    assert (responses[1].text, [each.content for each in responses[1].proposed_writes]) == ("done", ["bye"])
+
+
 @pytest.mark.parametrize(
     ("models", "options", "why"),
     [
@@ -248,6 +283,8 @@ async def test_in_memory(tmp_path: Path) -> None:
         ({"a": 42}, {}, "neither a model nor an agent"),
         ([Agent(name="a", model=Script("x")), Agent(name="a", model=Script("y"))], {}, "two models are named 'a'"),
         ({"a": Script("x")}, {"variants": [Variant(name="v"), Variant(name="v")]}, "two variants"),
+        ({"a": Script("x")}, {"limit": 0}, "at least 1"),
+        ({"a": Script("x")}, {"per_provider": {"a": 0}}, "at least 1"),
         (
             [Agent(name="a", model=Script("x"), phases=[Phase(name="one")])],
             {"folder": "."},

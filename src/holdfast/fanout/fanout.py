@@ -23,6 +23,7 @@ from holdfast.fanout.snapshot import ModelResponse, Snapshot
 from holdfast.fanout.tools import file_tools
 from holdfast.fanout.watching import Observer
 from holdfast.run.agent import Bounds
+from holdfast.run.errors import DefinitionError
 from holdfast.run.info import new_run_id
 from holdfast.run.ports import Budget, Delivery
 from holdfast.run.tool import Tool
@@ -88,13 +89,18 @@ class Fanout:
         given = file_tools(lambda run_id: self._observer.overlay(run_id)) if self._folder is not None else ()
         setting = Setting(instructions=instructions, tools=tuple(tools), bounds=bounds, file_tools=given)
         self._cells = cells_of(models, variants, prompt, setting)
+        bounds_of_all = [limit, *([per_provider] if isinstance(per_provider, int) else per_provider.values())]
+        if min(bounds_of_all) < 1:
+            raise DefinitionError("limit and per_provider have to be at least 1")
         self._limit, self._per_provider = limit, per_provider
         self._store: CheckpointStore = store_from_url(store or None) if isinstance(store, str) else store
         self._checkpoint = Path(checkpoint) if checkpoint is not None else None
         self._given_id = fanout_id
         self._options: dict[str, Any] = {"grace": grace, "signals": signals, "budget": budget}
         self._delivery = delivery
+        #: While it is open.
         self._app: App | None = None
+        self._stopped = False
 
     @property
     def adapter_ids(self) -> tuple[str, ...]:
@@ -118,6 +124,7 @@ class Fanout:
             CorruptCheckpoint: what was left cannot be read. AnotherFanout: it is of another prompt or other models.
             FanoutBusy: another process goes on with it. StoreError: the store does not work.
         """
+        self._stopped = False
         await self._store.open()
         try:
             place = await self._place()
@@ -134,6 +141,7 @@ class Fanout:
 
     async def stop(self, grace: timedelta | None = None) -> None:
         """Stop after the turns under way. `run` returns then."""
+        self._stopped = True
         if self._app is not None:
             await self._app.shutdown(grace)
 
@@ -198,10 +206,11 @@ class Fanout:
     async def _ask(self, cells: Sequence[Cell], saver: IncrementalSaver) -> None:
         if not cells:
             return
+        # Recorded first: whatever happens from here on can be resumed.
         waiting = [saver.update(each.partial()) for each in saver.snapshots if each.interrupted]
         if not await waiting[-1]:
             raise FanoutError("the checkpoint could not be written, so no model was asked: see the log")
-        app = self._app = App(
+        app = App(
             [cell.agent for cell in cells], LeftOpen(self._store).as_store(), recover=False, retention=_RETENTION,
             audit=self._observer, delivery=self._observer, **self._options,
         )  # fmt: skip
@@ -214,6 +223,9 @@ class Fanout:
                 await driver.drive(cell)
 
         async with app:
+            self._app = app
+            if self._stopped:
+                return
             tasks = [asyncio.create_task(drive(cell)) for cell in cells]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
