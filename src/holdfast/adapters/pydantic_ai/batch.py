@@ -8,6 +8,7 @@ from pydantic_ai import DeferredToolRequests, DeferredToolResults, RunContext
 from pydantic_ai.capabilities.abstract import WrapToolExecuteHandler
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
 from pydantic_ai.messages import ModelRequest, ModelRequestPart, ModelResponse, ToolCallPart, UserPromptPart
+from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.tools import ToolDefinition, ToolDenied
 
 from holdfast.adapters.pydantic_ai.notes import Deferral, Notes
@@ -62,9 +63,9 @@ class Batch:
         self._calls: dict[str, OpenCall] = {}
         self._answers = DeferredToolResults()
 
-    async def open(self, ctx: RunContext[Any], reply: ModelResponse, *, resumed: bool) -> None:
+    async def open(self, tools: ToolManager[Any], reply: ModelResponse, *, resumed: bool) -> None:
         """Announce the calls of `reply`. Once this returns they may be made."""
-        self._calls = self._calls_of(ctx, reply)
+        self._calls = self._calls_of(tools, reply)
         unknown = [call.call_id for call in self._calls.values() if call.definition is None]
         if resumed:
             self._check_removed(unknown)
@@ -76,10 +77,10 @@ class Batch:
             untried = [call.call_id for call in self._calls.values() if self._is_untried(call)]
             await self._drive.intend(list(self._calls.values()), resumed=resumed, untried=untried)
 
-    def _calls_of(self, ctx: RunContext[Any], reply: ModelResponse) -> dict[str, OpenCall]:
+    def _calls_of(self, tools: ToolManager[Any], reply: ModelResponse) -> dict[str, OpenCall]:
         calls: dict[str, OpenCall] = {}
         for part in reply.tool_calls:
-            definition = ctx.tool_manager.get_tool_def(part.tool_name) if ctx.tool_manager is not None else None
+            definition = tools.get_tool_def(part.tool_name)
             if definition is not None and definition.kind == "output":
                 continue
             if part.tool_call_id in calls:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticSerializationError
 
 from holdfast.run.errors import PayloadError
 
-#: In a message's metadata: the calls whose tool returned plain bytes, which JSON has only as base64 text.
+#: In a message's metadata: the places of parts that are what a tool returned as plain bytes; JSON has only text for it.
 _BYTES = "holdfast_bytes"
 
 #: As pydantic-ai's own adapter of messages, but each for one kind: writing a reply takes half the time.
@@ -41,20 +41,20 @@ CODEC = PydanticAICodec()
 
 
 def _with_marked_bytes(message: ModelRequest) -> ModelRequest:
-    calls = [
-        part.tool_call_id
-        for part in message.parts
+    places = [
+        place
+        for place, part in enumerate(message.parts)
         if isinstance(part, ToolReturnPart) and isinstance(part.content, bytes)
     ]
-    return replace(message, metadata={**(message.metadata or {}), _BYTES: calls}) if calls else message
+    return replace(message, metadata={**(message.metadata or {}), _BYTES: places}) if places else message
 
 
 def _with_bytes(message: ModelMessage) -> ModelMessage:
     if not isinstance(message, ModelRequest) or not message.metadata or _BYTES not in message.metadata:
         return message
     metadata = dict(message.metadata)
-    calls = metadata.pop(_BYTES)
-    for part in message.parts:
-        if isinstance(part, ToolReturnPart) and part.tool_call_id in calls:
-            part.content = base64.urlsafe_b64decode(str(part.content))
+    for place in metadata.pop(_BYTES):
+        part = message.parts[place]
+        assert isinstance(part, ToolReturnPart)
+        part.content = base64.urlsafe_b64decode(str(part.content))
     return replace(message, metadata=metadata or None)

@@ -16,15 +16,18 @@ from pydantic_ai.exceptions import (
     ModelRequestRejectedError,
 )
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
-from pydantic_ai.usage import UsageLimits
-from pydantic_graph import End
+from pydantic_ai.usage import RunUsage, UsageLimits
 
+from holdfast.adapters.pydantic_ai.batch import Batch
 from holdfast.adapters.pydantic_ai.capability import Journal, StreamingJournal
 from holdfast.adapters.pydantic_ai.codec import CODEC
+from holdfast.adapters.pydantic_ai.conversation import Conversation
+from holdfast.adapters.pydantic_ai.notes import Notes
 from holdfast.adapters.pydantic_ai.outputs import Outputs
 from holdfast.adapters.pydantic_ai.own_tools import as_toolset
 from holdfast.adapters.pydantic_ai.policy import ToolPolicies
 from holdfast.adapters.pydantic_ai.results import ToolResults
+from holdfast.adapters.pydantic_ai.turns import Turns
 from holdfast.run.drive import Drive
 from holdfast.run.errors import ModelUnavailable
 from holdfast.run.info import RunInfo
@@ -97,14 +100,16 @@ class PydanticAILoop:
             RunParked: calls wait for an approval, or for their results.
             ModelUnavailable: the provider does not answer; recovery goes on with the run.
         """
-        journal = (StreamingJournal if self._options.stream else Journal)(drive, self._options.policies)
+        notes, conversation = Notes(drive.state), Conversation(drive)
+        if not conversation.has_begun:
+            notes.new_conversation()
+        batch = Batch(drive, notes, self._options.policies, conversation.final_results())
+        journal = (StreamingJournal if self._options.stream else Journal)(drive, conversation, batch, notes)
         try:
             async with AsyncExitStack() as stack:
-                run = await self._open(drive, journal, stack)
-                journal.bind(run)
-                node = run.next_node
-                while not isinstance(node, End) and run.result is None:
-                    node = await run.next(node)
+                run = await self._open(drive, conversation, journal, notes.usage, stack)
+                turns = Turns(drive, run, conversation, batch, notes)
+                output = await turns.take()
         except (ModelAPIError, FallbackExceptionGroup) as exc:
             if not _passes(exc):
                 raise
@@ -112,22 +117,23 @@ class PydanticAILoop:
             waits = [] if wait is None else [timedelta(seconds=wait)]
             raise ModelUnavailable(f"run {drive.run_id} waits for its model: {exc}", *waits) from exc
         finally:
-            journal.count_usage()
-        if journal.parked is not None:
-            raise journal.parked
-        assert run.result is not None, "a run that has ended has a result"
-        return run.result.output
+            batch.count_usage()  # also of a request that failed in the end
+        if turns.parked is not None:
+            raise turns.parked
+        return output
 
-    async def _open(self, drive: Drive, journal: Journal, stack: AsyncExitStack) -> AgentRun[Any, Any]:
-        begins = not journal.conversation.has_begun
+    async def _open(
+        self, drive: Drive, conversation: Conversation, journal: Journal, usage: RunUsage, stack: AsyncExitStack
+    ) -> AgentRun[Any, Any]:
+        begins = not conversation.has_begun
         toolsets = [as_toolset(drive.profile.tools)] if drive.profile.tools else None
         return await stack.enter_async_context(
             self._agent.iter(
                 drive.prompt if begins else None,
-                message_history=await self._beginning(drive) if begins else journal.conversation.messages,
+                message_history=await self._beginning(drive) if begins else conversation.messages,
                 deps=await self._deps(drive.live.info, stack),
                 instructions=drive.profile.instructions or None,
-                usage=journal.usage,
+                usage=usage,
                 # How far a run may go is said by its bounds; pydantic-ai's own default would end it at 50 requests.
                 usage_limits=self._options.usage_limits or UsageLimits(request_limit=None),
                 conversation_id=drive.run_id,

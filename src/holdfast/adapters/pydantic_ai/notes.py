@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
+from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.usage import RunUsage
 
 from holdfast.run.state import RunState
@@ -71,6 +72,18 @@ class Notes:
     def end_batch(self) -> None:
         """The reply is answered: nothing waits any more."""
         self.deferred, self.begun, self.unknown = {}, [], []
+
+    def take_retries(self, manager: ToolManager[Any], output_retries: int) -> None:
+        """How often a tool or the output may be tried again is counted by pydantic-ai, anew in each life."""
+        before = manager.ctx.retries if manager.ctx is not None else {}
+        self.tool_retries = {tool: count for tool, count in before.items() if tool not in manager.succeeded_tools}
+        self.tool_retries.update((tool, before.get(tool, 0) + 1) for tool in manager.failed_tools)
+        self.output_retries = output_retries
+
+    def restore_tool_retries(self, manager: ToolManager[Any] | None) -> None:
+        """Once: from then on pydantic-ai carries them on by itself."""
+        if self.tool_retries and manager is not None and manager.ctx is not None and not manager.ctx.retries:
+            manager.ctx.retries.update(self.tool_retries)
 
     def count(self) -> Usage | None:
         """What was used since the last count, if anything. Tool calls are counted where they are made."""
