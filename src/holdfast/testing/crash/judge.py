@@ -21,6 +21,7 @@ class Verdict:
             *story.lost,
             *self._effects(),
             *self._repeated_calls(),
+            *self._changed_results(),
             *self._repeated_replies(),
             *self._transcripts(),
             *self._end(),
@@ -42,7 +43,7 @@ class Verdict:
         for note in story.starts:
             call = (note.run_id, note.call_id)
             moment = story.moments.get(note.life + 1)
-            if moment is None or note.effect != Effect.ONCE or call in moment.calls:
+            if moment is None or note.effect != Effect.ONCE or call in moment.results:
                 continue
             if call not in self.in_doubt:
                 yield f"the once tool {note.tool} was in doubt (call {call[1]} of run {call[0]}), and nobody was told"
@@ -55,8 +56,16 @@ class Verdict:
         ).items():
             if times > 1:
                 yield f"call {call_id} of run {run_id} was made {times} times in life {life}"
-            if life in story.moments and (run_id, call_id) in story.moments[life].calls:
+            if life in story.moments and (run_id, call_id) in story.moments[life].results:
                 yield f"call {call_id} of run {run_id} was made again in life {life}, though its result was recorded"
+
+    def _changed_results(self) -> Iterator[str]:
+        """What was recorded of a call is what the model hears of it."""
+        for moment in self._story.moments.values():
+            for (run_id, call_id), recorded in moment.results.items():
+                heard = [body for body in self._story.transcripts.get(run_id, []) if is_answer_to(body, call_id)]
+                if any(body != recorded for body in heard):
+                    yield f"the recorded result of call {call_id} of run {run_id} is not what the model heard of it"
 
     def _repeated_replies(self) -> Iterator[str]:
         """No model call is made again whose reply was recorded."""

@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,13 +33,22 @@ def main() -> None:
     if _ALONE in sys.argv:
         _live(msgspec.json.decode(next(lines), type=Life), subject)
         return
-    with contextlib.suppress(Exception):  # each life says what is wrong with it, in its own log
-        load(subject.agent)
+    warm = False
     for line in lines:
         life = msgspec.json.decode(line, type=Life)
+        if not warm:
+            _warm_up(life, subject)
+            warm = True
         code = _alone(said, line, life) if _threads() > 1 else _forked(life, subject)
         sys.stdout.buffer.write(msgspec.json.encode(Ended(code=code)) + b"\n")
         sys.stdout.buffer.flush()
+
+
+def _warm_up(life: Life, subject: Subject) -> None:
+    """Import all that the lives will need. The store is made for that, and never opened."""
+    with contextlib.suppress(Exception):  # each life says what is wrong with it, in its own log
+        load(subject.agent)
+        load(subject.open_store)(life.url)
 
 
 def _forked(life: Life, subject: Subject) -> int:
@@ -79,10 +89,20 @@ async def _patiently(life: Life, subject: Subject) -> None:
     if not done:
         print(f"this life hangs: it has taken {subject.patience} seconds", file=sys.stderr)
         for task in asyncio.all_tasks():
-            task.print_stack()
+            print("".join(traceback.format_list(_stack(task))), file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)
     living.result()
+
+
+def _stack(task: "asyncio.Task[Any]") -> traceback.StackSummary:
+    """Where a task waits, down to the innermost coroutine: its own `get_stack` stops at the outermost."""
+    frames = []
+    coroutine: Any = task.get_coro()
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        frames.append((frame, frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return traceback.StackSummary.extract(iter(frames))
 
 
 @contextlib.contextmanager

@@ -58,11 +58,13 @@ def _message(body: bytes) -> Any:
         return None
 
 
-def recorded_calls(entries: Sequence[Entry]) -> set[str]:
-    """The calls whose results are in the journal."""
-    calls = {decode(entry.body, RecordedResult).call for entry in entries if entry.kind is EntryKind.RESULT}
-    messages = [_message(entry.body) for entry in entries if entry.kind is EntryKind.MESSAGE]
-    return calls | {message.call_id for message in messages if isinstance(message, ToolResult)}
+def recorded_results(entries: Sequence[Entry]) -> dict[str, bytes]:
+    """The results that are in the journal, by their calls."""
+    recorded = [decode(entry.body, RecordedResult) for entry in entries if entry.kind is EntryKind.RESULT]
+    messages = [(_message(entry.body), entry.body) for entry in entries if entry.kind is EntryKind.MESSAGE]
+    return {result.call: bytes(result.message) for result in recorded} | {
+        message.call_id: body for message, body in messages if isinstance(message, ToolResult)
+    }
 
 
 def recorded_replies(run_id: str, entries: Sequence[Entry]) -> Counter[str]:
@@ -95,7 +97,9 @@ class Moment:
     """What was in the store when a life had crashed, as the next one found it."""
 
     def __init__(self, journals: Mapping[str, Sequence[Entry]]) -> None:
-        self.calls: set[CallKey] = {(run, call) for run, its in journals.items() for call in recorded_calls(its)}
+        self.results: dict[CallKey, bytes] = {
+            (run, call): body for run, entries in journals.items() for call, body in recorded_results(entries).items()
+        }
         self.replies: Counter[str] = Counter()
         for run, entries in journals.items():
             self.replies += recorded_replies(run, entries)
@@ -186,7 +190,7 @@ class Story:
     def told(self) -> set[CallKey]:
         """The calls of which the model was told that their outcome is unknown."""
         called = {(note.run_id, note.call_id) for note in self.starts}
-        called |= {(run_id, call) for run_id, entries in self.journals.items() for call in recorded_calls(entries)}
+        called |= {(run_id, call) for run_id, entries in self.journals.items() for call in recorded_results(entries)}
         return {
             (run_id, call_id)
             for run_id, call_id in called

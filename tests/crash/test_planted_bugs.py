@@ -1,0 +1,92 @@
+"""A bug in the handle, the store, the resume, or in a user's own agent makes the crash test go red, and says why."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from tests.crash import agents
+
+from holdfast.run.errors import DefinitionError
+from holdfast.testing import CrashReport, CrashTestFailed, crash_everywhere
+
+PLANTED = "tests.crash.planted"
+FOLDER = "file:{folder}/runs"
+
+
+def _faults(report: CrashReport | None) -> str:
+    assert report is not None
+    return "\n".join(fault for trial in report.failed for fault in trial.faults)
+
+
+def test_a_handle_that_does_not_await_the_intent() -> None:
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_everywhere(f"{PLANTED}.unawaited_intent:agent", "Porto", store=FOLDER)
+    assert "the once tool book (call book-10 of run crash-test) was started 2 times" in _faults(failed.value.report)
+
+
+def test_a_store_that_acknowledges_before_it_writes() -> None:
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_everywhere(
+            f"{PLANTED}.hasty_store:agent", "Porto", store=FOLDER, open_store=f"{PLANTED}.hasty_store:HastyStore"
+        )
+    faults = _faults(failed.value.report)
+    assert "the store has lost what it had acknowledged" in faults
+    assert "the once tool book (call book-10 of run crash-test) was started 2 times" in faults
+
+
+def test_a_resume_that_ignores_recorded_results() -> None:
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_everywhere(f"{PLANTED}.ignored_results:agent", "Porto", store=FOLDER)
+    assert "though its result was recorded" in _faults(failed.value.report)
+
+
+def test_a_reconcile_that_says_that_what_happened_did_not() -> None:
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_everywhere(f"{PLANTED}.own_mistakes:lying_reconcile", "Porto")
+    assert "did its work 2 times: its reconcile said that it had not happened" in _faults(failed.value.report)
+
+
+def test_a_life_that_hangs_is_ended_and_says_where_it_was() -> None:
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_everywhere(f"{PLANTED}.own_mistakes:after_a_crash", "Porto", sample=1, patience=2)
+    report = failed.value.report
+    assert report is not None
+    [trial] = report.failed
+    assert "a process that was not to crash ended by itself (exit code 1)" in trial.faults
+    assert "this life hangs" in trial.printed
+    assert "own_mistakes.py" in trial.printed
+
+
+def test_a_point_that_is_never_reached() -> None:
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_everywhere(f"{PLANTED}.own_mistakes:shrinking", "Porto", store=FOLDER)
+    assert "this point was never reached" in _faults(failed.value.report)
+
+
+def test_an_agent_that_is_not_the_same_every_time() -> None:
+    with pytest.raises(CrashTestFailed, match="two unharmed runs differ"):
+        crash_everywhere(f"{PLANTED}.own_mistakes:undecided", "Porto")
+
+
+def test_an_agent_that_dies_by_itself() -> None:
+    with pytest.raises(CrashTestFailed, match=f"the unharmed run failed .signal {signal.SIGKILL.name}"):
+        crash_everywhere(f"{PLANTED}.own_mistakes:dying", "Porto")
+
+
+def test_an_agent_that_no_other_process_can_find() -> None:
+    from tests.crash.planted.own_mistakes import NotAtTheTop
+
+    with pytest.raises(DefinitionError, match="at the top of a module"):
+        crash_everywhere(NotAtTheTop.agent, "Porto")
+    with pytest.raises(DefinitionError, match="write 'module:attribute'"):
+        crash_everywhere("agents.single", "Porto")
+    with pytest.raises(CrashTestFailed, match=r"nothing to crash at tests\.crash\.agents:missing"):
+        crash_everywhere("tests.crash.agents:missing", "Porto")
+
+
+def test_the_notes_of_a_trial_can_be_looked_at(tmp_path: Path) -> None:
+    report = crash_everywhere(agents.single, "Porto", sample=1, seed=7, folder=tmp_path)
+    assert report.seed == 7
+    notes = sorted(path.parent.name for path in tmp_path.glob("*/notes.jsonl"))
+    assert notes == ["trial-0", "trial-1", "trial-2"]
+    assert f'"{report.trials[0].landed[0]}"' in (tmp_path / "trial-2" / "notes.jsonl").read_text()
