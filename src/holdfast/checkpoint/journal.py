@@ -48,5 +48,5 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     progress: bytes
     #: The journal becomes exactly `entries`: the history was rewritten.
     replace: bool = False
-    #: A step was finished since the last write: clears the run's strikes.
+    #: A step was finished since the last write: clears the run's strikes, and ends its backoff.
     finished_step: bool = False

@@ -41,6 +41,15 @@ class CountsNoStrikes(Fragile):
         return super()._take(run, worker_id)
 
 
+class KeepsTheBackoff(Fragile):
+    red = ("test_a_finished_step_ends_the_backoff",)
+
+    async def append(self, claim: Claim, write: Write) -> None:
+        waiting = self._held(claim).not_before
+        await super().append(claim, write)
+        self._held(claim).not_before = waiting
+
+
 class GivesARunToMany(Fragile):
     red = ("test_of_many_claimers_one_wins", "test_a_live_workers_run_is_busy_and_is_left_alone")
 

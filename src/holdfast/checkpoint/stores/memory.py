@@ -124,6 +124,7 @@ class MemoryStore:
         run.progress = write.progress
         if write.finished_step:
             run.strikes = 0
+            run.not_before = min(run.not_before, self._clock.now())
         run.updated_at = self._clock.now()
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:

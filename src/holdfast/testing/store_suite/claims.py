@@ -52,6 +52,17 @@ class ClaimClauses(StoreUnderTest):
         await store.append(claim, a_write(1, b"a whole step", finished_step=True))
         assert (await store.claim("run-1", worker, steal=True)).strikes == 1
 
+    async def test_a_finished_step_ends_the_backoff(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        for _ in range(3):
+            claim = await store.claim("run-1", worker, steal=True)
+        waiting = (await record_of(store)).not_before
+        await store.append(claim, a_write(1, b"half a step"))
+        assert (await record_of(store)).not_before == waiting
+        await store.append(claim, a_write(2, b"a whole step", finished_step=True))
+        await store.discharge(worker)
+        assert len(await store.claim_next(await enlisted(store), agents=["agent"], limit=1)) == 1
+
     async def test_of_many_claimers_one_wins(self, store: CheckpointStore) -> None:
         await store.create(a_run())
         workers = [await enlisted(store) for _ in range(10)]

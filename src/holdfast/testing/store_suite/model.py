@@ -108,6 +108,8 @@ class Model:
         run.progress = write.progress
         if write.finished_step:
             run.strikes = 0
+            now = time.monotonic()
+            run.ready = (min(run.ready[0], now), min(run.ready[1], now))
 
     def settle(self, began: float, claim: Claim, ending: Ending) -> None:
         run = self.held(claim)

@@ -37,7 +37,9 @@ def written(state: State, write: Write, now: datetime) -> State:
     if write.replace:
         state = replace(state, size=0)
     state = extended(state, write.entries)
-    return replace(state, strikes=0 if write.finished_step else state.strikes, updated_at=now)
+    if write.finished_step:
+        state = replace(state, strikes=0, not_before=min(state.not_before, now))
+    return replace(state, updated_at=now)
 
 
 def settled(state: State, ending: Ending, now: datetime) -> State:

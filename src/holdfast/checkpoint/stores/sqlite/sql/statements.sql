@@ -37,6 +37,7 @@ UPDATE runs SET
     updated_at = ?3,
     progress = coalesce(?4, progress),
     strikes = iif(?6, 0, strikes),
+    not_before = iif(?6, min(not_before, ?3), not_before),
     last_entry = coalesce(?7, last_entry)
 WHERE run_key = ?8 AND token = ?9 AND status = 'running' AND last_entry = ?10 AND next_seq = coalesce(?11, next_seq)
 
