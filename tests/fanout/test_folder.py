@@ -135,13 +135,13 @@ def test_only_text_files_are_read(tmp_path: Path) -> None:
 
 def test_what_is_applied_keeps_its_mode_and_makes_room_for_folders(tmp_path: Path) -> None:
     (tmp_path / "script").write_text("old")
-    (tmp_path / "script").chmod(0o755)
+    (tmp_path / "script").chmod(0o775)
     (tmp_path / "place").write_text("a file")
     overlay = Overlay(WorkFolder(tmp_path))
     overlay.write("script", "new")
     overlay.delete("place")
     overlay.write("place/file.txt", "below")
     assert WorkFolder(tmp_path).apply(overlay.writes) == ["place", "place/file.txt", "script"]
-    assert (tmp_path / "script").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "script").stat().st_mode & 0o777 == 0o775
     assert (tmp_path / "script").read_text() == "new"
     assert (tmp_path / "place" / "file.txt").read_text() == "below"

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.fanout.errors import PathRefused
-from holdfast.fanout.folder import SKIPPED, WorkFolder
+from holdfast.fanout.folder import WorkFolder
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.snapshot import ModelResponse
 
@@ -94,12 +94,12 @@ def _look(criterion: Criterion, overlay: Overlay) -> Check:
 
 
 def _copy(folder: WorkFolder, response: ModelResponse, stack: contextlib.ExitStack) -> Path:
-    """The folder with the writes applied, as long as the stack is open."""
+    """The folder with the writes applied, as long as the stack is open. Links in it lead where they did."""
     parent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True)))
     copy = parent / folder.root.name
 
     def ignored(at: str, names: list[str]) -> set[str]:
-        return {name for name in names if name in SKIPPED or not _is_plain(os.path.join(at, name))}
+        return {name for name in names if name == ".holdfast" or not _is_plain(os.path.join(at, name))}
 
     shutil.copytree(folder.root, copy, symlinks=True, ignore=ignored)
     WorkFolder(copy).apply(response.proposed_writes)

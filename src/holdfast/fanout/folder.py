@@ -117,16 +117,18 @@ class WorkFolder:
 
     def _write(self, key: str, data: bytes) -> None:
         with self._parent(key, make=True) as (parent, name):
-            mode = 0o666
+            mode: int | None = None
             with suppress(FileNotFoundError):
                 before = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
                 if not stat.S_ISREG(before):
                     raise PathRefused(f"{key} is no file: it is not overwritten")
                 mode = stat.S_IMODE(before)
             temporary = f".{secrets.token_hex(8)}.tmp"
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
             try:
                 with os.fdopen(fd, "wb") as file:
+                    if mode is not None:
+                        os.fchmod(fd, mode)
                     file.write(data)
                     file.flush()
                     os.fsync(fd)
@@ -147,6 +149,7 @@ class WorkFolder:
                 if make:
                     with suppress(FileExistsError):
                         os.mkdir(each, dir_fd=fd)
+                        os.fsync(fd)
                 inner = os.open(each, _FOLDER, dir_fd=fd)
                 os.close(fd)
                 fd = inner
