@@ -21,7 +21,7 @@ demo: $(READY) ## An agent is killed again and again, goes on, and finishes
 
 test: $(READY) ## Everything that has to hold: lint, types, import contracts, tests
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY) ## Lint, types, import contracts
 	$(BIN)/ruff check .
