@@ -11,6 +11,7 @@ from tests.postgres_server import fresh_database
 from tests.stores.postgres_cases import bounded, opened, until
 
 from holdfast.checkpoint.errors import RunDamaged, StoreDenied, StoreError, StoreFull, StoreUnavailable
+from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.postgres import PostgresStore
@@ -22,9 +23,13 @@ from holdfast.testing.store_suite.subject import (
     bodies_of,
     contents,
     enlisted,
+    entries,
     listed,
     record_of,
 )
+
+#: The checksum that a fourth entry would have.
+SURPLUS = entries(3, b"two", kind=EntryKind.BEGIN)[0].checksum()
 
 
 @pytest.fixture
@@ -143,7 +148,7 @@ async def test_a_session_that_is_ended_from_outside_is_replaced(url: str, store:
         "delete from holdfast.entry where seq = 1",
         "delete from holdfast.entry where seq = 2",
         "delete from holdfast.entry",
-        "insert into holdfast.entry select run, seq + 1, kind, checksum, body from holdfast.entry where seq = 2",
+        f"insert into holdfast.entry select run, 3, kind, {SURPLUS}, body from holdfast.entry where seq = 2",
     ],
 )
 async def test_damage_of_every_kind_is_found(url: str, store: PostgresStore, spoil: str) -> None:
@@ -293,3 +298,30 @@ async def test_a_caller_that_is_cancelled_harms_nobody(store: PostgresStore) -> 
         found = await bodies_of(store, f"run-{n}")
         assert found in ([b"begin"], [b"begin", b"more"])
         assert n % 2 == 0 or found == [b"begin", b"more"]
+
+
+async def test_a_save_looks_at_its_own_run_however_many_there_are(url: str, store: PostgresStore) -> None:
+    """The server plans a statement while its tables are small, and keeps the plan."""
+    claim = await begun(store, await enlisted(store))
+    seq = 0
+
+    async def save() -> None:
+        nonlocal seq
+        seq += 1
+        await store.append(claim, a_write(seq, b"more"))
+
+    def counted() -> tuple[int, int]:
+        """Runs changed and looked at so far. The server counts them at most once a second."""
+        question = "select n_tup_upd, idx_tup_fetch + seq_tup_read, n_tup_ins from pg_stat_user_tables"
+        [(changed, seen, made)] = done(url, f"{question} where relname = 'run'")
+        return (int(str(changed)), int(str(seen))) if int(str(made)) > 2000 else (0, 0)
+
+    for _ in range(10):
+        await save()
+    await asyncio.gather(*(store.create(a_run(f"other-{n}")) for n in range(2000)))
+    async with bounded():
+        while (before := counted()) == (0, 0):
+            await save()
+        while (after := counted())[0] < before[0] + 10:
+            await save()
+    assert (after[1] - before[1]) / (after[0] - before[0]) < 10

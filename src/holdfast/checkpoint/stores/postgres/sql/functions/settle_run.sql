@@ -13,7 +13,8 @@ begin
         size = r.size + (p ->> 'size')::bigint,
         cancel_requested = r.cancel_requested and p ->> 'status' not in ('done', 'failed', 'cancelled'),
         updated_at = now()
-    where r.run_id = p ->> 'run_id' and r.token = (p ->> 'token')::bigint and r.status = 'running'
+    where r.run_id = p ->> 'run_id' and r.token = (p ->> 'token')::bigint
+        and r.status || '' = 'running' -- as in `write_batch`
         and r.next_seq = coalesce((p ->> 'first')::bigint, r.next_seq)
     returning r.id into key;
     if key is null then

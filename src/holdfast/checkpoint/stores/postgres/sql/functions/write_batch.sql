@@ -26,13 +26,18 @@ create or replace function holdfast.write_batch(
     p_bodies bytea[]
 ) returns jsonb
 language plpgsql
--- A plan that was made while the table was small is kept; it must not read the whole of what became a large one.
+-- A session plans it once, and keeps the plans it made while the tables were small, when reading all of a table seems as
+-- good as looking up some rows of it. So every row that is read has to seem expensive.
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set cpu_tuple_cost = 1
+set cpu_index_tuple_cost = 1
 -- Where a batch is unfolded; less would send it through the disk.
 set work_mem = '32MB'
 as $$
 declare
     written bigint[];
+    refused bigint[];
     keys bigint[];
     said jsonb := '{}';
     speakers bigint[] := '{}';
@@ -58,11 +63,14 @@ begin
             size = case when a.replaces then 0 else r.size end + a.size,
             progress = a.progress,
             strikes = case when a.finished then 0 else r.strikes end,
+            not_before = case when a.finished then least(r.not_before, now()) else r.not_before end,
             updated_at = now()
         from unnest(
             p_run_ids, p_tokens, p_firsts, p_counts, p_sizes, p_progresses, p_finished, p_replaces, p_rewinds
         ) with ordinality as a (run_id, token, first, count, size, progress, finished, replaces, rewind, item)
-        where r.run_id = a.run_id and r.token = a.token and r.status = 'running'
+        where r.run_id = a.run_id and r.token = a.token
+            -- Not as the index of waiting runs has it: that would be taken for a short list, and read as a whole.
+            and r.status || '' = 'running'
             and (a.first is null or r.next_seq in (a.first, a.rewind))
         returning a.item, r.id
     )
@@ -71,13 +79,12 @@ begin
     from appended;
 
     if cardinality(keys) < cardinality(p_run_ids) then
-        select array_agg(coalesce(w.key, 0) order by a.item),
-            coalesce(
-                jsonb_object_agg(a.item, holdfast.refusal(a.run_id, a.token)) filter (where w.key is null), '{}'
-            )
-        into keys, said
-        from unnest(p_run_ids, p_tokens) with ordinality as a (run_id, token, item)
-        left join unnest(written, keys) as w (item, key) on w.item = a.item;
+        -- Some were refused: zeros in their places.
+        refused := array(select generate_series(1, cardinality(p_run_ids)) except select unnest(written));
+        select array_agg(k.key order by k.item) into keys
+        from (select * from unnest(written, keys) union all select unnest(refused), 0) as k (item, key);
+        select jsonb_object_agg(item, holdfast.refusal(p_run_ids[item], p_tokens[item])) into said
+        from unnest(refused) as item;
     end if;
 
     if p_rewinds is not null then
