@@ -162,28 +162,21 @@ async def test_an_approved_call_in_doubt_is_not_made_again() -> None:
     assert "Unknown outcome" in returns(script)[0]
 
 
-async def test_an_approval_survives_a_death_before_the_call() -> None:
-    """The run dies in the model call before; the answer is still there."""
-    deaths, store, done = Deaths("look"), MemoryStore(), list[str]()
-    script = Script([call("c1", "peek"), call("c2", "delete", path="a")], "done")
+async def test_a_call_that_its_tool_deferred_is_answered_and_not_made_again() -> None:
+    store, done = MemoryStore(), list[str]()
+    script = Script([call("c1", "look"), call("c2", "peek"), call("c3", "transfer", amount=7)], "done")
     inner = careful(script, done)
-    answers = False
 
-    @inner.tool_plain
+    @inner.tool_plain(sequential=True)
     async def peek() -> str:
-        if answers:
-            await deaths.here("look")
+        done.append("peek")
         raise CallDeferred
 
     agent = durable(inner)
-    await parked(agent, store)
-    answers = True
-    async with App([agent], ProbeStore(store), recover=False) as app:
-        await app.unpark(RUN, {"c1": "peeked", "c2": True})
-    deaths = Deaths()
-    assert (await deaths.go_on(agent, store=store)).output == "done"
-    assert done == ["delete a"]
-    assert returns(script) == ["peeked", "deleted a"]
+    assert await parked(agent, store) == "peek c2, transfer c3"
+    assert (await answered(agent, store, {"c2": "peeked", "c3": True})).output == "done"
+    assert done == ["look", "peek", "transfer 7 {'amount': 7}"]
+    assert returns(script) == ["seen", "peeked", "transferred 7"]
 
 
 async def test_a_handler_of_the_agents_own_answers_at_once() -> None:

@@ -278,6 +278,18 @@ async def test_a_call_in_doubt_can_wait_for_a_person() -> None:
     assert deaths.passed.count("pay Lyon") == 1
 
 
+@pytest.mark.parametrize("deadly", ["pay Lyon", "pay Faro"])
+async def test_a_call_that_waited_for_its_turn_is_only_in_doubt_once_it_was_begun(deadly: str) -> None:
+    deaths = Deaths(deadly)
+    script = Script([call(f"c{n}", "pay", city=city) for n, city in enumerate(("Lyon", "Faro", "Bari"))], "done")
+    agent = travelling(script, deaths)
+    with agent.parallel_tool_call_execution_mode("sequential"):
+        await deaths.run(durable(agent))
+    assert deaths.passed == ["pay Lyon", "pay Faro", "pay Bari"]
+    told = ["Unknown outcome" in str(content) for kind, content in said(script.asked[-1]) if kind == "tool-return"]
+    assert told == [deadly == "pay Lyon", deadly == "pay Faro", False]
+
+
 @pytest.mark.parametrize("policy", ["leave", "tell", "park"])
 async def test_a_tool_that_a_deploy_removed_meets_the_policy(policy: Any) -> None:
     deaths = Deaths("look Lyon")

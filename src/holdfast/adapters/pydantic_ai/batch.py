@@ -35,6 +35,8 @@ class OpenCall:
     part: ToolCallPart
     definition: ToolDefinition | None
     policy: ToolPolicy
+    #: It is made only after calls before it have ended.
+    waits_for_turn: bool = False
 
     @property
     def call_id(self) -> str:
@@ -45,9 +47,10 @@ class OpenCall:
         return self.policy.effect
 
     @property
-    def waits_for_answer(self) -> bool:
-        """It is not made when the model asks for it, but when somebody has answered."""
-        return self.definition is not None and self.definition.kind in ("external", "unapproved")
+    def waits(self) -> bool:
+        """It is not made when the model asks for it, but later: then somebody has to remember that it was begun."""
+        waits_for_answer = self.definition is not None and self.definition.kind in ("external", "unapproved")
+        return waits_for_answer or self.waits_for_turn
 
 
 class Batch:
@@ -79,19 +82,22 @@ class Batch:
 
     def _calls_of(self, tools: ToolManager[Any], reply: ModelResponse) -> dict[str, OpenCall]:
         calls: dict[str, OpenCall] = {}
-        for part in reply.tool_calls:
-            definition = tools.get_tool_def(part.tool_name)
-            if definition is not None and definition.kind == "output":
-                continue
+        parts = [(part, tools.get_tool_def(part.tool_name)) for part in reply.tool_calls]
+        functions = [(part, tool) for part, tool in parts if tool is None or tool.kind != "output"]
+        one_by_one = tools.get_parallel_execution_mode() == "sequential"
+        # Beside an output it depends on the agent which calls are made, and when.
+        waits = len(functions) < len(parts)
+        for part, definition in functions:
             if part.tool_call_id in calls:
                 raise InvalidReply(f"two tool calls of one reply share the id {part.tool_call_id}")
-            own = self._drive.profile.tools
-            policy = NO_TOOL if definition is None else self._policies.of(definition, own)
-            calls[part.tool_call_id] = OpenCall(part, definition, policy)
+            policy = NO_TOOL if definition is None else self._policies.of(definition, self._drive.profile.tools)
+            alone = one_by_one or tools.is_sequential(part)
+            calls[part.tool_call_id] = OpenCall(part, definition, policy, waits or (alone and bool(calls)))
+            waits = waits or alone
         return calls
 
     def _is_untried(self, call: OpenCall) -> bool:
-        waits = call.waits_for_answer or call.call_id in self._notes.deferred
+        waits = call.waits or call.call_id in self._notes.deferred
         return waits and call.call_id not in self._notes.begun
 
     def _check_removed(self, unknown: Sequence[str]) -> None:
@@ -123,10 +129,10 @@ class Batch:
         if call.call_id in self._closed:
             return value_of(self._closed[call.call_id])
         if call.call_id not in self._drive.state.results:
-            if ctx.tool_call_approved:
-                await self._begin_approved(call)
-            elif call.call_id in self._notes.deferred:
+            if call.call_id in self._notes.deferred and not ctx.tool_call_approved:
                 raise self._notes.deferred[call.call_id].error()
+            if call.waits or ctx.tool_call_approved:
+                await self._begin(call)
         return await self._call(ctx, call, args, handler)
 
     async def _call(
@@ -150,6 +156,7 @@ class Batch:
             result = await self._drive.call(request)
         except (ApprovalRequired, CallDeferred) as exc:
             self._notes.deferred[call.call_id] = Deferral.of(exc)
+            self._notes.begun = [call_id for call_id in self._notes.begun if call_id != call.call_id]
             self._notes.keep(self._drive.state)
             raise
         except Exception as exc:
@@ -162,6 +169,15 @@ class Batch:
             ctx.tool_manager.failed_tools.add(call.part.tool_name)
         return value_of(result)
 
+    async def _begin(self, call: OpenCall) -> None:
+        """From here on the call is in doubt until its result is recorded. Durable before it starts."""
+        if call.call_id in self._notes.begun:
+            return
+        self._notes.begun.append(call.call_id)
+        self._notes.keep(self._drive.state)
+        if call.effect is Effect.ONCE:
+            await self._drive.live.save(essential=True)
+
     def count_usage(self) -> None:
         """Bring the run's usage up to pydantic-ai's."""
         used = self._notes.count()
@@ -170,15 +186,6 @@ class Batch:
         self._notes.keep(self._drive.state)
 
     # -- calls that wait for a person ---------------------------------------------------------------------------
-
-    async def _begin_approved(self, call: OpenCall) -> None:
-        """From here on the approved call is in doubt until its result is recorded. Durable before it starts."""
-        if call.call_id in self._notes.begun:
-            return
-        self._notes.begun.append(call.call_id)
-        self._notes.keep(self._drive.state)
-        if call.effect is Effect.ONCE:
-            await self._drive.live.save(essential=True)
 
     def defer(self, requests: DeferredToolRequests) -> RunParked:
         """Some calls wait for an answer: why the run is parked."""

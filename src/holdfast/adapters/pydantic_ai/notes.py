@@ -42,7 +42,7 @@ class Notes:
         self.usage: RunUsage = _USAGE.validate_python(kept.get("usage", {}))
         #: By call id.
         self.deferred = {call: Deferral(**each) for call, each in kept.get("deferred", {}).items()}
-        #: Calls that needed an approval, have it, and were begun.
+        #: Calls that had to wait, for an answer or for their turn, and were begun.
         self.begun: list[str] = list(kept.get("begun", ()))
         #: Calls of the open reply for which there is no tool.
         self.unknown: list[str] = list(kept.get("unknown", ()))

@@ -1,0 +1,64 @@
+"""A durable agent on a real model, by the name of its provider.
+
+    export OPENAI_API_KEY=...       # for openai:..., openai-chat:...
+    export ANTHROPIC_API_KEY=...    # for anthropic:...
+    python examples/provider_by_name.py openai:gpt-5 "How many days are left in this year?"
+
+Stop it with Ctrl-C, or kill it, and start it again with the same words: it goes on where it stopped.
+"""
+
+import hashlib
+import os
+import sys
+from datetime import date
+from typing import Any
+
+from pydantic_ai import Agent
+
+from holdfast import App, RunInfo
+from holdfast.adapters.pydantic_ai import durable
+
+#: The environment variable that each provider's key is read from. pydantic-ai has many more providers.
+KEYS = {"openai": "OPENAI_API_KEY", "openai-chat": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
+
+
+def agent_for(model: str) -> Agent[None, str]:
+    agent = Agent(model, name="assistant", instructions="Use your tools. Answer in one sentence.")
+
+    @agent.tool_plain(metadata={"effect": "pure"})
+    def today() -> str:
+        """Today's date."""
+        return date.today().isoformat()
+
+    return agent
+
+
+class Typed:
+    """Prints the answer as the model writes it."""
+
+    async def progress(self, info: RunInfo, event: Any) -> None:
+        if event.kind == "text":
+            print(event.text, end="", flush=True)
+
+    async def output(self, info: RunInfo, output: Any) -> None:
+        print()
+
+    async def error(self, info: RunInfo, error: BaseException) -> None: ...
+
+
+def main(model: str, question: str) -> None:
+    agent = durable(agent_for(model), stream=True)
+    run_id = hashlib.sha256(f"{model}\n{question}".encode()).hexdigest()[:12]
+    result = App([agent], "sqlite:answers.db", delivery=Typed()).run_sync(agent, question, run_id=run_id)
+    print(f"{result.usage.total_tokens} tokens, ${result.usage.cost_usd:.4f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} PROVIDER:MODEL QUESTION")
+    provider = sys.argv[1].partition(":")[0]
+    if provider not in KEYS:
+        sys.exit(f"this example knows the keys of {', '.join(KEYS)}; {provider!r} is none of them")
+    if not os.environ.get(KEYS[provider]):
+        sys.exit(f"{sys.argv[1]} needs a key: set the environment variable {KEYS[provider]}")
+    main(*sys.argv[1:])
