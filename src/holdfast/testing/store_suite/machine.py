@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.lifecycle import CLAIMABLE, ENDINGS, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter
 from holdfast.testing.store_process import ProcessGone
@@ -65,7 +65,7 @@ class StoreMachine(RuleBasedStateMachine):
         store = self.world.store
         for record in [record async for record in store.records()]:
             self.model.token = max(self.model.token, record.token)
-            with contextlib.suppress(CheckpointError):  # gone with its parent
+            with contextlib.suppress(RunNotFound):  # gone with its parent
                 claim = await store.claim(record.run_id, self.workers[0], statuses=set(Status), steal=True)
                 self.model.token = max(self.model.token, claim.token)
                 await store.remove(record.run_id, claim=claim)
