@@ -167,6 +167,9 @@ class Drive:
                 await self._live.confirm()
         elif self._ran_once:
             await self._live.save(essential=True)
+        elif self._live.on_trial:
+            # If this takes the process down, it is known what did.
+            await self._live.save(urgent=True)
         elif self._live.checkpointer is not None:
             self._intent = self._live.clock.call_later(INTENT_DELAY, self._save_intent)
 

@@ -52,6 +52,7 @@ class LiveRun:
         self._stopped_by: BaseException | None = None
         self._since = clock.monotonic()
         self._elapsed_before = state.elapsed
+        self._iteration_before = state.iteration
 
     # -- from outside -------------------------------------------------------------------------------------------
 
@@ -132,6 +133,11 @@ class LiveRun:
         """Bring the state's elapsed time up to now."""
         self.state.elapsed = self._elapsed_before + timedelta(seconds=self.clock.monotonic() - self._since)
         return self.state.elapsed
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the run was resumed and has not finished a step since: it may be what ended its process before."""
+        return self.resumed and self.state.iteration == self._iteration_before
 
     async def save(self, *, urgent: bool = False, essential: bool = False) -> bool:
         """Save the state. Trouble with the store is logged and the next save carries what this one could not.
