@@ -1,13 +1,12 @@
 """App: the one place where the parts are joined."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.checkpoint.errors import RunBusy, RunNotFound
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.handle import HandleSettings
 from holdfast.checkpoint.housekeeping import Housekeeping
@@ -16,19 +15,17 @@ from holdfast.checkpoint.opening import store_from_url
 from holdfast.checkpoint.operations import Operations
 from holdfast.checkpoint.recovery import Recovery, RecoveryReport
 from holdfast.checkpoint.redacting import RedactingStore
+from holdfast.checkpoint.reunion import Ends, Reunion
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
-from holdfast.run.errors import DefinitionError, RunAlreadyLive, RunCancelled
+from holdfast.run.errors import DefinitionError, RunCancelled
 from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.outcome import Result
 from holdfast.run.ports import Audit, Budget, Critic, Delivery, Palette, Ports
 from holdfast.run.redaction import Redact
 from holdfast.run.signals import on_first_signal, unclaimed
-
-#: How many ends of recovered runs are kept in mind for whoever asks for them by their id.
-_REMEMBERED = 10_000
 
 
 class App:
@@ -93,7 +90,7 @@ class App:
         self._given, self._recover_at_entry, self._grace = given, recover, grace
         self._clock, self._required = clock, required
         self._concurrency, self._retention = concurrency, retention
-        self._ends: dict[str, Result | Exception] = {}
+        self._ends = Ends()
         self._signals = signals
         self._unhandle_signals: Callable[[], None] = lambda: None
         self._executor: Executor | None = None
@@ -149,7 +146,7 @@ class App:
     def _recovery(self) -> Recovery:
         return Recovery(
             self._durable, self._executing, self._agents, concurrency=self._concurrency,
-            retention=self._retention, on_end=self._remember,
+            retention=self._retention, on_end=self._ends.remember,
         )  # fmt: skip
 
     @property
@@ -209,54 +206,24 @@ class App:
             RunError: the run did not end with an answer; the kind says why. A model's own exception comes out as it is.
             RunConflict: there is a run with this id, and it has another agent or prompt.
             RunBusy: a live worker elsewhere owns the run with this id.
+            RunParked: it waits for a person: `unpark` it, or `resume` it by hand.
         """
         source = self._known(agent)
         info = _info(source, prompt, run_id, caller_id, channel_id, guild_id, labels)
-        if run_id is not None and self._given is not None:
-            earlier = await self._earlier(info)
-            if earlier is not None:
-                return earlier
-        return await self._executing.run(
-            source, prompt, run_id=info.run_id, caller_id=caller_id, channel_id=channel_id,
-            guild_id=guild_id, labels=labels,
+
+        async def begin() -> Result:
+            return await self._executing.run(
+                source, prompt, run_id=info.run_id, caller_id=caller_id, channel_id=channel_id,
+                guild_id=guild_id, labels=labels,
+            )  # fmt: skip
+
+        if run_id is None or self._given is None:
+            return await begin()
+        reunion = Reunion(
+            self._operations, self._executing, self._ends, worker_id=self._checkpoints.worker_id,
+            resume=lambda run_id: self._resume(run_id, CLAIMABLE), clock=self._clock,
         )  # fmt: skip
-
-    async def _earlier(self, info: RunInfo) -> Result | None:
-        """The result of the run that has this id already; `None` if there is none."""
-        try:
-            record = await self._operations.check_same(info)
-        except RunNotFound:
-            return self._recovered(info.run_id)
-        if record.over:
-            return await self.result(info.run_id)
-        while True:
-            try:
-                return await self._executing.join(info.run_id) or await self.resume(info.run_id)
-            except RunNotFound:
-                # It came to its end meanwhile. To begin it anew would do everything twice.
-                if (result := self._recovered(info.run_id)) is not None:
-                    return result
-                raise
-            except RunBusy as busy:
-                if busy.owner != self._checkpoints.worker_id:
-                    raise
-            except RunAlreadyLive:
-                continue
-            # Recovery has claimed it and is about to drive it.
-            await self._clock.sleep(timedelta(milliseconds=1))
-
-    def _recovered(self, run_id: str) -> Result | None:
-        """The result of a run that recovery has ended since this App was entered."""
-        end = self._ends.get(run_id)
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    def _remember(self, run_id: str, end: Result | Exception) -> None:
-        # Without the conversation: many ends may have to be remembered.
-        self._ends[run_id] = end if isinstance(end, Exception) else replace(end, messages=())
-        if len(self._ends) > _REMEMBERED:
-            del self._ends[next(iter(self._ends))]
+        return await reunion.meet(info, begin)
 
     def run_sync(
         self,
@@ -317,14 +284,17 @@ class App:
         Raises:
             CheckpointError: it is not there, is owned by a live worker, is over, or cannot be read.
         """
-        store = self._store()
+        # A person's wish is not a strike, and outweighs an earlier end.
         statuses = {*CLAIMABLE, Status.PARKED, Status.FAILED, Status.CANCELLED}
+        return await self._resume(run_id, statuses, by_hand=True)
+
+    async def _resume(self, run_id: str, statuses: Collection[Status], *, by_hand: bool = False) -> Result:
         record = await self._operations.record(run_id)
         agent = self.agent(record.agent_name)
-        claim = await store.claim(run_id, self._checkpoints.worker_id, statuses=statuses)
-        # A person's wish is not a strike.
-        resumption = await self._recovery.resumption(claim, by_hand=True)
-        assert resumption is not None
+        claim = await self._store().claim(run_id, self._checkpoints.worker_id, statuses=statuses)
+        resumption = await self._recovery.resumption(claim, by_hand=by_hand)
+        if resumption is None:  # it has struck out
+            return await self._operations.result(run_id)
         return await self._executing.resume(agent, resumption)
 
     async def cancel(self, run_id: str) -> None:

@@ -1,0 +1,125 @@
+"""A caller who asks for a run under an id that is known already meets that run, and never starts a second one."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+
+from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotClaimable, RunNotFound
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.operations import Operations
+from holdfast.clock import Clock
+from holdfast.run.errors import RunAlreadyLive
+from holdfast.run.executor import Executor
+from holdfast.run.info import RunInfo
+from holdfast.run.outcome import Result
+
+#: How many ends of recovered runs are kept in mind for whoever asks for them by their id.
+_REMEMBERED = 10_000
+
+#: How often a run that this process has claimed is looked for until it is driven.
+_LOOK = timedelta(milliseconds=1)
+
+
+class Ends:
+    """How the runs ended that recovery has driven in this process."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, Result | Exception] = {}
+
+    def remember(self, run_id: str, end: Result | Exception) -> None:
+        # Without the conversation: many ends may have to be remembered.
+        self._ends[run_id] = end if isinstance(end, Exception) else replace(end, messages=())
+        if len(self._ends) > _REMEMBERED:
+            del self._ends[next(iter(self._ends))]
+
+    def of(self, run_id: str) -> Result | None:
+        """The result; `None` if nothing is known of such a run. Raises the error if it ended with one."""
+        end = self._ends.get(run_id)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+class Reunion:
+    """Brings a caller and the run with its id together."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        executor: Executor,
+        ends: Ends,
+        *,
+        worker_id: str,
+        resume: Callable[[str], Awaitable[Result]],
+        clock: Clock,
+    ) -> None:
+        """Make one for each caller.
+
+        Args:
+            worker_id: of this process.
+            resume: goes on with an interrupted run as recovery does, here.
+        """
+        self._operations, self._executor, self._ends = operations, executor, ends
+        self._worker_id, self._resume, self._clock = worker_id, resume, clock
+
+    async def meet(self, info: RunInfo, begin: Callable[[], Awaitable[Result]]) -> Result:
+        """The result of the run with this id, which is begun if there is none.
+
+        Raises:
+            RunConflict: it has another agent or prompt. RunBusy: a live worker elsewhere owns it. RunParked: it waits
+                for a person. Whatever else the run ends with.
+        """
+        while True:
+            if (earlier := await self._earlier(info)) is not None:
+                return earlier
+            try:
+                return await begin()
+            except RunAlreadyLive:
+                # Another caller of this process was quicker. Nothing was awaited since, so it is still live.
+                return await self._join(info)
+            except RunExists as exc:
+                if exc.run_id != info.run_id:
+                    raise
+                # Another process was quicker.
+
+    async def _join(self, info: RunInfo) -> Result:
+        live = self._executor.live(info.run_id)
+        if live is None:
+            raise RunAlreadyLive(info.run_id)
+        if (live.info.agent_name, live.info.prompt) != (info.agent_name, info.prompt):
+            raise RunConflict(info.run_id, live.info.agent_name)
+        result = await self._executor.join(info.run_id)
+        assert result is not None
+        return result
+
+    async def _earlier(self, info: RunInfo) -> Result | None:
+        """The result of the run that has this id already; `None` if there is none."""
+        try:
+            await self._operations.check_same(info)
+        except RunNotFound:
+            return self._ends.of(info.run_id)
+        try:
+            return await self._go_on(info.run_id)
+        except RunNotFound:
+            # It came to its end meanwhile. To begin it anew would do everything twice.
+            if (result := self._ends.of(info.run_id)) is not None:
+                return result
+            raise
+
+    async def _go_on(self, run_id: str) -> Result:
+        while True:
+            joined = await self._executor.join(run_id)
+            if joined is not None:
+                return joined
+            record = await self._operations.record(run_id)
+            if record.over or record.status is Status.PARKED:
+                return await self._operations.result(run_id)
+            try:
+                return await self._resume(run_id)
+            except RunBusy as busy:
+                if busy.owner != self._worker_id:
+                    raise
+            except (RunAlreadyLive, RunNotClaimable):
+                pass
+            # Recovery has claimed it and is about to drive it, or has just ended it.
+            await self._clock.sleep(_LOOK)

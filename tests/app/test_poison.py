@@ -1,0 +1,90 @@
+"""A run that takes its process down again and again is parked, and goes on when somebody says so."""
+
+import signal
+
+import pytest
+from tests.app.conftest import Yard, records
+
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.errors import RunParked
+
+#: Longer than any backoff, for processes whose store has a clock that is ahead by this.
+HOUR = 3600
+
+
+def crash(yard: Yard, *command: str, later: int) -> None:
+    """Start a process that the run takes down."""
+    child = yard.start(*command, later=later)
+    child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
+
+
+def recover(yard: Yard, later: int) -> str:
+    """What a process says that recovers everything and lives."""
+    child = yard.start("recover", later=later)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    return out
+
+
+async def test_three_strikes_park_a_submitted_run_with_where_it_happened(yard: Yard) -> None:
+    async with yard.app() as app:
+        await app.submit("errand", "note crash note", run_id="r")
+        for life in range(4):  # the first finishes a step, which is not a strike
+            crash(yard, "recover", later=life * HOUR)
+        assert recover(yard, later=4 * HOUR) == "{'r': 'parked'}\n"
+        parked = (await records(app))["r"]
+        assert parked.status is Status.PARKED
+        assert parked.reason.startswith("poison: 3 owners in a row died or gave up in step 2 while calling crash ")
+        with pytest.raises(RunParked) as told:
+            await app.result("r")
+        assert told.value.reason == "poison"
+    assert yard.deeds() == ["r note c0", *["r crash c1"] * 4]
+
+
+async def test_unpark_lets_a_poisoned_run_go_on_with_three_new_lives(yard: Yard) -> None:
+    async with yard.app() as app:
+        await app.submit("errand", "note crash note", run_id="r")
+        for life in range(4):  # the first finishes a step, which is not a strike
+            crash(yard, "recover", later=life * HOUR)
+        recover(yard, later=4 * HOUR)
+        await app.unpark("r")
+        assert (await records(app))["r"].strikes == 0
+        crash(yard, "recover", later=5 * HOUR)
+        assert (await records(app))["r"].strikes == 1
+        yard.make_true("cured")
+        assert recover(yard, later=6 * HOUR) == "{'r': 'completed'}\n"
+        assert (await app.result("r")).output == "did note crash note"
+    assert [deed for deed in yard.deeds() if "note" in deed] == ["r note c0", "r note c2"]
+
+
+async def test_a_program_that_asks_for_its_run_at_every_start_is_not_taken_down_for_ever(yard: Yard) -> None:
+    for life in range(3):
+        crash(yard, "run", "r", "crash", later=life * HOUR)
+    child = yard.start("run", "r", "crash", later=3 * HOUR)
+    assert "RunParked: parked, poison" in child.communicate(timeout=60)[1]
+    assert child.returncode == 1
+    assert yard.deeds() == ["r crash c0"] * 3
+    async with yard.app() as app:
+        with pytest.raises(RunParked, match="poison"):
+            await app.run("errand", "crash", run_id="r")
+        yard.make_true("cured")
+        # A person may, whatever came before.
+        assert (await app.resume("r")).output == "did crash"
+
+
+async def test_a_finished_step_clears_the_strikes(yard: Yard) -> None:
+    async with yard.app() as app:
+        await app.submit("errand", "crash gate crash", run_id="r")
+        crash(yard, "recover", later=0)
+        crash(yard, "recover", later=HOUR)
+        assert (await records(app))["r"].strikes == 2
+        yard.make_true("cured")
+        serving = yard.start("recover", later=2 * HOUR)
+        yard.wait_for_deed("r gate c1")
+        assert (await records(app))["r"].strikes == 0
+        serving.kill()
+        serving.wait()
+        yard.make_true("open")
+        assert recover(yard, later=3 * HOUR) == "{'r': 'completed'}\n"
+        assert (await app.result("r")).output == "did crash gate crash"
