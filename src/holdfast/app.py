@@ -12,7 +12,7 @@ from holdfast.checkpoint.handle import HandleSettings
 from holdfast.checkpoint.housekeeping import Housekeeping
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.opening import store_from_url
-from holdfast.checkpoint.operations import Operations
+from holdfast.checkpoint.operations import RETENTION, Operations
 from holdfast.checkpoint.recovery import Recovery, RecoveryReport
 from holdfast.checkpoint.redacting import RedactingStore
 from holdfast.checkpoint.reunion import Ends, Reunion
@@ -48,7 +48,7 @@ class App:
         throttle: timedelta = timedelta(0),
         max_bytes: int | None = None,
         keep_failed: timedelta | None = None,
-        retention: timedelta = timedelta(days=7),
+        retention: timedelta = RETENTION,
         redact: Redact | None = None,
         audit: Audit | None = None,
         budget: Budget | None = None,
@@ -140,7 +140,7 @@ class App:
     @property
     def _operations(self) -> Operations:
         assert self._executing
-        return Operations(self._durable, self._agents)
+        return Operations(self._durable, self._agents, retention=self._retention)
 
     @property
     def _recovery(self) -> Recovery:

@@ -36,6 +36,9 @@ from holdfast.run.ports import Resumption
 #: Past every entry: loads the record alone.
 _RECORD_ONLY = 2**62
 
+#: How long the end of a submitted run is kept, unless the host says otherwise.
+RETENTION = timedelta(days=7)
+
 #: How long a waiter trusts that a sign will come before it looks by itself.
 _LOOK = timedelta(seconds=1)
 
@@ -43,8 +46,15 @@ _LOOK = timedelta(seconds=1)
 class Operations:
     """Acts on the runs of one store, whoever drives them."""
 
-    def __init__(self, checkpoints: Checkpoints, agents: Mapping[str, AgentSource]) -> None:
-        self._checkpoints, self._agents = checkpoints, agents
+    def __init__(
+        self, checkpoints: Checkpoints, agents: Mapping[str, AgentSource], *, retention: timedelta = RETENTION
+    ) -> None:
+        """Make the operations.
+
+        Args:
+            retention: how long the end of a submitted run is kept.
+        """
+        self._checkpoints, self._agents, self._retention = checkpoints, agents, retention
 
     @property
     def _store(self) -> CheckpointStore:
@@ -132,8 +142,9 @@ class Operations:
         try:
             resumption = await self._resumption(claim)
         except CheckpointError as exc:
-            # It cannot be read, so it cannot be said who waits for its end: keep it, over.
-            await self._store.settle(claim, Ending(status=Status.CANCELLED, reason=f"cancelled; {exc}"))
+            # It cannot be read, so it cannot be said who waits for its end: keep it for a while, over.
+            ending = Ending(status=Status.CANCELLED, reason=f"cancelled; {exc}", keep=self._retention)
+            await self._store.settle(claim, ending)
             return
         await resumption.checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
 
@@ -205,7 +216,8 @@ class Operations:
 
     async def _resumption(self, claim: Claim) -> Resumption:
         stored = await self._store.load(claim.run_id)
-        return self._checkpoints.resume(claim, stored, self._loop(stored.record.agent_name).codec)
+        codec = self._loop(stored.record.agent_name).codec
+        return self._checkpoints.resume(claim, stored, codec, retention=self._retention)
 
 
 def _new_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:
