@@ -128,16 +128,15 @@ def _write(
         first_seq = entries[0].seq
         first_key = transaction.entry_keys(len(entries))
         last_key = first_key + len(entries) - 1
-    change = (len(entries), size, transaction.now_micros, progress, replace, finished_step, last_key)
-
-    def moved(head: Head) -> bool:
-        return transaction.changed(_WRITE, (*change, head.run_key, claim.token, head.last_entry, first_seq))
-
+    change = (
+        *(len(entries), size, transaction.now_micros, progress, replace, finished_step, last_key),
+        *(claim.token, first_seq),
+    )
     head = transaction.heads.get(claim.token)
-    if head is None or not moved(head):
+    if head is None or not transaction.changed(_WRITE, (*change, head.run_key, head.last_entry)):
         row = transaction.one(_HEAD, (claim.run_id, claim.token))
         head = Head(row[0], row[1], (row[1],) if row[1] else ()) if row else None
-        if head is None or not moved(head):
+        if head is None or not transaction.changed(_WRITE, (*change, head.run_key, head.last_entry)):
             raise _refusal(claim, first_seq, transaction)
     if replace:
         transaction.discard_journal(head.run_key, head.last_entry)

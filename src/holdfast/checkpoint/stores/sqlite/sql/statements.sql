@@ -39,7 +39,7 @@ UPDATE runs SET
     strikes = iif(?6, 0, strikes),
     not_before = iif(?6, min(not_before, ?3), not_before),
     last_entry = coalesce(?7, last_entry)
-WHERE run_key = ?8 AND token = ?9 AND status = 'running' AND last_entry = ?10 AND next_seq = coalesce(?11, next_seq)
+WHERE run_key = ?10 AND token = ?8 AND status = 'running' AND last_entry = ?11 AND next_seq = coalesce(?9, next_seq)
 
 -- name: head
 SELECT run_key, last_entry FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
