@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,20 @@ class Yard:
         path = self.folder / "deeds"
         return path.read_text().splitlines() if path.exists() else []
 
+    def calls(self) -> list[str]:
+        """The tools that were called, in order."""
+        return [deed.split()[1] for deed in self.deeds()]
+
     def wait_for_deed(self, deed: str) -> None:
+        self._wait(lambda: deed in self.deeds())
+
+    def wait_for_calls(self, tool: str, count: int) -> None:
+        self._wait(lambda: self.calls().count(tool) >= count)
+
+    def _wait(self, seen: Callable[[], bool]) -> None:
         end = time.monotonic() + 60
-        while deed not in self.deeds():
-            assert time.monotonic() < end, f"{deed} is not among {self.deeds()}"
+        while not seen():
+            assert time.monotonic() < end, f"there is only {self.deeds()}"
             time.sleep(0.005)
 
 
