@@ -1,5 +1,8 @@
 """Runs that die and go on: nothing that is recorded happens again, and the model sees what it would have seen."""
 
+import asyncio
+import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,13 +14,15 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.usage import RequestUsage
 from tests.adapters.death import RUN, Deaths
 from tests.adapters.script import Script, call, said
+from tests.life import Life
 
 from holdfast import App
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.run.effects import DID_NOT_HAPPEN, Happened
-from holdfast.run.errors import NotKnownHere, RunParked
+from holdfast.run.errors import NotKnownHere, RunParked, Shutdown
 from holdfast.run.ports import Ports
+from holdfast.testing.clock import ManualClock
 
 PURE = dict.fromkeys(("look", "wait"), "pure")
 
@@ -212,6 +217,39 @@ async def test_what_was_put_into_the_queue_is_there_in_the_next_life() -> None:
     assert len(shown) == 2
     assert shown[0] == shown[1]
     assert ("user-prompt", "by the way") in shown[0]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_thread_is_waited_for_and_its_result_recorded(alone: bool) -> None:
+    """A sync tool cannot be stopped: the run is not left to others while it works."""
+    loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    done: list[str] = []
+    batch = [call("c1", "send")] if alone else [call("c1", "send"), call("c2", "look", city="Lyon")]
+    agent = travelling(script := Script(batch, "done"), Deaths())
+
+    @agent.tool_plain
+    def send() -> str:
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(60)
+        done.append("sent")
+        return "sent"
+
+    clock = ManualClock()
+    life = Life(clock=clock)
+    run = asyncio.create_task(life.executor.run(durable(agent), "go", run_id=RUN))
+    await begun.wait()
+    shutdown = asyncio.create_task(life.executor.shutdown(timedelta(seconds=30)))
+    await clock.advance(timedelta(seconds=30))
+    live = life.executor.live(RUN)
+    assert live is not None
+    assert isinstance(live.stopped_by, Shutdown)
+    go_on.set()
+    with pytest.raises(Shutdown):
+        await run
+    await shutdown
+    result = await Life(life.inner, clock=clock).resume(durable(agent), RUN)
+    assert (result.output, done) == ("done", ["sent"])
+    assert said(script.asked[-1])[1 + len(batch)] == ("tool-return", "sent")
 
 
 # -- calls in doubt -----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.exceptions import UsageLimitExceeded
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.toolsets import FunctionToolset, WrapperToolset
 from pydantic_ai.usage import RequestUsage
 from tests.adapters.script import Script, call, said
 
@@ -333,3 +334,35 @@ def test_an_agent_needs_a_name_and_options_that_fit() -> None:
         durable(Agent(TestModel()), name="x", effects={"send": "twice"})
     with pytest.raises(DefinitionError, match="only a once tool"):
         durable(Agent(TestModel()), name="x", effects={"send": "pure"}, reconcile={"send": reconcile})
+
+
+async def test_toolsets_of_every_kind_are_called_through_the_journal() -> None:
+    script = Script([call("c1", "near_look", city="Lyon"), call("c2", "far_look", city="Faro")], "done")
+    entered: list[str] = []
+
+    class Connected(WrapperToolset[None]):
+        """Stands for a toolset with a connection, such as an MCP server's."""
+
+        async def __aenter__(self) -> "Connected":
+            entered.append("in")
+            return self
+
+        async def __aexit__(self, *error: Any) -> None:
+            entered.append("out")
+
+    near: FunctionToolset[None] = FunctionToolset()
+    far: FunctionToolset[None] = FunctionToolset(metadata={"effect": "pure"})
+
+    @near.tool_plain(name="look")
+    @far.tool_plain(name="look")
+    def look(city: str) -> str:
+        return f"{city} from {current_call().tool}"
+
+    agent: Agent[None, str] = Agent(
+        script.model, name="sets", toolsets=[near.prefixed("near"), Connected(far.prefixed("far"))]
+    )
+    async with App([durable(agent)], "memory:") as app:
+        result = await app.run("sets", "go")
+    returned = [content for kind, content in said(list(result.messages)) if kind == "tool-return"]
+    assert returned == ["Lyon from near_look", "Faro from far_look"]
+    assert entered == ["in", "out"]

@@ -143,7 +143,10 @@ class Batch:
 
         async def execute() -> ModelRequest:
             nonlocal seen
-            seen, result = await outcome_of(lambda: handler(args), results)
+            work = _made(handler, args)
+            own = self._drive.profile.tools.get(call.part.tool_name)
+            in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
+            seen, result = await outcome_of(self._drive.live.outlast(work) if in_thread else work, results)
             self.count_usage()
             return result
 
@@ -253,6 +256,18 @@ class Batch:
         self._calls, self._answers = {}, DeferredToolResults()
         self._notes.end_batch()
         return [*messages, *_joined(loose)]
+
+
+async def _made(handler: WrapToolExecuteHandler, args: dict[str, Any]) -> Any:
+    return await handler(args)
+
+
+def _runs_in_thread(ctx: RunContext[Any], name: str) -> bool:
+    """Whether the tool is a sync function: a thread, which nobody can stop half-way."""
+    tool: Any = (ctx.tool_manager.tools or {}).get(name) if ctx.tool_manager is not None else None
+    while (inner := getattr(tool, "source_tool", None)) is not None:  # as part of a combined toolset
+        tool = inner
+    return getattr(tool, "is_async", True) is False
 
 
 def _prompts(result: ModelRequest) -> list[UserPromptPart]:

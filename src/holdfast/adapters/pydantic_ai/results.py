@@ -4,7 +4,7 @@ A reply with three calls is answered by three requests of one part each. They ar
 and enter the conversation as they are: pydantic-ai joins requests that follow each other, so the model sees one.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from pydantic import Discriminator, TypeAdapter, ValidationError
@@ -112,13 +112,13 @@ def is_error(result: Any) -> bool:
     return part_of(result).outcome != "success"
 
 
-async def outcome_of(call: Callable[[], Any], results: ToolResults) -> tuple[Callable[[], Any], ModelRequest]:
+async def outcome_of(call: Awaitable[Any], results: ToolResults) -> tuple[Callable[[], Any], ModelRequest]:
     """Make the call: what pydantic-ai is to see of its outcome, and the same as it is recorded.
 
     What is no outcome comes out as it is: a deferral, an error that ends the run.
     """
     try:
-        value = await call()
+        value = await call
     except ToolRetryError as exc:
         return _raising(exc), ModelRequest(parts=[exc.tool_retry])
     except ToolFailedError as exc:
