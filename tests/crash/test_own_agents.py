@@ -67,6 +67,6 @@ def test_a_call_in_doubt_is_told_reconciled_or_parked() -> None:
     assert doubts == {"send-0", "phone-10", "send-11", "sign-20"}
     by_point = {trial.planned: trial for trial in report.trials}
     # Reconciled, so the transcript is the same; unknown, so it is not.
-    assert by_point["at the end of send send-0 of crash-test"].exact
-    assert not by_point["at the end of phone phone-10 of crash-test"].exact
-    assert not by_point["at the end of sign sign-20 of crash-test"].exact
+    assert by_point["at the end of send send-0 in step 1 of crash-test"].exact
+    assert not by_point["at the end of phone phone-10 in step 2 of crash-test"].exact
+    assert not by_point["at the end of sign sign-20 in step 3 of crash-test"].exact

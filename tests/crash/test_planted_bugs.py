@@ -11,6 +11,7 @@ from holdfast.testing import CrashReport, CrashTestFailed, crash_everywhere
 
 PLANTED = "tests.crash.planted"
 FOLDER = "file:{folder}/runs"
+TWICE = "the once tool book (call book-10 in step 2 of run crash-test) was started 2 times"
 
 
 def _faults(report: CrashReport | None) -> str:
@@ -21,7 +22,7 @@ def _faults(report: CrashReport | None) -> str:
 def test_a_handle_that_does_not_await_the_intent() -> None:
     with pytest.raises(CrashTestFailed) as failed:
         crash_everywhere(f"{PLANTED}.unawaited_intent:agent", "Porto", store=FOLDER)
-    assert "the once tool book (call book-10 of run crash-test) was started 2 times" in _faults(failed.value.report)
+    assert TWICE in _faults(failed.value.report)
 
 
 def test_a_store_that_acknowledges_before_it_writes() -> None:
@@ -31,7 +32,7 @@ def test_a_store_that_acknowledges_before_it_writes() -> None:
         )
     faults = _faults(failed.value.report)
     assert "the store has lost what it had acknowledged" in faults
-    assert "the once tool book (call book-10 of run crash-test) was started 2 times" in faults
+    assert TWICE in faults
 
 
 def test_a_resume_that_ignores_recorded_results() -> None:

@@ -15,6 +15,7 @@ from holdfast.run.info import RunInfo
 from holdfast.run.loop import Loop
 from holdfast.run.message import NATIVE_CODEC, Message, Reply
 from holdfast.run.tool import Tool, ToolSchema
+from holdfast.testing.crash.foreign import ForeignLoops
 from holdfast.testing.crash.notes import Asked, Began, Notebook, Reconciled, Replied, Returned, Started
 from holdfast.testing.crash.trap import Trap
 
@@ -30,16 +31,18 @@ def conversation_key(run_id: str, messages: Sequence[bytes]) -> str:
 class Instruments:
     """Wraps agents, their models and their tools. What they do stays the same."""
 
-    def __init__(self, trap: Trap, notebook: Notebook) -> None:
-        self._trap, self._notebook = trap, notebook
+    def __init__(self, trap: Trap, notebook: Notebook, foreign: ForeignLoops) -> None:
+        self._trap, self._notebook, self._foreign = trap, notebook, foreign
 
     def source(self, inner: AgentSource, started_by: CallContext | None = None) -> AgentSource:
+        """The agent as a source that instruments it, for whoever starts it."""
+        self._foreign.learn(inner)
         return _Source(inner, self, self._notebook, started_by)
 
     def agent(self, agent: Agent, run_id: str) -> Agent:
         """The agent, for one run."""
         if agent.loop is not None:
-            return agent  # its model and its tools are its loop's own
+            return agent  # its model and its tools are its loop's own: ports tell what they do
         return replace(
             agent,
             model=self._model(agent.model, run_id, 0),
@@ -79,20 +82,27 @@ class Instruments:
     @contextmanager
     def _call(self, tool: Tool) -> Iterator[None]:
         context = current_call()
-        point = f"{tool.name} {context.call_id} of {context.run_id}"
-        run_id, call_id = context.run_id, context.call_id
-        self._notebook.write(Started(run_id=run_id, call_id=call_id, tool=tool.name, effect=tool.effect.value))
-        self._trap.reach(f"at the start of {point}")
+        self.start(context.run_id, context.step, context.call_id, tool.name, tool.effect.value)
         token = _CURRENT.set(replace(context, start_child=self._start_child(context)))
         try:
             yield
-            self._notebook.write(Returned(run_id=run_id, call_id=call_id))
         except Exception:  # the tool's own: a crash may come before that is recorded, too
-            self._trap.reach(f"at the end of {point}")
+            self.end(context.run_id, context.step, context.call_id, tool.name, returned=False)
             raise
         finally:
             _CURRENT.reset(token)
-        self._trap.reach(f"at the end of {point}")
+        self.end(context.run_id, context.step, context.call_id, tool.name, returned=True)
+
+    def start(self, run_id: str, step: int, call_id: str, tool: str, effect: str) -> None:
+        """The body of a tool begins: note it, and perhaps crash."""
+        self._notebook.write(Started(run_id=run_id, step=step, call_id=call_id, tool=tool, effect=effect))
+        self._trap.reach(f"at the start of {tool} {call_id} in step {step} of {run_id}")
+
+    def end(self, run_id: str, step: int, call_id: str, tool: str, *, returned: bool) -> None:
+        """The body of a tool has ended: note it, and perhaps crash before that is recorded."""
+        if returned:
+            self._notebook.write(Returned(run_id=run_id, step=step, call_id=call_id))
+        self._trap.reach(f"at the end of {tool} {call_id} in step {step} of {run_id}")
 
     def _start_child(self, context: CallContext) -> Callable[[Any, str, str | None], Awaitable[Any]] | None:
         start = context.start_child
@@ -109,11 +119,12 @@ class Instruments:
             return None
 
         async def noted(context: CallContext) -> Happened | Verdict:
-            point = f"the reconciling of {context.tool} {context.call_id} of {context.run_id}"
+            point = f"the reconciling of {context.tool} {context.call_id} in step {context.step} of {context.run_id}"
             self._trap.reach(f"before {point}")
             verdict = await reconcile(context)
             note = Reconciled(
                 run_id=context.run_id,
+                step=context.step,
                 call_id=context.call_id,
                 happened=isinstance(verdict, Happened),
                 did_not_happen=verdict is DID_NOT_HAPPEN,

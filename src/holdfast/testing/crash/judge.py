@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from holdfast.run.effects import Effect
-from holdfast.testing.crash.story import CallKey, Story, is_answer_to, tells_doubt
+from holdfast.testing.crash.reading import is_answer_to, tells_doubt
+from holdfast.testing.crash.story import CallOfRun, OneCall, Story
 
 
 class Verdict:
@@ -13,13 +14,15 @@ class Verdict:
 
     def __init__(self, story: Story, unharmed: Story, run_id: str) -> None:
         self._story, self._unharmed, self._run_id = story, unharmed, run_id
+        self._effects_of = unharmed.effects | story.effects
         #: Calls of `once` tools that were reconciled, or of which the model was told that the outcome is unknown.
-        self.in_doubt: set[CallKey] = story.told | {(note.run_id, note.call_id) for note in story.reconciled}
+        self.in_doubt: set[CallOfRun] = story.told | {(note.run_id, note.call_id) for note in story.reconciled}
         #: Runs whose transcripts are another from a call in doubt on, as they may be.
         self.diverged: set[str] = set()
         self.faults: list[str] = [
             *story.lost,
             *self._effects(),
+            *self._silent_doubts(),
             *self._repeated_calls(),
             *self._changed_results(),
             *self._repeated_replies(),
@@ -28,44 +31,46 @@ class Verdict:
         ]
 
     def _effects(self) -> Iterator[str]:
-        """Every `once` effect at most once; none of them lost in silence."""
+        """Every `once` effect at most once."""
         story = self._story
-        once = [(note.run_id, note.call_id) for note in story.starts if note.effect == Effect.ONCE]
-        names = {(note.run_id, note.call_id): note.tool for note in story.starts}
-        again = Counter((note.run_id, note.call_id) for note in story.reconciled if note.did_not_happen)
-        returned = Counter((note.run_id, note.call_id) for note in story.returns)
-        for call, times in Counter(once).items():
-            what = f"the once tool {names[call]} (call {call[1]} of run {call[0]})"
-            if times > 1 + again[call]:
-                yield f"{what} was started {times} times"
+        tools = {story.one(note): note.tool for note in story.starts}
+        once = [call for call in tools if self._effects_of.get((call[0], call[2])) == Effect.ONCE]
+        started = Counter(map(story.one, story.starts))
+        returned = Counter(map(story.one, story.returns))
+        again = Counter(story.one(note) for note in story.reconciled if note.did_not_happen)
+        for call in once:
+            what = f"the once tool {tools[call]} ({_named(call)})"
+            if started[call] > 1 + again[call]:
+                yield f"{what} was started {started[call]} times"
             elif returned[call] > 1:
                 yield f"{what} did its work {returned[call]} times: its reconcile said that it had not happened"
-        for note in story.starts:
-            call = (note.run_id, note.call_id)
-            moment = story.moments.get(note.life + 1)
-            if moment is None or note.effect != Effect.ONCE or call in moment.results:
-                continue
-            if call not in self.in_doubt:
-                yield f"the once tool {note.tool} was in doubt (call {call[1]} of run {call[0]}), and nobody was told"
+
+    def _silent_doubts(self) -> Iterator[str]:
+        """No `once` call that was cut short is passed over."""
+        for note in self._story.starts:
+            moment = self._story.moments.get(note.life + 1)
+            call = self._story.one(note)
+            once = self._effects_of.get((note.run_id, note.call_id)) == Effect.ONCE
+            cut_short = moment is not None and once and call not in moment.results
+            if cut_short and (note.run_id, note.call_id) not in self.in_doubt:
+                yield f"the once tool {note.tool} ({_named(call)}) was in doubt, and nobody was told"
 
     def _repeated_calls(self) -> Iterator[str]:
         """No call is made again whose result was recorded, nor twice in one life."""
         story = self._story
-        for (life, run_id, call_id), times in Counter(
-            (note.life, note.run_id, note.call_id) for note in story.starts
-        ).items():
+        for (life, call), times in Counter((note.life, story.one(note)) for note in story.starts).items():
             if times > 1:
-                yield f"call {call_id} of run {run_id} was made {times} times in life {life}"
-            if life in story.moments and (run_id, call_id) in story.moments[life].results:
-                yield f"call {call_id} of run {run_id} was made again in life {life}, though its result was recorded"
+                yield f"{_named(call)} was made {times} times in life {life}"
+            if life in story.moments and call in story.moments[life].results:
+                yield f"{_named(call)} was made again in life {life}, though its result was recorded"
 
     def _changed_results(self) -> Iterator[str]:
         """What was recorded of a call is what the model hears of it."""
         for moment in self._story.moments.values():
-            for (run_id, call_id), recorded in moment.results.items():
-                heard = [body for body in self._story.transcripts.get(run_id, []) if is_answer_to(body, call_id)]
-                if any(body != recorded for body in heard):
-                    yield f"the recorded result of call {call_id} of run {run_id} is not what the model heard of it"
+            for call, recorded in moment.results.items():
+                heard = [body for body in self._story.transcripts.get(call[0], []) if is_answer_to(body, call[2])]
+                if heard and recorded not in heard:
+                    yield f"the recorded result of {_named(call)} is not what the model heard of it"
 
     def _repeated_replies(self) -> Iterator[str]:
         """No model call is made again whose reply was recorded."""
@@ -75,13 +80,14 @@ class Verdict:
             for key, times in asked.items():
                 if key in usual and times > usual[key] - moment.replies[key]:
                     yield f"in life {life} a model was asked again for a reply that was recorded"
+            for said in self._story.said:
+                if said.life == life and said.step <= moment.foreign_replies.get(said.run_id, 0):
+                    yield f"in life {life} a model was asked again for its reply in step {said.step}"
 
     def _transcripts(self) -> Iterator[str]:
         """The same transcripts, up to the first call in doubt."""
         trial, usual = self._story.transcripts, self._unharmed.transcripts
-        for run_id in sorted(trial.keys() | usual.keys(), key=self._story.depth, reverse=True):
-            if run_id not in trial or run_id not in usual:
-                continue
+        for run_id in sorted(trial.keys() & usual.keys(), key=self._story.depth, reverse=True):
             pairs = enumerate(zip_longest(trial[run_id], usual[run_id]))
             place, (here, there) = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), (0, (None, None)))
             if here is None and there is None:
@@ -89,9 +95,7 @@ class Verdict:
             if here is not None and self._is_doubtful(run_id, here):
                 self._diverge(run_id)
                 continue
-            yield (
-                f"the transcript of run {run_id} differs at message {place}: {_shown(here)} instead of {_shown(there)}"
-            )
+            yield f"the transcript of run {run_id} differs at {place}: {_shown(here)} instead of {_shown(there)}"
         if not self.diverged and trial.keys() != usual.keys():
             yield f"there were other runs: {sorted(trial)} instead of {sorted(usual)}"
 
@@ -117,6 +121,11 @@ class Verdict:
         if story.left is None or story.left.journals:
             left = [f"{journal.run_id} ({journal.status})" for journal in story.left.journals] if story.left else []
             yield f"something is left in the store: {', '.join(left) or 'nobody could look'}"
+
+
+def _named(call: OneCall) -> str:
+    run_id, step, call_id = call
+    return f"call {call_id}{f' in step {step}' if step else ''} of run {run_id}"
 
 
 def _shown(body: bytes | None) -> str:

@@ -11,14 +11,16 @@ import msgspec
 
 from holdfast.app import App
 from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.run.agent import AgentSource
 from holdfast.run.errors import RunParked
 from holdfast.run.native import loop_of
+from holdfast.testing.crash.foreign import ForeignLoops
 from holdfast.testing.crash.importing import Place, load
 from holdfast.testing.crash.instrument import Instruments
 from holdfast.testing.crash.notes import Found, Journal, Left, Notebook, Parked
-from holdfast.testing.crash.ports import NotedBudget, NotedDelivery, NotedPalette
+from holdfast.testing.crash.ports import NotedAudit, NotedBudget, NotedDelivery, NotedPalette
 from holdfast.testing.crash.store import CrashingStore
 from holdfast.testing.crash.trap import Trap
 
@@ -80,26 +82,37 @@ async def live(life: Life, subject: Subject) -> None:
     notebook = Notebook(life.notes, life.number)
     trap = Trap(notebook, at=life.at, nth=life.nth)
     open_store: Callable[[str], CheckpointStore] = load(subject.open_store)
-    store = CrashingStore(open_store(life.url), trap, notebook)
-    tested, app = await _app(subject, store, trap, notebook)
+    foreign = ForeignLoops()
+    store = CrashingStore(open_store(life.url), trap, notebook, foreign)
+    tested, app = await _app(subject, store, Instruments(trap, notebook, foreign), notebook, foreign)
     async with app:
         if life.number == 0:
             await app.run(tested, subject.prompt, run_id=subject.run_id)
         else:
-            await _go_on(app, store, tested, life, subject, notebook)
+            found = await _journals(store, foreign)
+            notebook.write(Found(journals=found))
+            await _recover(app, store, subject.run_id, notebook)
+            if not life.accepted and not any(journal.run_id == subject.run_id for journal in found):
+                # Nobody had promised anything: whoever wanted the run has to ask again.
+                await app.run(tested, subject.prompt, run_id=subject.run_id)
     afterwards = open_store(life.url)
     await afterwards.open()
-    notebook.write(Left(journals=await _journals(afterwards)))
+    notebook.write(Left(journals=await _journals(afterwards, foreign)))
     await afterwards.close()
 
 
-async def _app(subject: Subject, store: CrashingStore, trap: Trap, notebook: Notebook) -> tuple[str, App]:
-    instruments = Instruments(trap, notebook)
+async def _app(
+    subject: Subject, store: CrashingStore, instruments: Instruments, notebook: Notebook, foreign: ForeignLoops
+) -> tuple[str, App]:
+    """The name of the tested agent, and an App in which all that it does is noted."""
     agents = await _agents(subject.agent)
     options: dict[str, Any] = dict(await _made(load(subject.options))) if subject.options is not None else {}
     if options.get("palette") is not None:
         options["palette"] = NotedPalette(options["palette"], instruments)
-    options["delivery"] = NotedDelivery(subject.run_id, loop_of(agents[0]), notebook, options.get("delivery"))
+    options["delivery"] = NotedDelivery(
+        subject.run_id, loop_of(agents[0]), notebook, instruments, foreign, options.get("delivery")
+    )
+    options["audit"] = NotedAudit(notebook, foreign, options.get("audit"))
     options["budget"] = NotedBudget(notebook, options.get("budget"))
     wrapped = [instruments.source(agent) for agent in agents]
     return agents[0].name, App(wrapped, store, **{"recover": False, "signals": False, **options})
@@ -118,38 +131,24 @@ async def _made(found: Any) -> Any:
     return await found if isawaitable(found) else found
 
 
-async def _go_on(
-    app: App, store: CheckpointStore, tested: str, life: Life, subject: Subject, notebook: Notebook
-) -> None:
-    found = await _journals(store)
-    notebook.write(Found(journals=found))
-    accepted = life.accepted or any(journal.run_id == subject.run_id for journal in found)
+async def _recover(app: App, store: CheckpointStore, run_id: str, notebook: Notebook) -> None:
+    """Go on with everything that was left behind, until the run is gone from the store."""
     await app.recover()
-    while (journal := await _journal(store, subject.run_id)) is not None:
-        if journal.status == Status.PARKED and journal.reason.startswith("in doubt"):
-            notebook.write(Parked(reason=journal.reason))
-            await app.unpark(subject.run_id)
+    while (record := await _record(store, run_id)) is not None:
+        if record.status is Status.PARKED and record.reason.startswith("in doubt"):
+            notebook.write(Parked(reason=record.reason))
+            await app.unpark(run_id)
             await app.recover()
         else:
             # It waits for its backoff, or has struck out: both because of the crashes, which are not its fault.
             with contextlib.suppress(RunParked):
-                await app.resume(subject.run_id)
-    if not accepted:
-        # Nobody had promised anything: whoever wanted the run has to ask again.
-        await app.run(tested, subject.prompt, run_id=subject.run_id)
+                await app.resume(run_id)
 
 
-async def _journals(store: CheckpointStore) -> list[Journal]:
-    return [
-        Journal(
-            run_id=record.run_id,
-            status=record.status.value,
-            reason=record.reason,
-            entries=(await store.load(record.run_id)).entries,
-        )
-        async for record in store.records()
-    ]
+async def _journals(store: CheckpointStore, foreign: ForeignLoops) -> list[Journal]:
+    return [foreign.journal(await store.load(record.run_id)) async for record in store.records()]
 
 
-async def _journal(store: CheckpointStore, run_id: str) -> Journal | None:
-    return next((journal for journal in await _journals(store) if journal.run_id == run_id), None)
+async def _record(store: CheckpointStore, run_id: str) -> RunRecord | None:
+    found = [record async for record in store.records() if record.run_id == run_id]
+    return found[0] if found else None

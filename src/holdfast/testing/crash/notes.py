@@ -65,15 +65,33 @@ class Started(Note, frozen=True, kw_only=True):
     """The body of a tool begins."""
 
     run_id: str
+    step: int
     call_id: str
     tool: str
+    #: Empty where it is known only after the call: then `Effected` tells.
     effect: str
+
+
+class Effected(Note, frozen=True, kw_only=True):
+    """What kind of effect a call has that another loop than the native one made."""
+
+    run_id: str
+    call_id: str
+    effect: str
+
+
+class Said(Note, frozen=True, kw_only=True):
+    """A model of another loop has replied, in this step."""
+
+    run_id: str
+    step: int
 
 
 class Returned(Note, frozen=True, kw_only=True):
     """The body of a tool has returned; its result is not recorded yet."""
 
     run_id: str
+    step: int
     call_id: str
 
 
@@ -81,6 +99,7 @@ class Reconciled(Note, frozen=True, kw_only=True):
     """A tool's `reconcile` has said what became of a call."""
 
     run_id: str
+    step: int
     call_id: str
     happened: bool
     did_not_happen: bool
@@ -95,6 +114,13 @@ class Acknowledged(Note, frozen=True, kw_only=True):
     removed: bool = False
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished call of another loop than the native one."""
+
+    call_id: str
+    body: bytes
+
+
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it is in the store."""
 
@@ -102,12 +128,23 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     reason: str
     entries: Sequence[Entry] = ()
+    #: Finished steps.
+    steps: int = 0
+    #: For another loop than the native one: the finished calls, and how many replies there are.
+    answers: Sequence[Answer] | None = None
+    replies: int = 0
 
 
 class Found(Note, frozen=True, kw_only=True):
     """What was in the store when this life began."""
 
     journals: Sequence[Journal]
+
+
+class Closing(Note, frozen=True, kw_only=True):
+    """A run of another loop as it is just before it is over."""
+
+    journal: Journal
 
 
 class Parked(Note, frozen=True, kw_only=True):
@@ -138,8 +175,8 @@ class Left(Note, frozen=True, kw_only=True):
 
 
 AnyNote = (
-    Reached | Crashed | Began | Asked | Replied | Started | Returned | Reconciled | Acknowledged | Found | Parked
-    | Counted | Delivered | Left
+    Reached | Crashed | Began | Asked | Replied | Said | Started | Returned | Effected | Reconciled | Acknowledged
+    | Found | Closing | Parked | Counted | Delivered | Left
 )  # fmt: skip
 
 

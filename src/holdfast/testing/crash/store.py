@@ -1,16 +1,19 @@
 """A store with a crash point before and after every write."""
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
 from holdfast.checkpoint.claim import Claim, Worker
 from holdfast.checkpoint.codec import Progress, RecordedResult, decode
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.testing.crash.notes import Acknowledged, Notebook
+from holdfast.testing.crash.foreign import ForeignLoops
+from holdfast.testing.crash.notes import Acknowledged, Closing, Notebook
 from holdfast.testing.crash.trap import Trap
 
 _T = TypeVar("_T")
@@ -19,8 +22,8 @@ _T = TypeVar("_T")
 class CrashingStore:
     """Hands every call on to another store, through a trap. Notes what that store has acknowledged."""
 
-    def __init__(self, inner: CheckpointStore, trap: Trap, notebook: Notebook) -> None:
-        self._inner, self._trap, self._notebook = inner, trap, notebook
+    def __init__(self, inner: CheckpointStore, trap: Trap, notebook: Notebook, foreign: ForeignLoops) -> None:
+        self._inner, self._trap, self._notebook, self._foreign = inner, trap, notebook, foreign
         self.durable = inner.durable
 
     async def open(self) -> None:
@@ -52,10 +55,12 @@ class CrashingStore:
         return await self._inner.load(run_id, after=after)
 
     async def settle(self, claim: Claim, ending: Ending) -> None:
+        await self._note_closing(claim.run_id)
         note = Acknowledged(run_id=claim.run_id, entries=ending.entries)
         await self._write(self._inner.settle(claim, ending), note, [f"end ({ending.status})"])
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        await self._note_closing(run_id)
         note = Acknowledged(run_id=run_id, removed=True)
         await self._write(self._inner.remove(run_id, claim=claim), note, ["removal"])
 
@@ -86,6 +91,12 @@ class CrashingStore:
 
     async def purge(self, *, limit: int = 100) -> int:
         return await self._inner.purge(limit=limit)
+
+    async def _note_closing(self, run_id: str) -> None:
+        with contextlib.suppress(RunNotFound):
+            stored = await self._inner.load(run_id)
+            if stored.record.agent_name in self._foreign:
+                self._notebook.write(Closing(journal=self._foreign.journal(stored)))
 
     async def _write(
         self, write: Awaitable[_T], note: Acknowledged, what: Sequence[str], at_the_latest: str | None = None

@@ -1,108 +1,57 @@
 """What the notes of one trial tell, put in order."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.checkpoint.codec import RecordedResult, decode
-from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.run.drive import UNKNOWN_OUTCOME
-from holdfast.run.message import NATIVE_CODEC, Reply, ToolResult
-from holdfast.run.state import PhaseOutput
-from holdfast.testing.crash.instrument import conversation_key
+from holdfast.checkpoint.journal import Entry
 from holdfast.testing.crash.notes import (
     Acknowledged,
+    Answer,
     AnyNote,
     Asked,
     Began,
+    Closing,
     Counted,
     Crashed,
     Delivered,
+    Effected,
     Found,
+    Journal,
     Left,
     Reconciled,
     Replied,
     Returned,
+    Said,
     Started,
 )
+from holdfast.testing.crash.reading import is_answer_to, recorded_replies, recorded_results, tells_doubt
 
-#: A call of a run.
-CallKey = tuple[str, str]
-
-
-def transcript(entries: Sequence[Entry]) -> list[bytes]:
-    """The messages of a run in their order, over all its phases, and the phases' outputs; without times."""
-    told: list[bytes] = []
-    results: dict[str, bytes] = {}
-    for entry in entries:
-        if entry.kind is EntryKind.MESSAGE:
-            told.append(entry.body)
-        elif entry.kind is EntryKind.RESULT:
-            recorded = decode(entry.body, RecordedResult)
-            results[recorded.call] = bytes(recorded.message)
-        elif entry.kind is EntryKind.ADOPT:
-            told.extend(results[call] for call in decode(entry.body, list[str]))
-        elif entry.kind is EntryKind.PHASE:
-            phase = decode(entry.body, PhaseOutput)
-            told.append(f"phase {phase.name}: {phase.output!r}".encode())
-    return told
-
-
-def _message(body: bytes) -> Any:
-    """A message of the native loop; `None` for one of another loop."""
-    try:
-        return NATIVE_CODEC.decode(body)
-    except Exception:  # whatever a foreign message looks like, it is none of ours
-        return None
-
-
-def recorded_results(entries: Sequence[Entry]) -> dict[str, bytes]:
-    """The results that are in the journal, by their calls."""
-    recorded = [decode(entry.body, RecordedResult) for entry in entries if entry.kind is EntryKind.RESULT]
-    messages = [(_message(entry.body), entry.body) for entry in entries if entry.kind is EntryKind.MESSAGE]
-    return {result.call: bytes(result.message) for result in recorded} | {
-        message.call_id: body for message, body in messages if isinstance(message, ToolResult)
-    }
-
-
-def recorded_replies(run_id: str, entries: Sequence[Entry]) -> Counter[str]:
-    """The model calls whose replies are in the journal, by their keys."""
-    keys: Counter[str] = Counter()
-    conversation: list[bytes] = []
-    for body in transcript(entries):
-        message = _message(body)
-        if message is None:
-            conversation = []  # a phase has ended; or the messages are another loop's, whose models leave no notes
-            continue
-        if isinstance(message, Reply):
-            keys[conversation_key(run_id, conversation)] += 1
-        conversation.append(body)
-    return keys
-
-
-def is_answer_to(body: bytes, call_id: str) -> bool:
-    """Whether a message holds the result of the call."""
-    message = _message(body)
-    return message.call_id == call_id if isinstance(message, ToolResult) else message is None and call_id in str(body)
-
-
-def tells_doubt(body: bytes) -> bool:
-    """Whether a message tells the model that the outcome of a call is unknown."""
-    return UNKNOWN_OUTCOME.encode() in body
+#: A call of a run, whichever the step.
+CallOfRun = tuple[str, str]
+#: One call: the run, the step, the id. Of other loops than the native one the step is not known; it is zero.
+OneCall = tuple[str, int, str]
 
 
 class Moment:
     """What was in the store when a life had crashed, as the next one found it."""
 
-    def __init__(self, journals: Mapping[str, Sequence[Entry]]) -> None:
-        self.results: dict[CallKey, bytes] = {
-            (run, call): body for run, entries in journals.items() for call, body in recorded_results(entries).items()
-        }
+    def __init__(self) -> None:
+        self.results: dict[OneCall, bytes] = {}
+        #: Replies of native models, by the keys of what they reply to.
         self.replies: Counter[str] = Counter()
-        for run, entries in journals.items():
-            self.replies += recorded_replies(run, entries)
+        #: How many replies other loops had recorded of each run.
+        self.foreign_replies: dict[str, int] = {}
+
+    def add(self, run_id: str, entries: Sequence[Entry], steps: int) -> None:
+        """A run of the native loop."""
+        self.results |= {(run_id, *call): body for call, body in recorded_results(entries, steps).items()}
+        self.replies += recorded_replies(run_id, entries)
+
+    def add_foreign(self, run_id: str, answers: Sequence[Answer], replies: int) -> None:
+        self.results |= {(run_id, 0, answer.call_id): answer.body for answer in answers}
+        self.foreign_replies[run_id] = replies
 
 
 class Story:
@@ -114,28 +63,45 @@ class Story:
         self.returns = [note for note in notes if isinstance(note, Returned)]
         self.reconciled = [note for note in notes if isinstance(note, Reconciled)]
         self.asked = [note for note in notes if isinstance(note, Asked)]
-        self._counts = [note for note in notes if isinstance(note, Counted)]
+        self.said = [note for note in notes if isinstance(note, Said)]
         self.outputs = [note.output for note in notes if isinstance(note, Delivered)]
         self.left = next((note for note in reversed(notes) if isinstance(note, Left)), None)
+        self._counts = [note for note in notes if isinstance(note, Counted)]
+        #: What kind of effect each call has, as far as it is known.
+        self.effects: dict[CallOfRun, str] = {
+            (note.run_id, note.call_id): note.effect
+            for note in notes
+            if isinstance(note, Started | Effected) and note.effect
+        }
         #: The call that started each child.
-        self.parents: dict[str, CallKey] = {
+        self.parents: dict[str, CallOfRun] = {
             note.run_id: (note.parent_run_id, note.call_id)
             for note in notes
             if isinstance(note, Began) and note.parent_run_id is not None and note.call_id is not None
         }
         #: The journal of each run as it last was, also of those that were removed since.
         self.journals: dict[str, list[Entry]] = {}
+        #: Finished calls of runs of other loops, as they last were.
+        self.foreign: dict[str, Journal] = {}
         #: What the store had lost of what it had acknowledged, in words.
         self.lost: list[str] = []
         #: By the number of the life that found it.
         self.moments: dict[int, Moment] = {}
         self._removed: set[str] = set()
         for note in notes:
-            if isinstance(note, Acknowledged):
-                self._acknowledge(note)
-            elif isinstance(note, Found):
-                self._compare(note)
-        self.transcripts: dict[str, list[bytes]] = self._heard(notes)
+            self._follow(note)
+        #: The conversation of each run.
+        self.transcripts: dict[str, list[bytes]] = {
+            run_id: [answer.body for answer in journal.answers or ()] for run_id, journal in self.foreign.items()
+        } | _conversations(notes)
+
+    def _follow(self, note: AnyNote) -> None:
+        if isinstance(note, Acknowledged):
+            self._acknowledge(note)
+        elif isinstance(note, Closing):
+            self.foreign[note.journal.run_id] = note.journal
+        elif isinstance(note, Found):
+            self._compare(note)
 
     def _acknowledge(self, note: Acknowledged) -> None:
         if note.removed:
@@ -156,11 +122,16 @@ class Story:
                 elif missing:
                     told = ", ".join(f"{entry.kind} {entry.seq}" for entry in missing)
                     self.lost.append(f"of run {run_id} the store has lost what it had acknowledged: {told}")
-        for run_id in there:
-            if self._is_gone(run_id):
-                self.lost.append(f"run {run_id} was removed and is back")
+        self.lost += [f"run {run_id} was removed and is back" for run_id in there if self._is_gone(run_id)]
         self.journals.update(there)
-        self.moments[note.life] = Moment(self.journals)
+        self.foreign |= {journal.run_id: journal for journal in note.journals if journal.answers is not None}
+        steps = {journal.run_id: journal.steps for journal in note.journals}
+        moment = self.moments[note.life] = Moment()
+        for run_id, entries in self.journals.items():
+            if run_id in self.foreign:
+                moment.add_foreign(run_id, self.foreign[run_id].answers or (), self.foreign[run_id].replies)
+            else:
+                moment.add(run_id, entries, steps.get(run_id, 0))
 
     def _is_gone(self, run_id: str) -> bool:
         """Removed, or removed with the run that started it."""
@@ -168,29 +139,22 @@ class Story:
             return True
         return run_id in self.parents and self._is_gone(self.parents[run_id][0])
 
-    def _heard(self, notes: Sequence[AnyNote]) -> dict[str, list[bytes]]:
-        """The conversation of each run as its models saw it; of other loops, as it was stored.
-
-        What a run says last need not be stored: when it is over, nothing is.
-        """
-        conversations: dict[str, dict[int, list[bytes]]] = {}
-        for note in notes:
-            if isinstance(note, Asked):
-                messages = conversations.setdefault(note.run_id, {}).setdefault(note.phase, [])
-                messages[note.start :] = note.messages
-            elif isinstance(note, Replied):
-                conversations[note.run_id][note.phase].append(note.message)
-        stored = {run_id: transcript(entries) for run_id, entries in self.journals.items()}
-        return stored | {
-            run_id: [message for phase in sorted(phases) for message in phases[phase]]
-            for run_id, phases in conversations.items()
-        }
+    def one(self, note: Started | Returned | Reconciled) -> OneCall:
+        """The call that a note is about."""
+        return note.run_id, 0 if note.run_id in self.foreign else note.step, note.call_id
 
     @property
-    def told(self) -> set[CallKey]:
+    def told(self) -> set[CallOfRun]:
         """The calls of which the model was told that their outcome is unknown."""
         called = {(note.run_id, note.call_id) for note in self.starts}
-        called |= {(run_id, call) for run_id, entries in self.journals.items() for call in recorded_results(entries)}
+        called |= {(run_id, call_id) for moment in self.moments.values() for run_id, _, call_id in moment.results}
+        called |= {
+            (run_id, call_id)
+            for run_id, entries in self.journals.items()
+            if run_id not in self.foreign
+            for _, call_id in recorded_results(entries)
+        }
+        called |= {(run, answer.call_id) for run, its in self.foreign.items() for answer in its.answers or ()}
         return {
             (run_id, call_id)
             for run_id, call_id in called
@@ -204,3 +168,17 @@ class Story:
 
     def depth(self, run_id: str) -> int:
         return 1 + self.depth(self.parents[run_id][0]) if run_id in self.parents else 0
+
+
+def _conversations(notes: Sequence[AnyNote]) -> dict[str, list[bytes]]:
+    """The conversation of each native run, as its models saw it: what a run says last need not be stored."""
+    heard: dict[str, dict[int, list[bytes]]] = {}
+    for note in notes:
+        if isinstance(note, Asked):
+            messages = heard.setdefault(note.run_id, {}).setdefault(note.phase, [])
+            messages[note.start :] = note.messages
+        elif isinstance(note, Replied):
+            heard[note.run_id][note.phase].append(note.message)
+    return {
+        run_id: [message for phase in sorted(phases) for message in phases[phase]] for run_id, phases in heard.items()
+    }

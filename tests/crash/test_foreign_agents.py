@@ -1,0 +1,20 @@
+"""An agent that another loop drives is killed everywhere, too, and its bugs are found."""
+
+import pytest
+
+from holdfast.testing import CrashTestFailed, crash_everywhere
+
+
+def test_an_agent_of_pydantic_ai_goes_on_from_a_crash_anywhere() -> None:
+    report = crash_everywhere("tests.crash.foreign_agents:agent", "Porto", store="file:{folder}/runs")
+    assert report.crashes == len(report.points) == len(report.trials)
+    assert "at the start of book book-1-0 in step 2 of crash-test" in report.points
+    assert {call for trial in report.trials for call in trial.in_doubt} == {
+        "crash-test/book-1-0",
+        "crash-test/book-2-0",
+    }
+
+
+def test_a_bug_under_an_agent_of_pydantic_ai_is_found() -> None:
+    with pytest.raises(CrashTestFailed, match="the once tool book .* was started 2 times"):
+        crash_everywhere("tests.crash.planted.foreign_unawaited:agent", "Porto", store="file:{folder}/runs")

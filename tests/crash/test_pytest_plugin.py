@@ -1,0 +1,77 @@
+"""The fixture, as somebody else uses it: a test file of their own, in a project of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = 'pytest_plugins = ["holdfast.testing.pytest_plugin"]\n'
+
+TESTS = """
+import threading
+
+import pytest
+from holdfast import Agent, Reply, ToolCall, tool
+from holdfast.run.errors import DefinitionError
+
+if {threads}:
+    threading.Thread(target=threading.Event().wait, name="mine", daemon=True).start()
+
+@tool(on_error="raise")
+def greet(name: str) -> str:
+    # A fork would have left the thread behind.
+    assert ("mine" in [thread.name for thread in threading.enumerate()]) == {threads}
+    return f"hello {{name}}"
+
+async def model(messages, tools):
+    if len(messages) == 1:
+        return Reply(tool_calls=[ToolCall(id="call", name="greet", arguments={{"name": "you"}})])
+    return Reply(text=messages[-1].content)
+
+greeter = Agent(name="greeter", model=model, tools=[greet])
+
+def make_two():
+    return [greeter, Agent(name="other", model=model)]
+
+def test_it_survives(crash_everywhere):
+    report = crash_everywhere(greeter, "hi")
+    assert len(report.points) >= 10
+
+def test_a_function_that_makes_it(crash_everywhere):
+    report = crash_everywhere(make_two, "hi", sample=2)
+    assert len(report.trials) == 2
+
+def test_it_fails(crash_everywhere, tmp_path):
+    greeter_at_home = Agent(name="home", model=model)
+    with pytest.raises(DefinitionError):
+        crash_everywhere(greeter_at_home, "hi")
+"""
+
+
+def _pytest(folder: Path) -> subprocess.CompletedProcess[str]:
+    program = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+        str(folder),
+    ]
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_fixture_finds_agents_in_the_test_file_itself(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_greeter.py").write_text(TESTS.format(threads=False))
+    done = _pytest(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_agent_whose_import_starts_threads_gets_an_interpreter_for_each_life(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_greeter.py").write_text(TESTS.format(threads=True))
+    done = _pytest(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
