@@ -54,8 +54,7 @@ class Yard:
 
     def deeds(self) -> list[str]:
         """What was done to the world: run, tool and call."""
-        path = self.folder / "deeds"
-        return path.read_text().splitlines() if path.exists() else []
+        return self.errands.deeds()
 
     def calls(self) -> list[str]:
         """The tools that were called, in order."""

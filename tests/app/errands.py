@@ -39,6 +39,7 @@ class Errands:
             Tool(self.note),
             Tool(self.gate, effect="idempotent"),
             Tool(self.crash, effect="idempotent"),
+            Tool(self.stride, effect="idempotent"),
             Tool(self.charge, in_doubt="park"),
             Tool(self.delegate, effect="idempotent"),
         ]
@@ -68,6 +69,10 @@ class Errands:
         with (self.folder / "deeds").open("a") as deeds:
             deeds.write(f"{call.run_id} {call.tool} {call.call_id}\n")
 
+    def deeds(self) -> list[str]:
+        path = self.folder / "deeds"
+        return path.read_text().splitlines() if path.exists() else []
+
     async def note(self) -> str:
         """Must not happen twice."""
         self.deed()
@@ -85,6 +90,15 @@ class Errands:
         self.deed()
         self._die()
         return "survived"
+
+    async def stride(self) -> str:
+        """Takes its process down when it is called for the first time."""
+        call = current_call()
+        seen = f"{call.run_id} stride {call.call_id}" in self.deeds()
+        self.deed()
+        if not seen:
+            self._die()
+        return "done"
 
     async def charge(self) -> str:
         """Takes its process down after its effect: nobody hears of the result. Must not happen twice."""

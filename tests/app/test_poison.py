@@ -88,3 +88,23 @@ async def test_a_finished_step_clears_the_strikes(yard: Yard) -> None:
         yard.make_true("open")
         assert recover(yard, later=3 * HOUR) == "{'r': 'completed'}\n"
         assert (await app.result("r")).output == "did crash gate crash"
+
+
+async def test_a_run_whose_child_makes_progress_is_not_taken_for_poison(yard: Yard) -> None:
+    """Each life of the parent ends in the same step of its own; its child is one step further every time."""
+    async with yard.app() as app:
+        await app.submit("errand", "delegate=stride+stride+stride+stride+stride", run_id="r")
+        for life in range(5):
+            crash(yard, "recover", later=life * HOUR)
+        assert recover(yard, later=5 * HOUR) == "{'r': 'completed'}\n"
+    assert sorted(set(yard.calls())) == ["stride"]
+
+
+async def test_a_run_whose_child_makes_no_progress_is_parked_all_the_same(yard: Yard) -> None:
+    async with yard.app() as app:
+        await app.submit("errand", "delegate=delegate=crash", run_id="r")
+        for life in range(3):
+            crash(yard, "recover", later=life * HOUR)
+        assert recover(yard, later=3 * HOUR) == "{'r': 'parked'}\n"
+        assert "while calling delegate" in (await records(app))["r"].reason
+    assert yard.calls() == ["crash"] * 3

@@ -229,10 +229,18 @@ class Recovery:
         if stored.record.cancel_requested and not by_hand:
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
-        if claim.strikes > MAX_STRIKES and not by_hand:
+        if claim.strikes > MAX_STRIKES and not by_hand and not await self._children_go_on(claim.run_id):
             await resumption.checkpointer.park(_poison(claim, stored, agent, resumption))
             return None
         return resumption
+
+    async def _children_go_on(self, run_id: str) -> bool:
+        """Whether a run below this one has finished a step in the lives that this one spent in a single step."""
+        children = [child async for child in self._store.records(RunFilter(parent_run_id=run_id, interrupted=True))]
+        for child in children:
+            if child.strikes < MAX_STRIKES or await self._children_go_on(child.run_id):
+                return True
+        return False
 
     async def _set_aside(self, claim: Claim, ending: Ending) -> None:
         try:
