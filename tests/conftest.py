@@ -1,10 +1,14 @@
 """Fixtures for tests that run over all stores. `-k sqlite` runs them over one of them."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.store_kinds import DURABLE, STORES
+
+# A shell that starts the tests in the background has SIGINT ignored, and every process they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=STORES)

@@ -74,7 +74,6 @@ def test_the_shell_completes_commands_runs_and_states(shell: Shell) -> None:
         shell.ok("submit", "sampler", "note", "--run-id", run_id)
     assert complete(shell, "show", "r") == ["red", "rot"]
     assert complete(shell, "ls", "--status", "in") == ["interrupted"]
-    assert "_HOLDFAST_COMPLETE=complete_bash" in shell.ok("--show-completion", "bash")
 
 
 def test_the_version(shell: Shell) -> None:

@@ -11,7 +11,10 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast.fanout import Fanout, ProposedWrite
 
-models.ALLOW_MODEL_REQUESTS = False
+
+@pytest.fixture(autouse=True)
+def no_model_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "ALLOW_MODEL_REQUESTS", False)
 
 
 class Scripted:

@@ -19,7 +19,8 @@ def on_first_signal(shut_down: Callable[[], Coroutine[Any, Any, None]]) -> Calla
     Returns a function that takes this back.
     """
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    # What is ignored stays ignored: a process that a shell put into the background is not meant for Ctrl-C.
+    before = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
 
     def undo() -> None:
         for number, handler in before.items():
@@ -32,7 +33,7 @@ def on_first_signal(shut_down: Callable[[], Coroutine[Any, Any, None]]) -> Calla
         _begun.add(task)
         task.add_done_callback(_begun.discard)
 
-    for number in _SIGNALS:
+    for number in before:
         loop.add_signal_handler(number, begin)
     return undo
 
@@ -47,5 +48,5 @@ def unclaimed() -> bool:
         getattr(interrupt.func, "__self__", None), asyncio.Runner
     )
     return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and (
-        by_asyncio or interrupt is signal.default_int_handler
+        by_asyncio or interrupt in (signal.default_int_handler, signal.SIG_IGN)
     )
