@@ -1,90 +1,53 @@
-"""Agents of pydantic-ai for crash tests. Their tools come from a palette, which has crash points in every call."""
+"""Agents of pydantic-ai that are killed everywhere."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAIAgent
-from pydantic_ai import ModelRetry
-from pydantic_ai.messages import ModelMessage, ToolCallPart
+from pydantic_ai import BinaryContent, ModelRetry
+from pydantic_ai.exceptions import ToolFailed
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.toolsets import FunctionToolset
 from tests.adapters.script import Script, call
 
-from holdfast import Agent, Phase, RunInfo, current_call, tool
-from holdfast.adapters.pydantic_ai import PydanticAILoop, durable
-from holdfast.adapters.pydantic_ai.codec import PydanticAICodec
-from holdfast.run.effects import DID_NOT_HAPPEN
-from holdfast.run.tool import Tool
+from holdfast import Agent, Phase, current_call
+from holdfast.adapters.pydantic_ai import durable
 
-_VOLATILE = ("timestamp", "run_id", "conversation_id")
+tools: FunctionToolset[Any] = FunctionToolset()
 
 
-class TimelessCodec(PydanticAICodec):
-    """Leaves out times and pydantic-ai's own run ids: transcripts are compared, and these are never the same."""
-
-    def encode(self, message: Any) -> bytes:
-        return msgspec.json.encode(_without(msgspec.json.decode(super().encode(message))))
-
-
-def _without(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without(each) for name, each in value.items() if name not in _VOLATILE}
-    return [_without(each) for each in value] if isinstance(value, list) else value
-
-
-class TimelessLoop(PydanticAILoop):
-    _timeless = TimelessCodec()
-
-    @property
-    def codec(self) -> TimelessCodec:
-        return self._timeless
-
-
-def timeless(agent: Agent) -> Agent:
-    loop = agent.loop
-    assert isinstance(loop, PydanticAILoop)
-    return replace(agent, loop=TimelessLoop(loop._agent, loop._options))
-
-
-@tool(effect="pure")
+@tools.tool_plain(metadata={"effect": "pure"})
 async def look(city: str) -> str:
     return f"{city} is warm"
 
 
-@tool(effect="idempotent")
+@tools.tool_plain(metadata={"effect": "idempotent"})
 async def reserve(city: str) -> dict[str, str]:
     return {"reserved": city, "key": current_call().idempotency_key}
 
 
-@tool
-async def pay(city: str) -> str:
-    return f"paid {city}"
+@tools.tool_plain
+async def pay(city: str) -> bytes:
+    return b"\xff" + city.encode()
 
 
-async def _sent(context: Any) -> Any:
-    return DID_NOT_HAPPEN
+@tools.tool_plain(metadata={"in_doubt": "park"})
+def sign(city: str) -> BinaryContent:
+    return BinaryContent(b"\x89PNG", media_type="image/png")
 
 
-@tool(in_doubt="park")
-async def sign(city: str) -> str:
-    return f"signed {city}"
+@tools.tool_plain(metadata={"effect": "pure"})
+async def fail(city: str) -> str:
+    raise ToolFailed(f"no {city}")
 
 
-@tool
-def fail(city: str) -> str:
-    raise LookupError(f"no {city}")
-
-
-class Palette:
-    async def tools(self, info: RunInfo) -> Sequence[Tool]:
-        return [look, reserve, pay, sign, fail]
-
-
-def options() -> dict[str, Any]:
-    return {"palette": Palette()}
+@tools.tool_plain
+async def write(city: str) -> str:
+    return f"wrote to {city}"
 
 
 class Trip(BaseModel):
@@ -92,14 +55,16 @@ class Trip(BaseModel):
 
 
 def _trip() -> Agent:
-    """Batches of every effect, a refused call, an output that is refused once, and a call beside the output."""
+    """Batches of every effect, refused calls, an output that is refused once, and a call beside the output."""
     batch = [call("c1", "look", city="Lyon"), call("c2", "pay", city="Lyon"), call("c3", "reserve", city="Lyon")]
     mixed = [call("c4", "pay", city="Faro"), call("c5", "fail", city="Faro"), call("c6", "look", town="Faro")]
     script = Script(
         batch, mixed, [call("c7", "sign", city="Bari")], [call("c8", "final_result", cities=[])],
         [call("c9", "reserve", city="Bari"), call("c10", "final_result", cities=["Lyon", "Bari"])],
     )  # fmt: skip
-    agent = PydanticAIAgent(script.model, name="trip", output_type=Trip, instructions="Plan.", retries=3)
+    agent = PydanticAIAgent(
+        script.model, name="trip", output_type=Trip, instructions="Plan.", retries=3, toolsets=[tools]
+    )
 
     @agent.output_validator
     def not_empty(output: Trip) -> Trip:
@@ -107,56 +72,64 @@ def _trip() -> Agent:
             raise ModelRetry("name some cities")
         return output
 
-    return timeless(durable(agent))
+    return durable(agent)
 
 
 trip = _trip()
 
-#: Calls every tool at once, each time with the same call ids.
-everything = timeless(durable(PydanticAIAgent(TestModel(call_tools=["look", "reserve", "pay"]), name="everything")))
+
+def _everything() -> Agent:
+    """Calls tools at once, each time with the same call ids, as `TestModel` does."""
+    model = TestModel(call_tools=["look", "reserve", "write"])
+    return durable(PydanticAIAgent(model, name="everything", toolsets=[tools]))
+
+
+everything = _everything()
 
 
 def _phased() -> Agent:
-    script = Script([call("c1", "look", city="Lyon"), call("c2", "pay", city="Lyon")], "found Lyon")
+    def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
+        phase = "search" if "Search" in str(messages[0].parts) else "book"
+        if len(messages) > 1:
+            return ModelResponse(parts=[TextPart(f"{phase} is done")])
+        return ModelResponse(
+            parts=[call(f"{phase}-1", "look", city="Lyon"), call(f"{phase}-2", "reserve", city="Lyon")]
+        )
+
     phases = [Phase(name="search", prompt="Search $prompt"), Phase(name="book", prompt="Book $search")]
-    return replace(timeless(durable(PydanticAIAgent(script.model, name="phased"))), phases=phases)
+    return replace(durable(PydanticAIAgent(FunctionModel(reply), name="phased", toolsets=[tools])), phases=phases)
 
 
 phased = _phased()
 
 
 def _parent() -> list[Agent]:
-    child = timeless(
-        durable(PydanticAIAgent(Script([call("c1", "pay", city="Nice")], "child is done").model, name="child"))
-    )
-    agent = PydanticAIAgent(
-        Script([call("c1", "delegate"), call("c2", "look", city="Bonn")], "done").model, name="parent"
-    )
+    below = Script([call("b1", "pay", city="Nice")], "child is done")
+    child = durable(PydanticAIAgent(below.model, name="child", toolsets=[tools]))
+    script = Script([call("c1", "delegate"), call("c2", "look", city="Bonn")], "done")
+    agent = PydanticAIAgent(script.model, name="parent", toolsets=[tools])
 
     @agent.tool_plain(metadata={"effect": "idempotent"})
     async def delegate() -> str:
         return str((await current_call().run(child, "below")).output)
 
-    return [timeless(durable(agent)), child]
+    return [durable(agent), child]
 
 
 parent = _parent()
 
 
 def _compacting() -> Agent:
-    turn = {1: "look", 3: "pay", 5: "reserve", 2: "look", 4: "look"}
-
-    def reply(messages: list[ModelMessage], info: Any) -> Any:
+    def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
         calls = [part for message in messages for part in message.parts if isinstance(part, ToolCallPart)]
         number = max((int(part.tool_call_id[1:]) for part in calls), default=0) + 1
-        name = turn.get(number)
-        answer = f"done after {len(messages)} messages"
-        return Script(answer if name is None else [call(f"c{number}", name, city="Lyon")])._reply([], info)
+        answer = TextPart(f"done after {len(messages)} messages")
+        return ModelResponse(parts=[call(f"c{number}", "look", city=f"{number}")] if number < 5 else [answer])
 
     async def keep_last(messages: Sequence[Any]) -> Sequence[Any] | None:
-        return [messages[0], *messages[-2:]] if len(messages) > 5 else None
+        return [messages[0], *messages[-2:]] if len(messages) > 3 else None
 
-    return timeless(durable(PydanticAIAgent(FunctionModel(reply), name="compacting"), compact=keep_last))
+    return durable(PydanticAIAgent(FunctionModel(reply), name="compacting", toolsets=[tools]), compact=keep_last)
 
 
 compacting = _compacting()

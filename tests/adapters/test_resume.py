@@ -219,6 +219,26 @@ async def test_what_was_put_into_the_queue_is_there_in_the_next_life() -> None:
     assert ("user-prompt", "by the way") in shown[0]
 
 
+async def test_a_prompt_that_is_made_anew_in_each_life_is_kept_once() -> None:
+    deaths = Deaths("model")
+    lives: list[str] = []
+
+    async def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
+        lives.append(str(said(messages)))
+        await deaths.here("model")
+        return ModelResponse(parts=[TextPart("done")])
+
+    agent: Agent[None, str] = Agent(FunctionModel(reply), name="prompted")
+
+    @agent.system_prompt(dynamic=True)
+    def life() -> str:
+        return f"this is life {len(lives)}"
+
+    result = await deaths.run(durable(agent))
+    assert [f"this is life {number}" in shown for number, shown in enumerate(lives)] == [True, True]
+    assert [kind for kind, _ in said(list(result.messages))] == ["system-prompt", "user-prompt", "text"]
+
+
 @pytest.mark.parametrize("alone", [False, True])
 async def test_a_thread_is_waited_for_and_its_result_recorded(alone: bool) -> None:
     """A sync tool cannot be stopped: the run is not left to others while it works."""

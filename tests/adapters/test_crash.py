@@ -1,0 +1,29 @@
+"""Agents of pydantic-ai are killed before and after every write and inside every tool call, and go on."""
+
+import os
+
+import pytest
+from tests.store_kinds import STORES
+
+from holdfast.testing.crash import crash_everywhere
+
+#: Without it only some of the places are tried, others each time.
+THOROUGH = "HOLDFAST_TEST_THOROUGH" in os.environ
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["trip", "everything", "phased", "parent", "compacting"])
+def test_an_agent_that_is_killed_anywhere_goes_on(name: str) -> None:
+    report = crash_everywhere(f"tests.adapters.subjects:{name}", "go", sample=None if THOROUGH else 8)
+    assert len(report.points) >= 20
+
+
+@pytest.mark.timeout(600)
+def test_an_agent_that_is_killed_again_and_again_goes_on() -> None:
+    crash_everywhere("tests.adapters.subjects:trip", "go", crashes=5, sample=40 if THOROUGH else 4)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["file", "postgres"])
+def test_an_agent_goes_on_whatever_the_store(kind: str) -> None:
+    crash_everywhere("tests.adapters.subjects:trip", "go", store=STORES[kind].place, sample=None if THOROUGH else 4)
