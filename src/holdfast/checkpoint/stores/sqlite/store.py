@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
-from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -92,23 +91,23 @@ class SqliteStore:
 
     async def enlist(self, worker: Worker) -> None:
         self._check_open()
-        await self._writer.do(partial(workers.enlist, worker, self._dead_after))
+        await self._writer.do(None, workers.enlist, worker, self._dead_after)
         self._pulse.add(worker)
 
     async def discharge(self, worker_id: str) -> None:
         self._check_open()
         self._pulse.drop(worker_id)
-        await self._writer.do(partial(workers.discharge, worker_id))
+        await self._writer.do(None, workers.discharge, worker_id)
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         self._check_open()
-        return await self._writer.do(partial(runs.create, run, worker_id), run.run_id)
+        return await self._writer.do(run.run_id, runs.create, run, worker_id)
 
     async def append(self, claim: Claim, write: Write) -> None:
         self._check_open()
-        await self._writer.do(partial(runs.append, claim, write), claim.run_id)
+        await self._writer.do(claim.run_id, runs.append, claim, write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         self._check_open()
@@ -116,11 +115,11 @@ class SqliteStore:
 
     async def settle(self, claim: Claim, ending: Ending) -> None:
         self._check_open()
-        await self._writer.do(partial(runs.settle, claim, ending), claim.run_id)
+        await self._writer.do(claim.run_id, runs.settle, claim, ending)
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         self._check_open()
-        await self._writer.do(partial(runs.remove, run_id, claim, self._dead_after), run_id)
+        await self._writer.do(run_id, runs.remove, run_id, claim, self._dead_after)
 
     # -- finding and claiming -----------------------------------------------------------------------------------------
 
@@ -133,18 +132,19 @@ class SqliteStore:
         self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
     ) -> Claim:
         self._check_open()
-        job = partial(claims.claim, run_id, worker_id, frozenset(statuses), steal, self._dead_after)
-        return await self._writer.do(job, run_id)
+        return await self._writer.do(
+            run_id, claims.claim, run_id, worker_id, frozenset(statuses), steal, self._dead_after
+        )
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         self._check_open()
-        return await self._writer.do(partial(self._turns.claim_next, worker_id, frozenset(agents), limit))
+        return await self._writer.do(None, self._turns.claim_next, worker_id, frozenset(agents), limit)
 
     # -- signals between processes ------------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
         self._check_open()
-        await self._writer.do(partial(runs.request_cancel, run_id), run_id)
+        await self._writer.do(run_id, runs.request_cancel, run_id)
 
     async def cancels(self, worker_id: str) -> Sequence[str]:
         self._check_open()
@@ -157,7 +157,7 @@ class SqliteStore:
 
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()
-        return await self._writer.do(partial(runs.purge, limit))
+        return await self._writer.do(None, runs.purge, limit)
 
     async def inspect(self) -> Inspection:
         self._check_open()

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import apsw
 
@@ -19,6 +19,7 @@ from holdfast.checkpoint.stores.sqlite.upkeep import Upkeep
 from holdfast.clock import Clock
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _BEGIN = statement("begin")
 
@@ -31,11 +32,14 @@ _QUICK = 0.001
 class Job:
     """One caller's write, and what became of it."""
 
-    __slots__ = ("done", "error", "result", "run_id", "work")
+    __slots__ = ("arguments", "done", "error", "result", "run_id", "work")
 
-    def __init__(self, work: Callable[[Transaction], Any], run_id: str | None, done: asyncio.Future[Any]) -> None:
-        self.work = work
+    def __init__(
+        self, run_id: str | None, work: Callable[..., Any], arguments: tuple[Any, ...], done: asyncio.Future[Any]
+    ) -> None:
         self.run_id = run_id
+        self.work = work
+        self.arguments = arguments
         self.done = done
         self.result: Any = None
         self.error: Exception | None = None
@@ -87,17 +91,18 @@ class Writer:
         self._thread.start()
         return started
 
-    def do(self, work: Callable[[Transaction], T], run_id: str | None = None) -> asyncio.Future[T]:
-        """Have `work` done in a transaction. The future gives what it returned, once that is committed.
+    def do(self, run_id: str | None, work: Callable[[*Ts, Transaction], T], *arguments: *Ts) -> asyncio.Future[T]:
+        """Have `work` done with the arguments, in a transaction. What it returned is given once that is committed.
 
-        `work` raises a `CheckpointError` to refuse; it has changed nothing then.
+        `work` gets the transaction as its last argument. It raises a `CheckpointError` to refuse, and has changed
+        nothing then.
         """
         if not self._open:
             raise StoreClosed("this store is closed: nothing was written")
         done: asyncio.Future[T] = self._loop.create_future()
         if not self._gathered:
             self._loop.call_soon(self._hand_over)
-        self._gathered.append(Job(work, run_id, done))
+        self._gathered.append(Job(run_id, work, arguments, done))
         return done
 
     async def stop(self) -> None:
@@ -233,7 +238,7 @@ class Writer:
         try:
             for job in jobs:
                 try:
-                    job.result = job.work(transaction)
+                    job.result = job.work(*job.arguments, transaction)
                 except CheckpointError as refusal:
                     job.error = refusal
             signal = transaction.finish()
