@@ -1,0 +1,73 @@
+"""The agent of the chaos test: steps with effects outside the store, and an answer that tells what became of them."""
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast import Agent, Message, Reply, ToolCall, ToolResult, ToolSchema, current_call, tool
+from holdfast.run.tool import Tool
+
+STEPS = [["charge"], ["ship", "look"], ["mail", "charge"]]
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """Something that happened outside the store."""
+
+    run_id: str
+    call_id: str
+    pid: int
+
+
+class Ledger:
+    """An append-only file that any number of processes write to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, effect: Effect) -> None:
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, msgspec.json.encode(effect) + b"\n")  # in one piece, or not at all
+        finally:
+            os.close(file)
+
+    def read(self) -> list[Effect]:
+        if not self._path.exists():
+            return []
+        return [msgspec.json.decode(line, type=Effect) for line in self._path.read_bytes().splitlines()]
+
+
+async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+    """Asks for one batch after another; the answer tells for each call whether it is known to be done."""
+    replies = [message for message in messages if isinstance(message, Reply)]
+    done = len(replies)
+    if done < len(STEPS):
+        return Reply(tool_calls=[ToolCall(id=f"{name}-{done}", name=name) for name in STEPS[done]])
+    results = [message for message in messages if isinstance(message, ToolResult)]
+    return Reply(text=json.dumps({result.call_id: "unknown" if result.error else "done" for result in results}))
+
+
+def chaos_agent(ledger: Ledger, seconds: float) -> Agent:
+    """The agent, with tools that take about so long."""
+
+    async def work() -> str:
+        call = current_call()
+        before = random.random() * seconds
+        await asyncio.sleep(before)
+        ledger.write(Effect(call.run_id, call.call_id, os.getpid()))
+        await asyncio.sleep(seconds - before)
+        return "done"
+
+    once = [Tool(work, name=name) for name in ("charge", "ship", "mail")]
+
+    @tool(effect="pure")
+    async def look() -> str:
+        await asyncio.sleep(seconds / 2)
+        return "looked"
+
+    return Agent(name="chaos", model=model, tools=[*once, look])

@@ -1,0 +1,129 @@
+"""Four workers, many runs, and every few moments one of the workers is killed or stopped, or the server restarted.
+
+The seed is printed; HOLDFAST_CHAOS_SEED gives it back. `make chaos` runs the long form.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.chaos.agent import Effect, chaos_agent
+from tests.chaos.fleet import Chaos, Fleet, fleet
+from tests.chaos.verdict import faults
+from tests.chaos.worker import open_store
+from tests.postgres_server import EmbeddedServer
+
+from holdfast import App
+from holdfast.run.errors import RunParked
+
+LONG = bool(os.environ.get("HOLDFAST_CHAOS"))
+RUNS = 1_500 if LONG else 120
+SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED") or random.SystemRandom().randrange(2**32))
+
+
+class Outcome:
+    """What became of the submitted runs."""
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.outputs: dict[str, str] = {}
+        self.unparked = 0
+        self.left: list[str] = []
+
+
+async def submit(workers: Fleet, runs: int) -> list[str]:
+    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), recover=False) as app:
+        return [await app.submit("chaos", f"order {number}", caller_id=f"c{number % 5}") for number in range(runs)]
+
+
+async def collect(workers: Fleet, submitted: list[str]) -> Outcome:
+    """Wait for all results, then remove them."""
+    outcome = Outcome()
+    outcome.submitted = submitted
+    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), recover=False) as app:
+        for run_id in submitted:
+            outcome.outputs[run_id] = await _result(app, run_id, outcome)
+        assert app.store is not None
+        for run_id in submitted:
+            await app.store.remove(run_id)
+        outcome.left = [record.run_id async for record in app.store.records()]
+    return outcome
+
+
+async def _result(app: App, run_id: str, outcome: Outcome) -> str:
+    while True:
+        try:
+            return str((await app.result(run_id)).output)
+        except RunParked as parked:
+            # Its owner was killed three times in a row before it could finish a step. That was not the run's fault.
+            if parked.reason != "poison":
+                raise
+            outcome.unparked += 1
+            await app.unpark(run_id)
+
+
+async def _strike_while(chaos: Chaos, waiting: "asyncio.Task[Outcome]", seconds: float) -> None:
+    """Mishaps until the results are there, and no longer than so."""
+    end = time.monotonic() + seconds
+    while not waiting.done() and time.monotonic() < end:
+        await asyncio.wait([waiting], timeout=await asyncio.to_thread(chaos.strike))
+
+
+async def _endure(workers: Fleet, restart_server: Callable[[bool], None] | None) -> Outcome:
+    print(f"seed {SEED}: repeat with HOLDFAST_CHAOS_SEED={SEED}")
+    chaos = Chaos(workers, SEED, restart_server)
+    submitted = await submit(workers, RUNS)
+    waiting = asyncio.create_task(collect(workers, submitted))
+    await _strike_while(chaos, waiting, seconds=600 if LONG else 12)
+    workers.wake(all_of_them=True)
+    outcome = await waiting
+    taken_over = _taken_over(workers.ledger.read())
+    unknown = sum(output.count("unknown") for output in outcome.outputs.values())
+    print(
+        f"{len(submitted)} runs, {workers.kills} kills, {workers.stops} stops, {chaos.restarts} server restarts; "
+        f"{taken_over} runs were taken over in the middle, {unknown} calls were in doubt, {outcome.unparked} unparked"
+    )
+    assert workers.kills > 0
+    assert taken_over > 0, "nothing that happened hit a run: the chaos was none"
+    return outcome
+
+
+def _taken_over(ledger: list[Effect]) -> int:
+    """Runs with effects in more than one process."""
+    pids: dict[str, set[int]] = {}
+    for effect in ledger:
+        pids.setdefault(effect.run_id, set()).add(effect.pid)
+    return sum(len(its) > 1 for its in pids.values())
+
+
+def _check(workers: Fleet, outcome: Outcome) -> None:
+    wrong = list(faults(outcome.outputs, workers.ledger.read(), outcome.submitted))
+    assert not wrong, f"seed {SEED}: {wrong}\n{workers.printed()}"
+    assert not outcome.left, f"seed {SEED}: left in the store: {outcome.left}"
+    assert workers.dismiss() == [0] * workers.size, workers.printed()
+
+
+@pytest.mark.timeout(1200 if LONG else 300)
+@pytest.mark.parametrize("url", ["sqlite:{}/runs.db", "file:{}/runs"])
+async def test_a_fleet_on_one_host_survives(url: str, tmp_path: Path) -> None:
+    with fleet(url.format(tmp_path), tmp_path) as workers:
+        _check(workers, await _endure(workers, None))
+
+
+@pytest.mark.timeout(1200 if LONG else 300)
+async def test_a_fleet_on_postgres_survives_restarts_of_the_server_too(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+
+    def restart(crash: bool) -> None:
+        server.stop(crash=crash)
+        server.start()
+
+    try:
+        with fleet(server.url(), tmp_path) as workers:
+            _check(workers, await _endure(workers, restart))
+    finally:
+        server.remove()
