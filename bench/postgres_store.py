@@ -196,7 +196,7 @@ async def _together(write: Callable[[int, int], Awaitable[None]], runs: int, wri
     return runs * writes / (time.perf_counter() - began)
 
 
-async def many_runs(server: EmbeddedServer, runs: int, writes: int = 20, turns: int = 5) -> None:
+async def many_runs(server: EmbeddedServer, runs: int, writes: int = 20, turns: int = 7) -> None:
     """All at once, each write on the disk before the run's next."""
     raw_rates: dict[str, list[float]] = {name: [] for name in RAW}
     rates, creations = [], []
@@ -218,11 +218,11 @@ async def many_runs(server: EmbeddedServer, runs: int, writes: int = 20, turns: 
 
             rates.append(await _together(write, runs, writes))
             await store.close()
-    best = max(statistics.median(found) for found in raw_rates.values())
     for name, found in raw_rates.items():
         say(f"{runs} runs at once: raw group commit, {name}", f"{statistics.median(found):,.0f} writes/s")
-    rate = statistics.median(rates)
-    say("  store", f"{rate:,.0f} writes/s {rate / best:.0%}", "at least 70%")
+    # Turn by turn: what slows the machine down for a while slows both.
+    ratio = statistics.median(rate / max(raw) for rate, *raw in zip(rates, *raw_rates.values(), strict=True))
+    say("  store", f"{statistics.median(rates):,.0f} writes/s {ratio:.0%}", "at least 70%")
     say("  store, creating them", f"{statistics.median(creations):,.0f} runs/s")
 
 

@@ -31,6 +31,9 @@ class LateCommits:
             elif operation.token is not None:
                 self._newest[operation.token] = operation
 
+    def __bool__(self) -> bool:
+        return bool(self._newest)
+
     def adapt(self, operation: Operation) -> bool:
         """Make the operation fit what is there already. True: nothing is left to be done for it."""
         late = self._newest.get(operation.token) if operation.token is not None else None
@@ -46,28 +49,27 @@ class LateCommits:
 
     def forget(self, operations: Sequence[Operation]) -> None:
         """These were committed, and their callers know."""
-        if self._newest:
-            for operation in operations:
-                if operation.token is not None:
-                    self._newest.pop(operation.token, None)
+        for operation in operations:
+            if operation.token is not None:
+                self._newest.pop(operation.token, None)
 
 
 def _undo(operation: Other, answer: Answer) -> list[Other]:
     if operation.do == "create":
         # Somebody may drive a queued run by now: then its token is not zero any more, and it stays.
-        return [Other(do="remove", run_id=operation.run_id, token=answer.get("token", 0), about={})]
+        return [Other("remove", operation.run_id, {}, token=answer.get("token", 0))]
     taken = answer["taken"] if operation.do == "take" else [answer]
     return [
         Other(
-            do="settle",
-            run_id=from_text(claim["run_id"]),
-            token=claim["token"],
-            about={
+            "settle",
+            from_text(claim["run_id"]),
+            {
                 "status": claim["was"] if claim.get("was") in ENDINGS else "interrupted",
                 "reason": claim.get("reason", ""),
                 "strikes": claim["strikes"] - 1,
                 "delay": 0,
             },
+            token=claim["token"],
         )
         for claim in taken
     ]

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.stores.postgres import wire
 from holdfast.checkpoint.stores.postgres.text import to_text
 
@@ -15,45 +15,54 @@ from holdfast.checkpoint.stores.postgres.text import to_text
 Answer = dict[str, Any]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
     """One write, waiting for its commit."""
 
-    #: `None`: it names no run beforehand.
-    run_id: str | None
-    token: int | None = None
-    entries: Sequence[Entry] = ()
-    size: int = field(init=False)
-    #: When it was handed in, by the event loop's clock.
-    asked_at: float = 0.0
-    answer: asyncio.Future[Answer | None] = field(init=False)
+    __slots__ = ("answer", "asked_at", "entries", "first", "run_id", "size", "token")
 
-    def __post_init__(self) -> None:
-        self.size = sum([len(entry.body) for entry in self.entries])
+    #: Set when it is handed in: the time by the event loop's clock, and where its answer will be.
+    asked_at: float
+    answer: asyncio.Future[Answer | None]
 
-    @property
-    def first(self) -> int | None:
-        """The number of its first entry."""
-        return self.entries[0].seq if self.entries else None
+    def __init__(self, run_id: str | None, token: int | None = None, entries: Sequence[Entry] = ()) -> None:
+        """`run_id` is `None` if it names no run beforehand."""
+        self.run_id, self.token, self.entries = run_id, token, entries
+        #: The number of its first entry.
+        self.first = entries[0].seq if entries else None
+        self.size = sum([len(entry.body) for entry in entries])
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Append(Operation):
-    progress: bytes
-    finished_step: bool
-    replace: bool
-    #: Where the journal ends now, if an earlier write of this claim got further than its caller was told.
-    rewind: int | None = None
-    #: And by how many bytes.
-    rewound_size: int = 0
+    """What `append` hands in."""
+
+    __slots__ = ("finished_step", "progress", "replace", "rewind", "rewound_size")
+
+    def __init__(self, claim: Claim, write: Write) -> None:
+        super().__init__(claim.run_id, claim.token, write.entries)
+        self.progress, self.finished_step, self.replace = write.progress, write.finished_step, write.replace
+        #: Where the journal ends now, if an earlier write of this claim got further than its caller was told.
+        self.rewind: int | None = None
+        #: And by how many bytes.
+        self.rewound_size = 0
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Other(Operation):
-    #: `create`, `settle`, `remove`, `claim`, `take`, `cancel` or `purge`: see `apply.sql`.
-    do: str
-    #: As JSON to that function. Strings in it are escaped as text already.
-    about: dict[str, Any]
+    """Any other operation: `create`, `settle`, `remove`, `claim`, `take`, `cancel` or `purge`. See `apply.sql`."""
+
+    __slots__ = ("about", "do")
+
+    def __init__(
+        self,
+        do: str,
+        run_id: str | None,
+        about: dict[str, Any],
+        *,
+        token: int | None = None,
+        entries: Sequence[Entry] = (),
+    ) -> None:
+        """`about` goes as JSON to that function. Strings in it are escaped as text already."""
+        super().__init__(run_id, token, entries)
+        self.do, self.about = do, about
 
     def encoded(self) -> dict[str, Any]:
         run_id = None if self.run_id is None else to_text(self.run_id)

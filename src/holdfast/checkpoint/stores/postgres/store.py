@@ -17,7 +17,7 @@ from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, Sto
 from holdfast.checkpoint.stores.postgres.database import Database, Readers
 from holdfast.checkpoint.stores.postgres.heartbeat import Heartbeat
 from holdfast.checkpoint.stores.postgres.inspection import inspect
-from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Operation, Other
+from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Other
 from holdfast.checkpoint.stores.postgres.reading import Questions
 from holdfast.checkpoint.stores.postgres.refusals import check_order, refuse
 from holdfast.checkpoint.stores.postgres.schema import prepare
@@ -152,8 +152,8 @@ class PostgresStore:
         check_order(run.run_id, run.entries, first=0)
         answer = await self._commit(
             Other(
-                do="create",
-                run_id=run.run_id,
+                "create",
+                run.run_id,
                 entries=run.entries,
                 about={
                     "agent_name": to_text(run.agent_name),
@@ -170,18 +170,12 @@ class PostgresStore:
 
     async def append(self, claim: Claim, write: Write) -> None:
         check_order(claim.run_id, write.entries)
-        await self._commit(
-            Append(
-                run_id=claim.run_id,
-                token=claim.token,
-                entries=write.entries,
-                progress=write.progress,
-                finished_step=write.finished_step,
-                replace=write.replace,
-            )
-        )
+        parts, operation = self._opened(), Append(claim, write)
+        refusal = await parts.writer.commit(operation)
+        if refusal is not None:
+            refuse(operation, refusal)
         if write.replace:
-            self._opened().sweeper.wake()
+            parts.sweeper.wake()
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         stored = await self._opened().questions.load(run_id, after)
@@ -193,8 +187,8 @@ class PostgresStore:
         check_order(claim.run_id, ending.entries)
         await self._commit(
             Other(
-                do="settle",
-                run_id=claim.run_id,
+                "settle",
+                claim.run_id,
                 token=claim.token,
                 entries=ending.entries,
                 about={
@@ -211,7 +205,7 @@ class PostgresStore:
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         about = {} if claim is not None else await self._around()
         token = None if claim is None else claim.token
-        await self._commit(Other(do="remove", run_id=run_id, token=token, about=about))
+        await self._commit(Other("remove", run_id, about, token=token))
         self._opened().sweeper.wake()
 
     # -- finding and claiming -----------------------------------------------------------------------------------
@@ -230,7 +224,7 @@ class PostgresStore:
             "steal": steal,
             "backoff": _BACKOFF,
         } | await self._around()
-        return _claim(run_id, worker_id, await self._commit(Other(do="claim", run_id=run_id, about=about)))
+        return _claim(run_id, worker_id, await self._commit(Other("claim", run_id, about)))
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         questions, around = self._opened().questions, await self._around()
@@ -243,7 +237,7 @@ class PostgresStore:
             if not found:
                 break
             about = {"worker_id": to_text(worker_id), "ids": found, "limit": wanted, "backoff": _BACKOFF} | around
-            answer = await self._commit(Other(do="take", run_id=None, about=about))
+            answer = await self._commit(Other("take", None, about))
             assert answer is not None
             claims += [_claim(from_text(taken["run_id"]), worker_id, taken) for taken in answer["taken"]]
             tried += found
@@ -252,7 +246,7 @@ class PostgresStore:
     # -- signals between processes ------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
-        await self._commit(Other(do="cancel", run_id=run_id, about={}))
+        await self._commit(Other("cancel", run_id, {}))
 
     async def cancels(self, worker_id: str) -> Sequence[str]:
         return tuple(await self._opened().questions.cancels(worker_id))
@@ -266,7 +260,7 @@ class PostgresStore:
         return self._opened().signs.hears
 
     async def purge(self, *, limit: int = 100) -> int:
-        answer = await self._commit(Other(do="purge", run_id=None, about={"limit": limit}))
+        answer = await self._commit(Other("purge", None, {"limit": limit}))
         self._opened().sweeper.wake()
         assert answer is not None
         purged: int = answer["purged"]
@@ -283,12 +277,12 @@ class PostgresStore:
             raise StoreClosed("this PostgreSQL store is not open: call open() first, and nothing after close()")
         return self._parts
 
-    async def _commit(self, operation: Operation) -> Answer | None:
+    async def _commit(self, operation: Other) -> Answer | None:
         parts = self._opened()
         answer = await parts.writer.commit(operation)
         if answer is not None and "error" in answer:
             refuse(operation, answer)
-        if not parts.signs.hears and isinstance(operation, Other):
+        if not parts.signs.hears:
             parts.signs.give()  # what this very process did it need not look for
         return answer
 

@@ -41,6 +41,7 @@ class Writer:
 
     def __init__(self, database: Database, *, durable: bool) -> None:
         self._database, self._durable = database, durable
+        self._loop = asyncio.get_running_loop()
         self._write_batch = database.scripts.inline(STATEMENT).encode()
         self._resolve_batch = database.scripts.inline("select holdfast.resolve_batch($1, $2)").encode()
         self._id = uuid.uuid4().bytes
@@ -54,19 +55,20 @@ class Writer:
         self._late = LateCommits()
         self._task = asyncio.create_task(self._work(), name="holdfast-postgres-writer")
 
-    async def commit(self, operation: Operation) -> Answer | None:
-        """Returns once the operation is committed, with what the server has to say of it. A refusal is an answer too.
+    def commit(self, operation: Operation) -> asyncio.Future[Answer | None]:
+        """Done once the operation is committed, with what the server has to say of it. A refusal is an answer too.
 
         Raises:
-            StoreError: nothing was written.
+            StoreError: in the future; nothing was written.
         """
         if self._closing:
             raise StoreClosed("this PostgreSQL store is closed; nothing was written")
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         operation.asked_at, operation.answer = loop.time(), loop.create_future()
         self._waiting.append(operation)
-        self._wake.set()
-        return await operation.answer
+        if not self._wake.is_set():
+            self._wake.set()
+        return operation.answer
 
     async def close(self) -> None:
         """Commit what is waiting, then let go of the connection."""
@@ -110,10 +112,11 @@ class Writer:
 
     async def _settle(self, batch: Sequence[Operation]) -> None:
         """Write the batch and tell everybody who waits for it."""
-        since = min(operation.asked_at for operation in batch)
+        since = min([operation.asked_at for operation in batch])
         try:
             await self._resolve(since)
-            answers = await self._write([op for op in batch if not self._late.adapt(op)], since)
+            left = [operation for operation in batch if not self._late.adapt(operation)] if self._late else batch
+            answers = await self._write(left, since)
         except StoreError as exc:
             if len(batch) > 1 and isinstance(exc.__cause__, psycopg.Error) and is_about_one_item(exc.__cause__):
                 for operation in batch:
@@ -127,7 +130,8 @@ class Writer:
             if not isinstance(exc, Exception):
                 raise
         else:
-            self._late.forget(batch)
+            if self._late:
+                self._late.forget(batch)
             for operation in batch:
                 if not operation.answer.done():
                     operation.answer.set_result(answers.get(operation))

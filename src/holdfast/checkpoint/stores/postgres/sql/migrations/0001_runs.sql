@@ -3,36 +3,37 @@
 -- Tokens of claims. A sequence never goes back, so they grow over removal and re-creation of a run id as well.
 create sequence holdfast.token;
 
+-- What every save changes or compares comes first: what stands behind a column of variable length is costly to find.
 create table holdfast.run (
     -- Grows with every creation: the order of listings, and the key of the journal. A run id may come again, this never.
     id bigint generated always as identity primary key,
-    run_id text collate "C" not null unique,
-    agent_name text collate "C" not null,
-    caller_id text collate "C" not null,
-    parent_run_id text collate "C",
-    status text collate "C" not null,
-    created_at timestamptz not null default now(),
-    updated_at timestamptz not null default now(),
-    owner text collate "C",
     token bigint not null default 0,
-    strikes integer not null default 0,
-    not_before timestamptz not null default now(),
-    reason text not null default '',
-    cancel_requested boolean not null default false,
-    expires_at timestamptz,
     -- The journal is what has a `seq` from `first_seq` up to, not including, `next_seq`. Anything else is garbage.
     first_seq bigint not null default 0,
     next_seq bigint not null default 0,
     size bigint not null default 0,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    not_before timestamptz not null default now(),
+    strikes integer not null default 0,
+    cancel_requested boolean not null default false,
+    status text collate "C" not null,
+    run_id text collate "C" not null unique,
+    expires_at timestamptz,
+    parent_run_id text collate "C",
+    owner text collate "C",
+    agent_name text collate "C" not null,
+    caller_id text collate "C" not null,
+    reason text not null default '',
     meta bytea not null,
     progress bytea not null
 )
--- Room beside each row, so that a save, which changes no indexed column, finds it and touches no index.
-with (fillfactor = 60);
+-- Room beside each row for its next version, so that a save, which changes no indexed column, touches no index.
+with (fillfactor = 45);
 
 create index run_waiting on holdfast.run (id) where status in ('queued', 'running', 'interrupted');
 create index run_parent on holdfast.run (parent_run_id) where parent_run_id is not null;
-create index run_cancelled on holdfast.run (owner) where cancel_requested and status = 'running';
+create index run_cancelled on holdfast.run (id) where cancel_requested;
 create index run_expiring on holdfast.run (expires_at) where expires_at is not null;
 
 -- No foreign key: every entry is written by `write_batch`, after it locked the run, and a check for each row costs.
