@@ -16,5 +16,5 @@ def test_an_agent_of_pydantic_ai_goes_on_from_a_crash_anywhere() -> None:
 
 
 def test_a_bug_under_an_agent_of_pydantic_ai_is_found() -> None:
-    with pytest.raises(CrashTestFailed, match="the once tool book .* was started 2 times"):
+    with pytest.raises(CrashTestFailed, match=r"the once tool book .* was started 2 times"):
         crash_everywhere("tests.crash.planted.foreign_unawaited:agent", "Porto", store="file:{folder}/runs")
