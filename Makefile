@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check chaos bench docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,11 @@ check: $(READY) ## Lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+chaos: $(READY) ## The long forms of the crash, chaos, power-loss and property tests (hours)
+	HOLDFAST_CHAOS=1 HOLDFAST_TEST_THOROUGH=1 HOLDFAST_LONG_TESTS=1 HOLDFAST_POWER_LOSS_ROUNDS=60 HOLDFAST_CRASH_ROUNDS=40 \
+		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 \
+		tests/chaos tests/crash tests/stores tests/checkpoint tests/fanout
 
 bench: $(READY) ## Measure, beside the raw limits of this machine
 	$(BIN)/python -m bench
