@@ -18,7 +18,6 @@ from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.run.agent import Agent, Bounds
 from holdfast.run.errors import (
     NotSaved,
-    RunAlreadyLive,
     RunCancelled,
     RunInterrupted,
     RunKilled,
@@ -356,11 +355,13 @@ async def test_a_store_that_does_not_answer_before_a_once_tool_interrupts_the_ru
     assert await life.statuses() == {"r": Status.INTERRUPTED}
 
 
-async def test_a_claimed_run_that_is_live_here_already_is_given_back() -> None:
+async def test_a_run_that_is_claimed_anew_while_it_is_live_here_goes_on_under_the_new_claim() -> None:
     life = Life()
     begun = asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if begun.is_set():
+            return Reply(text="done")
         begun.set()
         return await model_that_hangs(messages, tools)
 
@@ -369,12 +370,10 @@ async def test_a_claimed_run_that_is_live_here_already_is_given_back() -> None:
     await begun.wait()
     claim = await life.inner.claim("r", life.checkpoints.worker_id, steal=True)
     resumption = life.checkpoints.resume(claim, await life.inner.load("r"), NATIVE_CODEC)
-    with pytest.raises(RunAlreadyLive, match="r is live"):
-        await life.executor.resume(agent, resumption)
-    assert await life.statuses() == {"r": Status.INTERRUPTED}
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
-    assert await life.statuses() == {"r": Status.INTERRUPTED}
+    assert (await life.executor.resume(agent, resumption)).output == "done"
+    with pytest.raises(RunLost, match="claimed anew"):
+        await run
+    assert await life.statuses() == {}
 
 
 async def test_a_run_without_ports_needs_none() -> None:

@@ -17,6 +17,7 @@ from holdfast.run.errors import (
     RunError,
     RunFailed,
     RunInterrupted,
+    RunLost,
     RuntimeExceeded,
     Shutdown,
 )
@@ -101,6 +102,8 @@ class Executor:
 
     async def resume(self, agent: AgentSource, resumption: Resumption) -> Result:
         """Go on with an interrupted run, from its saved state and with no new input. Raises as `run` does."""
+        if resumption.info.parent_run_id is None:
+            await self._end_older(resumption.info.run_id)
         live = LiveRun(
             resumption.info,
             resumption.state,
@@ -109,6 +112,12 @@ class Executor:
             **self._for_live(),
         )
         return await self._conduct(agent, live)
+
+    async def _end_older(self, run_id: str) -> None:
+        """A run that was claimed anew is driven under the new claim: what drives it under an older one has lost it."""
+        while (older := self._live.get(run_id)) is not None and not self._draining:
+            older.stop(RunLost(f"run {run_id} was lost to another worker, and claimed anew by this one"))
+            await asyncio.wait([older.outcome])
 
     def live(self, run_id: str) -> LiveRun | None:
         """The run, if this executor drives it at the moment: to steer it, or to stop it."""
