@@ -314,12 +314,30 @@ class TestWhenPatienceEndsBeforeTheAnswerComes:
         assert (await witness.claim("queued", other)).strikes == 1
 
 
-async def test_a_server_that_says_nothing_any_more_is_given_up(proxy: CuttingProxy, impatient: PostgresStore) -> None:
-    claim = await begun(impatient, await enlisted(impatient))
-    proxy.harm(Harm.FALL_SILENT, WRITE)
-    async with bounded():
-        with pytest.raises(StoreUnavailable):
+class TestAConnectionThatFallsSilent:
+    async def test_another_one_is_tried(self, proxy: CuttingProxy, impatient: PostgresStore) -> None:
+        claim = await begun(impatient, await enlisted(impatient))
+        proxy.harm(Harm.FALL_SILENT, WRITE)
+        async with bounded():
             await impatient.append(claim, a_write(1, b"one"))
-    assert proxy.landed.is_set()
-    await impatient.append(claim, a_write(1, b"one"))
-    assert await bodies_of(impatient) == [b"begin", b"one"]
+        assert proxy.landed.is_set()
+        assert await bodies_of(impatient) == [b"begin", b"one"]
+
+    async def test_in_the_end_the_server_is_given_up(self, proxy: CuttingProxy, impatient: PostgresStore) -> None:
+        claim = await begun(impatient, await enlisted(impatient))
+        proxy.harm(Harm.FALL_SILENT, WRITE, and_refuse=True)
+        async with bounded():
+            with pytest.raises(StoreUnavailable):
+                await impatient.append(claim, a_write(1, b"one"))
+        assert proxy.landed.is_set()
+        proxy.refusing = False
+        await impatient.append(claim, a_write(1, b"one"))
+        assert await bodies_of(impatient) == [b"begin", b"one"]
+
+    async def test_reading_goes_on_over_another_one(self, proxy: CuttingProxy, impatient: PostgresStore) -> None:
+        await begun(impatient, await enlisted(impatient))
+        await impatient.load("run-1")
+        proxy.harm(Harm.FALL_SILENT, b"load_run")
+        async with bounded():
+            assert await bodies_of(impatient) == [b"begin"]
+        assert proxy.landed.is_set()

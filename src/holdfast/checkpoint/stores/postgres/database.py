@@ -1,9 +1,8 @@
 """The server a store talks to: how to connect to it, and how long to wait when it does not answer."""
 
 import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -13,7 +12,7 @@ from psycopg.pq.abc import PGresult
 
 from holdfast.checkpoint.errors import StoreError, StoreUnavailable
 from holdfast.checkpoint.stores.postgres.scripts import Scripts
-from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_worth_another_try, translated
+from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, passes, translated
 from holdfast.checkpoint.stores.postgres.wire import Link
 
 _T = TypeVar("_T")
@@ -68,24 +67,31 @@ class Database:
             StoreError: it refused. The driver's error is the cause.
         """
         loop = asyncio.get_running_loop()
-        # However long it waited for others, everything gets its own try.
-        deadline = max((since or loop.time()) + self.patience, loop.time() + min(self.patience, _A_TRY))
+        deadline = self.deadline(since)
         pause, last = _FIRST_PAUSE, "it was not heard from"
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError as exc:
-                raise StoreUnavailable(f"{self.where} did not answer within {self.patience:g} s: {last}") from exc
+                raise self._given_up(last) from exc
             except psycopg.Error as exc:
-                if not (connection_is_lost(exc) or is_worth_another_try(exc)):
+                if not passes(exc):
                     raise translated(exc, self.where) from exc
                 last = str(exc).strip()
                 # A port that refuses at once never lets the timeout come through.
                 if loop.time() >= deadline:
-                    raise StoreUnavailable(f"{self.where} did not answer within {self.patience:g} s: {last}") from exc
+                    raise self._given_up(last) from exc
             await asyncio.sleep(min(pause * random.uniform(0.5, 1), max(0, deadline - loop.time())))  # noqa: S311
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def deadline(self, since: float | None = None) -> float:
+        """When patience ends that began then, or now. Whatever waited long for others still gets its own try."""
+        now = asyncio.get_running_loop().time()
+        return max((since or now) + self.patience, now + min(self.patience, _A_TRY))
+
+    def _given_up(self, last: str) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.where} did not answer within {self.patience:g} s: {last}")
 
 
 class Readers:
@@ -102,32 +108,36 @@ class Readers:
         Raises:
             StoreError: the server refused it, or was away for too long.
         """
+        async with self._free:
+            # Nearly always there is a connection, and it works.
+            while self._idle:
+                link = self._idle.pop()
+                try:
+                    return await self._call(link, statement, types, values)
+                except psycopg.Error as exc:
+                    if not passes(exc):
+                        raise translated(exc, self._database.where) from exc
 
-        async def attempt() -> PGresult:
-            async with self._link() as link:
-                return await link.call(statement, types, values)
+            async def attempt() -> PGresult:
+                return await self._call(Link(await self._database.connect()), statement, types, values)
 
-        return await self._database.persist(attempt)
+            return await self._database.persist(attempt)
 
     async def close(self) -> None:
         while self._idle:
             await self._idle.pop().close()
 
-    @contextlib.asynccontextmanager
-    async def _link(self) -> AsyncIterator[Link]:
-        async with self._free:
-            while self._idle and self._idle[-1].is_lost:
-                await self._idle.pop().close()
-            link = self._idle.pop() if self._idle else Link(await self._database.connect())
-            try:
-                yield link
-            except psycopg.Error as exc:
-                if connection_is_lost(exc):
-                    await link.close()
-                else:
-                    self._idle.append(link)
-                raise
-            except BaseException:  # given up in the middle of an answer
+    async def _call(
+        self, link: Link, statement: bytes, types: Sequence[int], values: Sequence[bytes | None]
+    ) -> PGresult:
+        """Make the call, and keep the connection if it can be used again."""
+        try:
+            result = await link.call(statement, types, values, until=self._database.deadline())
+        except BaseException as exc:
+            if isinstance(exc, psycopg.Error) and not connection_is_lost(exc):
+                self._idle.append(link)
+            else:  # gone, or given up in the middle of an answer
                 await link.close()
-                raise
-            self._idle.append(link)
+            raise
+        self._idle.append(link)
+        return result

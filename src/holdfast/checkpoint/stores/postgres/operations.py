@@ -111,6 +111,10 @@ def arguments(appends: Sequence[Append], others: Sequence[Other]) -> list[bytes 
     ]
 
 
+#: Of a batch in which everything was done, and there is no more to say.
+NOTHING = wire.jsonb(b"{}")
+
+
 def decoded(answers: bytes) -> dict[int, Answer]:
     """The answers that `write_batch` gave, by item."""
     return msgspec.json.decode(answers[1:], type=dict[int, Answer])

@@ -30,9 +30,9 @@ def connection_is_lost(exc: psycopg.Error) -> bool:
     return exc.sqlstate.startswith(_NO_SERVER)
 
 
-def is_worth_another_try(exc: psycopg.Error) -> bool:
-    """Whether the same statement may well succeed in a moment. It changed nothing."""
-    return exc.sqlstate is not None and exc.sqlstate.startswith(_TRY_AGAIN)
+def passes(exc: psycopg.Error) -> bool:
+    """Whether the same statement may well succeed in a moment."""
+    return connection_is_lost(exc) or (exc.sqlstate is not None and exc.sqlstate.startswith(_TRY_AGAIN))
 
 
 def is_about_one_item(exc: psycopg.Error) -> bool:
@@ -51,7 +51,7 @@ def translated(exc: psycopg.Error, where: str) -> StoreError:
         return StoreError(f"{where} lacks what the store created there; was its schema dropped or changed? ({said})")
     if state.startswith(_TIMED_OUT):
         return StoreUnavailable(f"{where} cut the call short by a timeout of its own ({said})")
-    if connection_is_lost(exc) or is_worth_another_try(exc):
+    if passes(exc):
         return StoreUnavailable(f"{where} did not answer: the same call may succeed later ({said})")
     return StoreError(f"{where} failed: {said}")
 

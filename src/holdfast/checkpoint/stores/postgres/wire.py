@@ -103,8 +103,13 @@ class Link:
         """Whether the server is known to have hung up."""
         return self._lost is not None
 
-    async def call(self, statement: bytes, types: Sequence[int], values: Sequence[bytes | None]) -> PGresult:
+    async def call(
+        self, statement: bytes, types: Sequence[int], values: Sequence[bytes | None], *, until: float
+    ) -> PGresult:
         """What the statement gives, in binary form.
+
+        Args:
+            until: when to give up and hang up, by the event loop's clock.
 
         Raises:
             psycopg.Error: the server refused it, or the connection was lost and nobody knows what came of it.
@@ -113,10 +118,12 @@ class Link:
             raise self._lost
         self._libpq.send_query_params(statement, values, types, [pq.Format.BINARY] * len(values), pq.Format.BINARY)
         self._results, self._answer = [], self._loop.create_future()
+        alarm = self._loop.call_at(until, self._hang_up, psycopg.OperationalError("there was no answer"))
         try:
             self._flush()
             await self._answer
         finally:
+            alarm.cancel()
             self._answer = None
         for result in self._results:
             if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):

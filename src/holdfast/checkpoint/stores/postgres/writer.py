@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import psycopg
 
@@ -12,6 +12,7 @@ from holdfast.checkpoint.stores.postgres import wire
 from holdfast.checkpoint.stores.postgres.database import Database
 from holdfast.checkpoint.stores.postgres.doubt import LateCommits
 from holdfast.checkpoint.stores.postgres.operations import (
+    NOTHING,
     STATEMENT,
     TYPES,
     Answer,
@@ -21,7 +22,7 @@ from holdfast.checkpoint.stores.postgres.operations import (
     arguments,
     decoded,
 )
-from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_about_one_item
+from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_about_one_item, passes, translated
 from holdfast.checkpoint.stores.postgres.wire import Link
 
 #: Of one batch. Beyond them a larger one is no faster, and a server has to hold all of it in memory.
@@ -114,7 +115,8 @@ class Writer:
         """Write the batch and tell everybody who waits for it."""
         since = min([operation.asked_at for operation in batch])
         try:
-            await self._resolve(since)
+            if self._unanswered is not None or self._late.undoing:
+                await self._resolve(since)
             left = [operation for operation in batch if not self._late.adapt(operation)] if self._late else batch
             answers = await self._write(left, since)
         except StoreError as exc:
@@ -150,10 +152,9 @@ class Writer:
         values = [self._id, wire.bigint(number), b"\1" if durable else b"\0", *arguments(appends, others)]
 
         async def attempt() -> bytes | None:
-            link = await self._linked()
             self._unanswered = (number, items)
             try:
-                answers = await self._call(link, self._write_batch, TYPES, values)
+                answers = await self._call(self._write_batch, TYPES, values, since)
             except psycopg.Error as exc:
                 if not connection_is_lost(exc):
                     self._unanswered = None  # refused as a whole
@@ -161,9 +162,9 @@ class Writer:
             self._unanswered = None
             return answers
 
-        answers = await self._database.persist(attempt, since=since)
+        answers = await self._tried(attempt, since)
         assert answers is not None, "a batch is never sent after a later one"
-        return {items[item - 1]: answer for item, answer in decoded(answers).items()}
+        return {items[item - 1]: answer for item, answer in decoded(answers).items()} if answers != NOTHING else {}
 
     async def _resolve(self, since: float) -> None:
         """Find out what came of a batch that was given up, and put right what its callers do not know of."""
@@ -172,9 +173,9 @@ class Writer:
 
             async def attempt() -> bytes | None:
                 types, values = (wire.UUID, wire.BIGINT), (self._id, wire.bigint(number))
-                return await self._call(await self._linked(), self._resolve_batch, types, values)
+                return await self._call(self._resolve_batch, types, values, since)
 
-            answers = await self._database.persist(attempt, since=since)
+            answers = await self._tried(attempt, since)
             self._unanswered = None
             if answers is not None:
                 self._late.learn(items, decoded(answers))
@@ -182,16 +183,29 @@ class Writer:
             await self._write(self._late.undoing, since)
             self._late.undoing = []
 
+    async def _tried(self, attempt: Callable[[], Awaitable[bytes | None]], since: float) -> bytes | None:
+        """What the attempt gives, made again while the server is away."""
+        if self._link is not None and not self._link.is_lost:
+            # Nearly always there is a connection, and it works: that goes without all the care that follows.
+            try:
+                return await attempt()
+            except psycopg.Error as exc:
+                if not passes(exc):
+                    raise translated(exc, self._database.where) from exc
+        return await self._database.persist(attempt, since=since)
+
     async def _call(
-        self, link: Link, statement: bytes, types: Sequence[int], values: Sequence[bytes | None]
+        self, statement: bytes, types: Sequence[int], values: Sequence[bytes | None], since: float
     ) -> bytes | None:
+        link = self._link if self._link is not None and not self._link.is_lost else await self._linked()
         try:
-            return (await link.call(statement, types, values)).get_value(0, 0)
+            result = await link.call(statement, types, values, until=self._database.deadline(since))
         except BaseException as exc:
-            # Lost, or given up in the middle of an answer: of no use any more.
+            # Gone, or given up in the middle of an answer: of no use any more.
             if not isinstance(exc, psycopg.Error) or connection_is_lost(exc):
                 await self._drop_link()
             raise
+        return result.get_value(0, 0)
 
     async def _linked(self) -> Link:
         if self._link is not None and self._link.is_lost:

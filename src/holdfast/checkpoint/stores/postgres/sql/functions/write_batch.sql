@@ -100,18 +100,20 @@ begin
         where a.replaces;
     end if;
 
-    for operation in select value from jsonb_array_elements(p_others) loop
-        select * into done from holdfast.apply(operation);
-        keys := keys || coalesce(done.key, 0);
-        sign := sign or done.sign;
-        if done.answer is not null then
-            speakers := speakers || cardinality(keys)::bigint;
-            answers := answers || done.answer;
-        end if;
-    end loop;
-    if cardinality(speakers) > 0 then
+    if p_others is not null then
+        for operation in select value from jsonb_array_elements(p_others) loop
+            select * into done from holdfast.apply(operation);
+            keys := keys || coalesce(done.key, 0);
+            sign := sign or done.sign;
+            if done.answer is not null then
+                speakers := speakers || cardinality(keys)::bigint;
+                answers := answers || done.answer;
+            end if;
+        end loop;
         -- Put together once: an object that grows by one answer after the other is copied each time.
-        said := said || (select jsonb_object_agg(a.item, a.answer) from unnest(speakers, answers) as a (item, answer));
+        said := said || coalesce(
+            (select jsonb_object_agg(a.item, a.answer) from unnest(speakers, answers) as a (item, answer)), '{}'
+        );
     end if;
 
     insert into holdfast.entry (run, seq, kind, checksum, body)
