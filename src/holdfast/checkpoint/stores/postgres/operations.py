@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.journal import Entry, Write
+from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.stores.postgres import wire
 from holdfast.checkpoint.stores.postgres.text import to_text
 
@@ -70,6 +70,8 @@ class Other(Operation):
         return {"do": self.do, "run_id": run_id, "token": self.token} | counts | self.about
 
 
+_KINDS = {kind: kind.value.encode() for kind in EntryKind}
+
 STATEMENT = (
     "select holdfast.write_batch("
     "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"
@@ -105,7 +107,7 @@ def arguments(appends: Sequence[Append], others: Sequence[Other]) -> list[bytes 
         wire.jsonb(msgspec.json.encode([other.encoded() for other in others])) if others else None,
         wire.bigints(items),
         wire.bigints([entry.seq for entry in entries]),
-        wire.texts([entry.kind.value for entry in entries]),
+        wire.byteas([_KINDS[entry.kind] for entry in entries], wire.TEXT),
         wire.bigints([entry.checksum() for entry in entries]),
         wire.byteas([entry.body for entry in entries]),
     ]
