@@ -101,6 +101,7 @@ class Readers:
         self._database = database
         self._free = asyncio.Semaphore(size)
         self._idle: list[Link] = []
+        self._closed = False
 
     async def call(self, statement: bytes, types: Sequence[int] = (), values: Sequence[bytes | None] = ()) -> PGresult:
         """What the statement gives, in binary form.
@@ -108,36 +109,37 @@ class Readers:
         Raises:
             StoreError: the server refused it, or was away for too long.
         """
+        since = asyncio.get_running_loop().time()
+
+        async def attempt() -> PGresult:
+            link = self._idle.pop() if self._idle else Link(await self._database.connect())
+            try:
+                result = await link.call(statement, types, values, until=self._database.deadline(since))
+            except BaseException as exc:
+                # Gone, or given up in the middle of an answer, or still good.
+                await self._put_back(link, usable=isinstance(exc, psycopg.Error) and not connection_is_lost(exc))
+                raise
+            await self._put_back(link, usable=True)
+            return result
+
         async with self._free:
-            # Nearly always there is a connection, and it works.
-            while self._idle:
-                link = self._idle.pop()
+            # Nearly always there is a connection, and it works. If it is lost, the others are likely to be so as well.
+            for _ in range(len(self._idle)):
                 try:
-                    return await self._call(link, statement, types, values)
+                    return await attempt()
                 except psycopg.Error as exc:
                     if not passes(exc):
                         raise translated(exc, self._database.where) from exc
-
-            async def attempt() -> PGresult:
-                return await self._call(Link(await self._database.connect()), statement, types, values)
-
-            return await self._database.persist(attempt)
+            return await self._database.persist(attempt, since=since)
 
     async def close(self) -> None:
+        """Calls under way are finished, and let go of their connections then."""
+        self._closed = True
         while self._idle:
             await self._idle.pop().close()
 
-    async def _call(
-        self, link: Link, statement: bytes, types: Sequence[int], values: Sequence[bytes | None]
-    ) -> PGresult:
-        """Make the call, and keep the connection if it can be used again."""
-        try:
-            result = await link.call(statement, types, values, until=self._database.deadline())
-        except BaseException as exc:
-            if isinstance(exc, psycopg.Error) and not connection_is_lost(exc):
-                self._idle.append(link)
-            else:  # gone, or given up in the middle of an answer
-                await link.close()
-            raise
-        self._idle.append(link)
-        return result
+    async def _put_back(self, link: Link, *, usable: bool) -> None:
+        if usable and not self._closed:
+            self._idle.append(link)
+        else:
+            await link.close()

@@ -31,7 +31,6 @@ class Signs:
         self._poll = poll.total_seconds()
         self._probe = uuid.uuid4().hex
         self._hears = asyncio.Event()
-        self._closed = False
         self._next_sign = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -49,7 +48,6 @@ class Signs:
 
     async def close(self) -> None:
         """Whoever waits is woken."""
-        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -125,11 +125,12 @@ class Link:
         finally:
             alarm.cancel()
             self._answer = None
-        for result in self._results:
+        results, self._results = self._results, []
+        for result in results:
             if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
                 state = result.error_field(pq.DiagnosticField.SQLSTATE)
                 raise reported(None if state is None else state.decode(), result.get_error_message())
-        return self._results[-1]
+        return results[-1]
 
     async def close(self) -> None:
         self._hang_up(psycopg.OperationalError("the connection was closed"))

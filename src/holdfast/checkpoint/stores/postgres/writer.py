@@ -156,8 +156,8 @@ class Writer:
             try:
                 answers = await self._call(self._write_batch, TYPES, values, since)
             except psycopg.Error as exc:
-                if not connection_is_lost(exc):
-                    self._unanswered = None  # refused as a whole
+                if exc.sqlstate is not None and not connection_is_lost(exc):
+                    self._unanswered = None  # the server says so: refused as a whole
                 raise
             self._unanswered = None
             return answers
