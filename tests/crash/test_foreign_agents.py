@@ -16,5 +16,6 @@ def test_an_agent_of_pydantic_ai_goes_on_from_a_crash_anywhere() -> None:
 
 
 def test_a_bug_under_an_agent_of_pydantic_ai_is_found() -> None:
-    with pytest.raises(CrashTestFailed, match=r"the once tool book .* was started 2 times"):
+    # The effect that nobody awaited happens twice; or so late that even two unharmed runs differ.
+    with pytest.raises(CrashTestFailed, match=r"the once tool book .* was started 2 times|two unharmed runs differ"):
         crash_everywhere("tests.crash.planted.foreign_unawaited:agent", "Porto", store="file:{folder}/runs")
