@@ -15,7 +15,13 @@ async def _save_some_time(self: StoreCheckpointer, state: Any, *, urgent: bool =
     if self.claim is None:
         await _save(self, state, urgent=urgent)
         return
-    task = asyncio.create_task(_save(self, state, urgent=urgent))
+
+    async def later() -> None:
+        # Long enough for a tool to start meanwhile: else a quick store hides the bug.
+        await asyncio.sleep(0.2)
+        await _save(self, state, urgent=urgent)
+
+    task = asyncio.create_task(later())
     _under_way.add(task)
     task.add_done_callback(_under_way.discard)
 
