@@ -187,6 +187,19 @@ async def divide(city: str) -> list[str]:
 parent = Agent(name="parent", model=Plan(["look"], ["divide", "look"]), tools=[divide, look])
 
 
+# A child that is parked for a person, below a call that may be made again.
+
+signer = Agent(name="signer", model=Plan(["sign", "look"]), tools=[sign, look])
+
+
+@tool(effect="idempotent")
+async def hand_over(city: str) -> str:
+    return str((await current_call().run(signer, f"sign {city}")).output)
+
+
+boss = Agent(name="boss", model=Plan(["hand_over", "look"], ["pay"]), tools=[hand_over, look, pay])
+
+
 async def _compact(messages: Sequence[Any]) -> Sequence[Any] | None:
     """Keep the beginning and the last step, once the conversation has grown to five messages."""
     return [messages[0], *messages[-2:]] if len(messages) == 5 else None
@@ -217,4 +230,4 @@ def throttled() -> dict[str, Any]:
     return {"throttle": timedelta(hours=1)}
 
 
-ALL = {agent.name: agent for agent in (single, batches, reconciled, phases, parent, compacted)}
+ALL = {agent.name: agent for agent in (single, batches, reconciled, phases, parent, boss, compacted)}

@@ -22,10 +22,10 @@ from holdfast.checkpoint.errors import CheckpointError, RunBusy, RunConflict, Ru
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
-from holdfast.checkpoint.record import Ending, NewRun, RunRecord
+from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.run.agent import AgentSource
-from holdfast.run.drive import UNKNOWN_OUTCOME
+from holdfast.run.drive import IN_DOUBT, UNKNOWN_OUTCOME
 from holdfast.run.errors import RunCancelled, RunFailed, RunParked
 from holdfast.run.info import RunInfo, new_run_id
 from holdfast.run.loop import Loop
@@ -151,6 +151,8 @@ class Operations:
     async def unpark(self, run_id: str, answers: Mapping[str, Any] | None = None) -> None:
         """Let a parked run go on: recovery takes it from now on, with its strikes cleared.
 
+        Runs that it started and that are parked go on with it. Unpark such a one first to answer for its calls.
+
         Args:
             answers: for calls in doubt, by call id: what became of them. The model is told that of the others the
                 outcome is unknown.
@@ -162,24 +164,31 @@ class Operations:
         reason = (await self.record(run_id)).reason
         claim = await self._store.claim(run_id, self._checkpoints.worker_id, statuses={Status.PARKED})
         try:
-            await self._answer(claim, answers or {}, in_doubt=reason.startswith("in doubt"))
+            await self._answer(claim, answers or {})
+            for child in await self._parked_children(run_id):
+                await self.unpark(child)
         except BaseException:
             await self._store.settle(claim, Ending(status=Status.PARKED, reason=reason))
             raise
         await self._store.settle(claim, Ending(status=Status.INTERRUPTED))
 
-    async def _answer(self, claim: Claim, answers: Mapping[str, Any], *, in_doubt: bool) -> None:
-        """Record what became of the calls that the run was parked for."""
+    async def _parked_children(self, run_id: str) -> list[str]:
+        wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({Status.PARKED}))
+        return [record.run_id async for record in self._store.records(wanted)]
+
+    async def _answer(self, claim: Claim, answers: Mapping[str, Any]) -> None:
+        """Record what became of the calls that the run was parked for. The others are made when it goes on."""
         resumption = await self._resumption(claim)
         state, loop = resumption.state, self._loop(resumption.info.agent_name)
         waiting = [call for call in loop.pending_calls(state.history) if call.call_id not in state.results]
         unknown = set(answers) - {call.call_id for call in waiting}
         if unknown:
             raise CheckpointError(f"run {claim.run_id}: no call waits for the answers {sorted(unknown)}")
+        asked = state.notes.pop(IN_DOUBT, ())
         for call in waiting:
             if call.call_id in answers:
                 state.results[call.call_id] = loop.told(call, answers[call.call_id])
-            elif in_doubt:
+            elif call.call_id in asked:
                 state.results[call.call_id] = loop.told(call, UNKNOWN_OUTCOME, error=True)
         await resumption.checkpointer.save(state, urgent=True)
 

@@ -38,6 +38,10 @@ class Intended(Protocol):
     def effect(self) -> Effect: ...
 
 
+#: Among the notes of a run that is parked: the calls in doubt that a person is asked about.
+IN_DOUBT = "in_doubt"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
     """One tool call that a loop wants made, or its recorded result."""
@@ -251,6 +255,7 @@ class Drive:
         if self._live.recorder is not None:
             self._live.recorder.event("in doubt", f"{request.tool} {request.call_id}")
         if request.in_doubt == "park":
+            self.state.notes[IN_DOUBT] = sorted({*self.state.notes.get(IN_DOUBT, ()), request.call_id})
             raise RunParked("in doubt", f"call {request.call_id} of {request.tool} may or may not have happened")
         return request.tell(UNKNOWN_OUTCOME)
 

@@ -59,7 +59,7 @@ class Verdict:
         """No call is made again whose result was recorded, nor twice in one life."""
         story = self._story
         for (life, call), times in Counter((note.life, story.one(note)) for note in story.starts).items():
-            if times > 1:
+            if times > 1 + story.parkings[life]:
                 yield f"{_named(call)} was made {times} times in life {life}"
             if life in story.moments and call in story.moments[life].results:
                 yield f"{_named(call)} was made again in life {life}, though its result was recorded"

@@ -20,6 +20,7 @@ from holdfast.testing.crash.notes import (
     Found,
     Journal,
     Left,
+    Parked,
     Reconciled,
     Replied,
     Returned,
@@ -66,6 +67,8 @@ class Story:
         self.said = [note for note in notes if isinstance(note, Said)]
         self.outputs = [note.output for note in notes if isinstance(note, Delivered)]
         self.left = next((note for note in reversed(notes) if isinstance(note, Left)), None)
+        #: How often the run was parked in each life, and then went on in the same life.
+        self.parkings = Counter(note.life for note in notes if isinstance(note, Parked))
         self._counts = [note for note in notes if isinstance(note, Counted)]
         #: What kind of effect each call has, as far as it is known.
         self.effects: dict[CallOfRun, str] = {
