@@ -1,6 +1,6 @@
 """Thousands of runs: recovery holds a few of them at a time, and an idle process costs the same however many it drives.
 
-How long that takes is measured by `bench/recovery.py`; here it is counted.
+How long that takes is measured by `bench/parts/recovery.py`; here it is counted.
 """
 
 import asyncio

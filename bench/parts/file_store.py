@@ -1,4 +1,4 @@
-"""The file store beside a bare append and sync on this machine: `python -m bench.file_store`.
+"""The file store beside a bare append and sync on this machine: `python -m bench.parts.file_store`.
 
 Store and raw take turns, so that the noise of the machine meets both. Look at the ratios; the figures change from
 machine to machine.

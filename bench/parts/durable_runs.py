@@ -1,4 +1,4 @@
-"""The whole kernel, from the model's reply to the disk, beside the raw limits: `python -m bench.durable_runs`.
+"""The whole kernel, from the model's reply to the disk, beside the raw limits: `python -m bench.parts.durable_runs`.
 
 A step is a reply and a tool result of one kilobyte each. With a `once` tool each is on the disk before the run goes on;
 with a `pure` one they share a commit. Raw and kernel take turns.
@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from bench import postgres_store as postgres
-from bench import sqlite_store as sqlite
+from bench.parts import postgres_store as postgres
+from bench.parts import sqlite_store as sqlite
 from tests.postgres_server import EmbeddedServer, fresh_database
 
 from holdfast import (

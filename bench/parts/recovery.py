@@ -1,4 +1,4 @@
-"""How soon a process that starts goes on with what another left: `python -m bench.recovery`.
+"""How soon a process that starts goes on with what another left: `python -m bench.parts.recovery`.
 
 From the start of the process to the first step of the first resumed run, in a SQLite file with 1,000 and with 10,000
 interrupted runs of ten steps each; beside it the same with one run, which is what starting a process costs, and how
@@ -70,7 +70,7 @@ async def fill(path: Path, runs: int) -> None:
 def started(path: Path) -> float:
     """Seconds from the start of a process to its first resumed step."""
     began = time.time()
-    command = [sys.executable, "-m", "bench.recovery", str(path)]
+    command = [sys.executable, "-m", "bench.parts.recovery", str(path)]
     shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return float(shown) - began
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL store beside what PostgreSQL itself can do on this machine: `python -m bench.postgres_store`.
+"""The PostgreSQL store beside what PostgreSQL itself can do on this machine: `python -m bench.parts.postgres_store`.
 
 Raw is psycopg with the same rows and no more: an entry and the run's row, written by hand. Store and raw take turns on
 one embedded server, so that the noise of the machine meets both. Look at the ratios; the figures themselves change from

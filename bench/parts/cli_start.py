@@ -1,4 +1,4 @@
-"""How long the command takes to start: `python -m bench.cli_start`.
+"""How long the command takes to start: `python -m bench.parts.cli_start`.
 
 Each command takes turns with the bare interpreter, so that the noise of the machine meets both. The processor's time is
 told beside the clock's: it is what counts on a machine that has other things to do.

@@ -1,4 +1,4 @@
-"""A durable pydantic-ai agent beside the bare one: `python -m bench.pydantic_ai`.
+"""A durable pydantic-ai agent beside the bare one: `python -m bench.parts.pydantic_ai`.
 
 Each step is a reply of 1 KB that asks for one `once` tool, and a result of 1 KB. The two loops take turns. Measured is
 the processor time of the event loop's thread, and of all rounds the least: a busy machine disturbs that little. What is

@@ -1,6 +1,7 @@
-"""Measure, beside the raw limits of this machine: `python -m bench`, or `python -m bench kernel sqlite_store`.
+"""Measure single parts, beside the raw limits of this machine: `python -m bench.parts`, or with some of their names.
 
-Every figure is to be read as a ratio to what stands beside it: the seconds are this machine's.
+For whoever works on a part; what holdfast promises as a whole is measured by `python -m bench`. Every figure is to be
+read as a ratio to what stands beside it: the seconds are this machine's.
 """
 
 import subprocess
@@ -22,7 +23,7 @@ def main() -> None:
     for name in wanted:
         print(f"\n== {name}", flush=True)
         # Each in a process of its own, so that none measures what another has left in memory.
-        subprocess.run([sys.executable, "-m", f"bench.{name}"], check=True)
+        subprocess.run([sys.executable, "-m", f"bench.parts.{name}"], check=True)
 
 
 if __name__ == "__main__":

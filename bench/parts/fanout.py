@@ -1,4 +1,4 @@
-"""What keeping a fan-out's checkpoint costs: `python -m bench.fanout`.
+"""What keeping a fan-out's checkpoint costs: `python -m bench.parts.fanout`.
 
 32 models, 1 MB of proposed writes in all. Each flush takes turns with one raw write and fsync of the same bytes, so
 that the noise of the machine meets both.

@@ -1,4 +1,4 @@
-"""The SQLite store beside what SQLite itself can do on this machine: `python -m bench.sqlite_store`.
+"""The SQLite store beside what SQLite itself can do on this machine: `python -m bench.parts.sqlite_store`.
 
 Raw is apsw with the same rows and no more: an entry and the run's row, written by hand. Store and raw take turns, so
 that the noise of the machine meets both. Look at the ratios; the figures themselves change from machine to machine.
