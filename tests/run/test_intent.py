@@ -11,8 +11,8 @@ from holdfast.checkpoint.errors import ClaimLost, StoreFull
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.agent import Agent
-from holdfast.run.drive import INTENT_DELAY
 from holdfast.run.errors import PayloadError
+from holdfast.run.intents import INTENT_DELAY
 from holdfast.run.message import User
 from holdfast.run.tool import Tool
 from holdfast.testing.clock import ManualClock

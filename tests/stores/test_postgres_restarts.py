@@ -180,5 +180,5 @@ async def test_changes_are_heard_of_again_after_a_restart(server: EmbeddedServer
             pass
         sign = asyncio.ensure_future(store.changed(timedelta(seconds=2 * LONG)))
         await asyncio.sleep(0)
-        await other.create(a_run())
+        await other.create(a_run("run-last"))
         assert await sign

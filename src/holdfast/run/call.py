@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from holdfast.run.errors import RunError
 from holdfast.run.info import RunInfo
@@ -13,8 +14,7 @@ from holdfast.run.info import RunInfo
 Start = Callable[[Any, str, str | None], Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
+class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call of one run."""
 
     info: RunInfo

@@ -23,6 +23,8 @@ def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:
 class Brood:
     """The children of one tool call."""
 
+    __slots__ = ("_call_id", "_parent", "_start_child", "_started", "_step", "_stopped", "run_ids", "usage")
+
     def __init__(self, parent: LiveRun, call_id: str, start_child: StartChild | None) -> None:
         self._parent, self._call_id, self._start_child = parent, call_id, start_child
         self._step = parent.state.iteration + 1

@@ -6,20 +6,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from holdfast.clock import Timer
 from holdfast.run.agent import Profile
 from holdfast.run.call import _CURRENT, CallContext
 from holdfast.run.children import Brood, StartChild
 from holdfast.run.effects import DID_NOT_HAPPEN, Effect, Happened, InDoubt, Reconcile
 from holdfast.run.errors import IterationsExceeded, RunParked
+from holdfast.run.intents import Intent
 from holdfast.run.live import LiveRun, log
 from holdfast.run.ports import RunEvent
 from holdfast.run.state import RunState
-from holdfast.run.usage import NO_USAGE, Usage
-
-#: The reply that asks for harmless tools is written if they are not done by then: quick ones share one write with it.
-INTENT_DELAY = timedelta(milliseconds=2)
-
+from holdfast.run.usage import NO_USAGE, ONE_TOOL_CALL, Usage
 
 #: What a model is told about a call in doubt.
 UNKNOWN_OUTCOME = (
@@ -38,13 +34,45 @@ class Intended(Protocol):
     def effect(self) -> Effect: ...
 
 
+_NONE: frozenset[str] = frozenset()
+
 #: Among the notes of a run that is parked: the calls in doubt that a person is asked about.
 IN_DOUBT = "in_doubt"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested(Intended, Protocol):
+    """One tool call that a loop wants made, or its recorded result. A `CallRequest` is one."""
+
+    @property
+    def tool(self) -> str: ...
+
+    @property
+    def arguments(self) -> Any: ...
+
+    @property
+    def reconcile(self) -> Reconcile | None: ...
+
+    @property
+    def in_doubt(self) -> InDoubt: ...
+
+    def execute(self) -> Awaitable[Any]:
+        """Make the call. What it returns is recorded, so the loop's codec has to be able to store it."""
+        ...
+
+    def tell(self, text: str) -> Any:
+        """A result, in the same form, that tells the model something instead."""
+        ...
+
+    def found(self, value: Any) -> Any:
+        """A result, in the same form, of what a reconcile found."""
+        ...
+
+    def failed(self, result: Any) -> bool: ...
+
+
+@dataclass(slots=True, kw_only=True)
 class CallRequest:
-    """One tool call that a loop wants made, or its recorded result."""
+    """A `Requested` call, put together from functions."""
 
     call_id: str
     tool: str
@@ -66,19 +94,16 @@ class Drive:
     def __init__(self, live: LiveRun, profile: Profile, prompt: str, start_child: StartChild | None = None) -> None:
         self.profile, self.prompt = profile, prompt
         self._live = live
+        self.state: RunState = live.state
         self._start_child = start_child
         #: Calls of the current batch that have no result yet.
         self._outstanding = 0
-        self._doubtful: frozenset[str] = frozenset()
+        self._doubtful = _NONE
         self._ran_once = False
-        self._intent: Timer | None = None
+        self._intent: Intent | None = None
         self._background: set[asyncio.Task[bool]] = set()
         #: Children whose results are in this step.
         self._raised: list[str] = []
-
-    @property
-    def state(self) -> RunState:
-        return self._live.state
 
     @property
     def run_id(self) -> str:
@@ -97,20 +122,21 @@ class Drive:
 
     async def begin_step(self) -> list[str]:
         """Before each model call: bounds, budget, shutdown. Returns the messages that were steered in."""
-        self._live.boundary()
-        for done, bounds in (
-            (self.state.iteration, self.profile.bounds),
-            (self.state.phase_iteration, self.profile.phase_bounds),
-        ):
-            if bounds is not None and done >= bounds.max_iterations:
-                raise IterationsExceeded(self.run_id, bounds.max_iterations)
-        if self._live.ports.budget is not None:
-            await self._live.ports.budget.check(self._live.info, self.state)
-        await self._live.emit(RunEvent(kind="step", iteration=self.state.iteration + 1))
+        live, state = self._live, self.state
+        live.boundary()
+        bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
+        if state.iteration >= bounds.max_iterations:
+            raise IterationsExceeded(self.run_id, bounds.max_iterations)
+        if phase_bounds is not None and state.phase_iteration >= phase_bounds.max_iterations:
+            raise IterationsExceeded(self.run_id, phase_bounds.max_iterations)
+        if live.ports.budget is not None:
+            await live.ports.budget.check(live.info, state)
+        if live.is_watched:
+            await live.emit(RunEvent(kind="step", iteration=state.iteration + 1))
         # Taken last: what stops the run before its step must not lose what somebody said to it.
-        steered = self._live.take_steering()
+        steered = live.take_steering()
         for text in steered:
-            await self._live.emit(RunEvent(kind="steered", iteration=self.state.iteration + 1, text=text))
+            await live.emit(RunEvent(kind="steered", iteration=state.iteration + 1, text=text))
         return steered
 
     def used(self, usage: Usage) -> None:
@@ -119,21 +145,23 @@ class Drive:
 
     async def said(self, text: str) -> None:
         """The model replied; for whoever watches."""
-        await self._live.emit(RunEvent(kind="reply", iteration=self.state.iteration + 1, text=text))
+        if self._live.is_watched:
+            await self._live.emit(RunEvent(kind="reply", iteration=self.state.iteration + 1, text=text))
 
     async def end_step(self) -> None:
         """The reply and all its tool results are in the history: the step is finished and saved."""
         self._cancel_intent()
-        self.state.iteration += 1
-        self.state.results.clear()
-        self._outstanding, self._doubtful = 0, frozenset()
+        live, state = self._live, self.state
+        state.iteration += 1
+        state.results.clear()
+        self._outstanding, self._doubtful = 0, _NONE
         urgent, self._ran_once = self._ran_once or bool(self._raised), False
-        if await self._live.save(urgent=urgent) and self._raised:
+        if await live.save(urgent=urgent) and self._raised:
             await self._forget_children()
-        if self._live.ports.budget is not None:
-            await self._live.ports.budget.commit(self._live.info, self.state)
-        if self._live.recorder is not None:
-            self._live.recorder.step(self.state.iteration, self.state.own_usage)
+        if live.ports.budget is not None:
+            await live.ports.budget.commit(live.info, state)
+        if live.recorder is not None:
+            live.recorder.step(state.iteration, state.own_usage)
 
     async def _forget_children(self) -> None:
         """What children left behind may go: their results are in the store with this run."""
@@ -162,7 +190,8 @@ class Drive:
             untried: but not these. The loop knows that they were never started, because it keeps a record of its own:
                 calls that wait for an approval, say.
         """
-        missing = [call for call in calls if call.call_id not in self.state.results]
+        results = self.state.results
+        missing = [call for call in calls if call.call_id not in results] if results else calls
         self._outstanding = len(missing)
         self._ran_once = any(call.effect is Effect.ONCE for call in missing)
         if resumed:
@@ -175,16 +204,17 @@ class Drive:
             # If this takes the process down, it is known what did.
             await self._live.save(urgent=True)
         elif self._live.checkpointer is not None:
-            self._intent = self._live.clock.call_later(INTENT_DELAY, self._save_intent)
+            self._intent = self._live.intents.call_later(self._save_intent)
 
-    async def call(self, request: CallRequest) -> Any:
+    async def call(self, request: Requested) -> Any:
         """The result of the call: the recorded one, or that of making it now. Recorded when this returns."""
-        if request.call_id in self.state.results:
-            return self.state.results[request.call_id]
-        brood = Brood(self._live, request.call_id, self._start_child)
+        live, state = self._live, self.state
+        if request.call_id in state.results:
+            return state.results[request.call_id]
+        brood = Brood(live, request.call_id, self._start_child)
         context = CallContext(
-            info=self._live.info,
-            step=self.state.iteration + 1,
+            info=live.info,
+            step=state.iteration + 1,
             call_id=request.call_id,
             tool=request.tool,
             arguments=request.arguments,
@@ -198,47 +228,44 @@ class Drive:
         if result is None:
             result = await self._make(request, context, brood)
         if self._outstanding > 0:  # the last result of a batch is saved with the step
-            await self._live.save(urgent=request.effect is Effect.ONCE)
+            await live.save(urgent=request.effect is Effect.ONCE)
         return result
 
-    def _record(self, request: CallRequest, result: Any, brood: Brood, usage: Usage = NO_USAGE) -> None:
+    def _record(self, request: Requested, result: Any, brood: Brood, usage: Usage = NO_USAGE) -> None:
         """The result, and all that was used for it, at once: no save can hold the one without the other."""
-        self.state.results[request.call_id] = result
-        self.state.child_usage = self.state.child_usage + brood.usage
-        self.used(usage)
-        self._raised.extend(brood.run_ids)
+        state = self.state
+        state.results[request.call_id] = result
+        state.own_usage = state.own_usage + usage
+        if brood.run_ids:
+            state.child_usage = state.child_usage + brood.usage
+            self._raised.extend(brood.run_ids)
         self._outstanding -= 1
 
-    async def _make(self, request: CallRequest, context: CallContext, brood: Brood) -> Any:
+    async def _make(self, request: Requested, context: CallContext, brood: Brood) -> Any:
+        live, step = self._live, context.step
         if request.effect is Effect.ONCE:
-            await self._live.confirm()
-        await self._live.emit(
-            RunEvent(kind="tool_start", iteration=self.state.iteration + 1, name=request.tool, call_id=request.call_id)
-        )
-        began = self._live.clock.monotonic()
+            await live.confirm()
+        if live.is_watched:
+            await live.emit(RunEvent(kind="tool_start", iteration=step, name=request.tool, call_id=request.call_id))
+        began = live.clock.monotonic()
         token = _CURRENT.set(context)
         try:
             result = await brood.around(request.execute)
         finally:
             _CURRENT.reset(token)
         # Before anybody is told: a call that was made stays made, whatever those who are told do.
-        self._record(request, result, brood, Usage(tool_calls=1))
-        error = request.failed(result)
-        if self._live.recorder is not None:
-            took = timedelta(seconds=self._live.clock.monotonic() - began)
-            self._live.recorder.tool(context, effect=request.effect.value, error=error, took=took)
-        await self._live.emit(
-            RunEvent(
-                kind="tool_end",
-                iteration=self.state.iteration + 1,
-                name=request.tool,
-                call_id=request.call_id,
-                error=error,
+        self._record(request, result, brood, ONE_TOOL_CALL)
+        if live.recorder is not None:
+            took = timedelta(seconds=live.clock.monotonic() - began)
+            live.recorder.tool(context, effect=request.effect.value, error=request.failed(result), took=took)
+        if live.is_watched:
+            error = request.failed(result)
+            await live.emit(
+                RunEvent(kind="tool_end", iteration=step, name=request.tool, call_id=request.call_id, error=error)
             )
-        )
         return result
 
-    async def _settle_doubt(self, request: CallRequest, context: CallContext) -> Any:
+    async def _settle_doubt(self, request: Requested, context: CallContext) -> Any:
         """What is known of a call that was started and whose result was never recorded; `None`: make it now."""
         if request.reconcile is not None:
             try:

@@ -23,6 +23,7 @@ from holdfast.run.errors import (
 )
 from holdfast.run.history import History
 from holdfast.run.info import RunInfo, new_run_id
+from holdfast.run.intents import INTENT_DELAY, Intents
 from holdfast.run.live import LiveRun
 from holdfast.run.loop import Loop
 from holdfast.run.native import loop_of
@@ -59,6 +60,7 @@ class Executor:
         """
         self._ports = ports or Ports()
         self._clock, self._required, self._shutdown_types = clock, required, shutdown_types
+        self._intents = Intents(clock, INTENT_DELAY)
         self._live: dict[str, LiveRun] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -144,6 +146,7 @@ class Executor:
         return {
             "ports": self._ports,
             "clock": self._clock,
+            "intents": self._intents,
             "required": self._required,
             "shutdown_types": self._shutdown_types,
         }
@@ -214,6 +217,7 @@ class Executor:
             del self._live[run_id]
             if not self._live:
                 self._idle.set()
+                self._intents.clear()
 
     async def _drive(self, source: AgentSource, live: LiveRun) -> tuple[Result, Any]:
         """The run itself: its result, and its output as it is stored."""

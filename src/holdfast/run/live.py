@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.run.errors import NotSaved, RunError, RunInterrupted, RunKilled, Shutdown
 from holdfast.run.info import RunInfo
+from holdfast.run.intents import Intents
 from holdfast.run.outcome import Settlement, settlement
 from holdfast.run.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
 from holdfast.run.state import RunState
@@ -28,13 +29,14 @@ class LiveRun:
         *,
         ports: Ports,
         clock: Clock,
+        intents: Intents,
         required: bool = False,
         shutdown_types: tuple[type[BaseException], ...] = (),
         checkpointer: Checkpointer | None = None,
         resumed: bool = False,
         parent: "LiveRun | None" = None,
     ) -> None:
-        self.info, self.state, self.ports, self.clock = info, state, ports, clock
+        self.info, self.state, self.ports, self.clock, self.intents = info, state, ports, clock, intents
         self.checkpointer = checkpointer
         self.resumed = resumed
         self.recorder: Recorder | None = None
@@ -201,6 +203,11 @@ class LiveRun:
                 stopped_by = self._stopped_by or self.failing
                 if task.done() or stopped_by is None or not self.is_left_by(stopped_by):
                     raise
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody would hear of an event: if not, it need not be made."""
+        return self.watch is not None or self.ports.delivery is not None
 
     async def emit(self, event: RunEvent) -> None:
         """Tell the critic and the delivery that something happened."""

@@ -1,14 +1,15 @@
 """The native loop: ask the model, call the tools it asks for, repeat."""
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.run.agent import AgentSource
-from holdfast.run.drive import CallRequest, Drive
-from holdfast.run.effects import Effect
+from holdfast.run.drive import Drive
+from holdfast.run.effects import Effect, InDoubt, Reconcile
 from holdfast.run.errors import (
     InvalidReply,
     NotKnownHere,
@@ -18,11 +19,13 @@ from holdfast.run.errors import (
     ToolFailed,
     described,
 )
+from holdfast.run.live import LiveRun
 from holdfast.run.loop import FinishedCall, Loop, PendingCall
 from holdfast.run.message import NATIVE_CODEC, MessageCodec, Reply, System, ToolCall, ToolResult, User
 from holdfast.run.payload import plain
 from holdfast.run.repeats import Repeats
 from holdfast.run.tool import Tool
+from holdfast.run.usage import NO_USAGE, ONE_REQUEST, Usage
 
 
 class NativeLoop:
@@ -112,7 +115,7 @@ class _Conversation:
         assert drive.profile.model is not None, "Agent refuses to be made without a model"
         reply = _checked(await drive.profile.model(self._history, self._schemas))
         self._history.append(reply)
-        drive.used(msgspec.structs.replace(reply.usage, requests=max(1, reply.usage.requests)))
+        drive.used(_with_a_request(reply.usage))
         await drive.said(reply.text)
         if self._repeats.count(_asked(reply)) > drive.profile.max_repeats:
             raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, drive.profile.max_repeats)
@@ -149,49 +152,63 @@ class _Conversation:
         if missing and policy == "park":
             raise RunParked("removed tool", f"the run was about to call {missing}, which its agent no longer has")
 
-    def _request(self, call: ToolCall) -> CallRequest:
+    def _request(self, call: ToolCall) -> "_Call":
         tool = self._tools.get(call.name)
-
-        def result(content: Any, *, error: bool = False) -> ToolResult:
-            return ToolResult(call_id=call.id, tool=call.name, content=content, error=error)
-
-        def tell(text: str) -> ToolResult:
-            return result(text, error=True)
-
-        def found(value: Any) -> ToolResult:
-            try:
-                return result(plain(value, f"what reconcile of {call.name} found"))
-            except PayloadError as exc:
-                return tell(f"The call has taken effect, but its result is lost: {exc}")
-
-        async def refuse() -> ToolResult:
-            return tell(refusal)
-
-        refusal = ""
-        arguments: dict[str, Any] = {}
         if tool is None:
-            refusal = f"There is no tool {call.name!r}. Known tools: {', '.join(self._tools) or 'none'}."
-        else:
-            try:
-                arguments = tool.check(call.arguments)
-            except ValueError as exc:
-                refusal = f"The arguments do not fit: {exc}. The tool was not called."
-        if tool is None or refusal:
-            return CallRequest(
-                call_id=call.id, tool=call.name, arguments=call.arguments, effect=Effect.PURE,
-                execute=refuse, tell=tell, found=result, failed=_is_error,
-            )  # fmt: skip
-
-        return CallRequest(
-            call_id=call.id, tool=call.name, arguments=call.arguments, effect=tool.effect,
-            execute=lambda: self._execute(tool, arguments, call), tell=tell, found=found,
-            reconcile=tool.reconcile, in_doubt=tool.in_doubt, failed=_is_error,
-        )  # fmt: skip
-
-    async def _execute(self, tool: Tool, arguments: dict[str, Any], call: ToolCall) -> ToolResult:
-        live = self._drive.live
+            return _Call(call, f"There is no tool {call.name!r}. Known tools: {', '.join(self._tools) or 'none'}.")
         try:
-            given = await (live.outlast(tool.call(arguments)) if tool.in_thread else tool.call(arguments))
+            arguments = tool.check(call.arguments)
+        except ValueError as exc:
+            return _Call(call, f"The arguments do not fit: {exc}. The tool was not called.")
+        return _ToolCall(call, tool, arguments, self._drive.live)
+
+
+class _Call:
+    """One call of a reply, for `Drive.call`. This kind is refused: it gives the model a text instead."""
+
+    __slots__ = ("_refusal", "arguments", "call_id", "effect", "in_doubt", "reconcile", "tool")
+
+    def __init__(self, call: ToolCall, refusal: str = "") -> None:
+        self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
+        self.effect = Effect.PURE
+        self.reconcile: Reconcile | None = None
+        self.in_doubt: InDoubt = "tell"
+        self._refusal = refusal
+
+    async def execute(self) -> ToolResult:
+        return self.tell(self._refusal)
+
+    def tell(self, text: str) -> ToolResult:
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=text, error=True)
+
+    def found(self, value: Any) -> ToolResult:
+        try:
+            content = plain(value, f"what reconcile of {self.tool} found")
+        except PayloadError as exc:
+            return self.tell(f"The call has taken effect, but its result is lost: {exc}")
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
+
+    def failed(self, result: Any) -> bool:
+        return isinstance(result, ToolResult) and result.error
+
+
+class _ToolCall(_Call):
+    """A call of a tool, with arguments that fit."""
+
+    __slots__ = ("_checked", "_live", "_tool")
+
+    def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], live: LiveRun) -> None:
+        super().__init__(call)
+        self.effect, self.reconcile, self.in_doubt = tool.effect, tool.reconcile, tool.in_doubt
+        self._tool, self._checked, self._live = tool, arguments, live
+
+    async def execute(self) -> ToolResult:
+        tool, live = self._tool, self._live
+        try:
+            if tool.in_thread:
+                given = await live.outlast(tool.call(self._checked))
+            else:
+                given = await tool.function(**self._checked)
             content = plain(given, f"the result of {tool.name}")
         except (Exception, asyncio.CancelledError) as exc:  # the user's code may raise anything: the model is told
             if live.is_left_by(exc):
@@ -201,8 +218,8 @@ class _Conversation:
                 raise
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
-            return ToolResult(call_id=call.id, tool=call.name, content=described(exc), error=True)
-        return ToolResult(call_id=call.id, tool=call.name, content=content)
+            return self.tell(described(exc))
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
 
 
 def _finished(call: ToolCall, result: ToolResult) -> FinishedCall:
@@ -217,10 +234,6 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _is_error(result: Any) -> bool:
-    return isinstance(result, ToolResult) and result.error
-
-
 def _checked(reply: Any) -> Reply:
     """`reply` as a store would give it back, the arguments of its calls lowered to plain data.
 
@@ -233,23 +246,51 @@ def _checked(reply: Any) -> Reply:
     calls = reply.tool_calls
     if not isinstance(calls, tuple) or not all(isinstance(call, ToolCall) for call in calls):
         raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
-    plain_calls = tuple(
-        msgspec.structs.replace(call, arguments=plain(call.arguments, f"the arguments of {call.name!r}"))
+    calls = tuple(
+        ToolCall(id=call.id, name=call.name, arguments=plain(call.arguments, f"the arguments of {call.name!r}"))
         for call in calls
     )
-    reply = msgspec.structs.replace(reply, tool_calls=plain_calls)
+    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
+    if not _is_ordinary(own):
+        own = _read_back(own)
+    if not all(call.id and call.name for call in calls):
+        raise InvalidReply("every tool call of a reply has to have an id and a name")
+    if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
+        raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
+    return own
+
+
+def _is_ordinary(reply: Reply) -> bool:
+    """Whether a look is enough to see that it will be read back as it is: what is most common is not read back."""
+    usage = reply.usage
+    if usage is not NO_USAGE:
+        if type(usage) is not Usage or type(usage.cost_usd) is not float or not math.isfinite(usage.cost_usd):
+            return False
+        counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
+        if not all(type(count) is int for count in counts):
+            return False
+    texts = [reply.text]
+    for call in reply.tool_calls:
+        texts += (call.id, call.name)
+    return all(type(text) is str and text.isascii() for text in texts)
+
+
+def _read_back(reply: Reply) -> Reply:
     try:
         stored = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
     except msgspec.ValidationError as exc:
         raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
     if stored != reply:
         raise InvalidReply("the model returned a Reply with a field of the wrong type: text has to be a str")
-    if not all(call.id and call.name for call in calls):
-        raise InvalidReply("every tool call of a reply has to have an id and a name")
-    if len({call.id for call in calls}) < len(calls):
-        raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
     assert isinstance(stored, Reply)
     return stored
+
+
+def _with_a_request(usage: Usage) -> Usage:
+    """A model that does not count its requests has made one."""
+    if usage is NO_USAGE:
+        return ONE_REQUEST
+    return usage if usage.requests > 0 else usage + ONE_REQUEST
 
 
 def _asked(reply: Reply) -> list[tuple[str, Any]]:

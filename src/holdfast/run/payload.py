@@ -21,7 +21,7 @@ def plain(value: Any, what: str) -> Plain:
         PayloadError: it holds something that would come back changed or not at all, such as NaN, raw bytes, a lone
             surrogate, a key that is no string, or an object of a class of its own.
     """
-    if value is None or value is True or value is False:
+    if value is None or value is True or value is False or (type(value) is str and value.isascii()):
         return value
     try:
         lowered = msgspec.to_builtins(value, builtin_types=_BINARY)

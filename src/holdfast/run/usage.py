@@ -19,6 +19,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
+        if other is NO_USAGE:
+            return self
         return Usage(
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
@@ -30,3 +32,5 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 NO_USAGE = Usage()
+ONE_REQUEST = Usage(requests=1)
+ONE_TOOL_CALL = Usage(tool_calls=1)
