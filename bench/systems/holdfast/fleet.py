@@ -1,0 +1,91 @@
+"""Worker processes that take queued runs from one PostgreSQL."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+from bench.systems.holdfast.subject import Subject, the_app
+from bench.systems.protocol import Job, Result
+
+#: Runs that one worker drives at a time.
+CONCURRENCY = 128
+
+
+async def fleet(job: Job) -> Result:
+    if job.get("phase") == "worker":
+        return await _work(job)
+    subject = Subject(job)
+    async with the_app(job, subject) as app:
+        ids = await asyncio.gather(*(app.submit(subject, "go") for _ in range(job["runs"])))
+        workers = [await _started(job) for _ in range(job["workers"])]
+        before, began = _machine(), time.perf_counter()
+        for worker in workers:
+            _say(worker, b"go\n")
+        await _ended(workers, job["runs"])
+        took, after = time.perf_counter() - began, _machine()
+        for run_id in ids:
+            assert (await app.result(run_id)).output == "done"
+    for worker in workers:
+        await worker.communicate()
+        assert worker.returncode == 0
+    busy, whole = (later - earlier for earlier, later in zip(before, after, strict=True))
+    return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "machine_busy": busy / whole}
+
+
+async def _started(job: Job) -> Process:
+    """A worker that has opened the store and waits for a word."""
+    command = [sys.executable, "-m", "bench.systems.holdfast", json.dumps({**job, "phase": "worker"})]
+    worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert worker.stdout is not None
+    assert await worker.stdout.readline() == b"ready\n"
+    return worker
+
+
+def _say(worker: Process, word: bytes) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(word)
+
+
+async def _ended(workers: list[Process], runs: int) -> None:
+    """Wait until the workers together have given so many answers, each a dot."""
+    left = runs
+    enough = asyncio.Event()
+
+    async def count(worker: Process) -> None:
+        nonlocal left
+        assert worker.stdout is not None
+        while left > 0 and (dots := await worker.stdout.read(1024)):
+            left -= len(dots)
+        enough.set()
+
+    counting = [asyncio.create_task(count(worker)) for worker in workers]
+    await enough.wait()
+    for task in counting:
+        task.cancel()
+    await asyncio.gather(*counting, return_exceptions=True)
+    assert left == 0, "a worker ended before its time"
+
+
+async def _work(job: Job) -> Result:
+    async def at_end() -> None:
+        os.write(1, b".")
+
+    subject = Subject(job, at_end=at_end)
+    async with the_app(job, subject, concurrency=CONCURRENCY) as app:
+        os.write(1, b"ready\n")
+        await asyncio.to_thread(sys.stdin.readline)
+        serving = asyncio.create_task(app.serve())
+        await asyncio.to_thread(sys.stdin.readline)
+    await serving
+    return {}
+
+
+def _machine() -> tuple[float, float]:
+    """Ticks that all processors together were busy, and all ticks."""
+    user, nice, system, idle, waiting, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    busy = user + nice + system + sum(rest[:2])
+    return busy, busy + idle + waiting

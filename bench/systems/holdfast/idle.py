@@ -1,0 +1,41 @@
+"""Runs that wait for long: what they cost meanwhile."""
+
+import asyncio
+import time
+
+from bench.systems.footprint import footprint
+from bench.systems.holdfast.subject import Subject, the_app
+from bench.systems.protocol import Job, Result, processor_seconds, resident_bytes
+
+
+class Waiting(Subject):
+    """Its tool waits until it is told to stop."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__({**job, "steps": 1})
+        self._expected, self._waiting = job["runs"], 0
+        self.all_wait, self.enough = asyncio.Event(), asyncio.Event()
+
+    async def look(self, number: int) -> str:
+        self._waiting += 1
+        if self._waiting == self._expected:
+            self.all_wait.set()
+        await self.enough.wait()
+        return "seen"
+
+
+async def waiting_runs(job: Job) -> Result:
+    subject = Waiting(job)
+    async with the_app(job, subject) as app:
+        memory = resident_bytes()
+        runs = [asyncio.create_task(app.run(subject, "go")) for _ in range(job["runs"])]
+        await subject.all_wait.wait()
+        await asyncio.sleep(1)  # the replies may still be on their way to the disk while their tools wait already
+        memory = resident_bytes() - memory
+        before, spent, began = footprint(job), processor_seconds(), time.perf_counter()
+        await asyncio.sleep(job["seconds"])
+        spent, took = processor_seconds() - spent, time.perf_counter() - began
+        written = footprint(job).written_bytes - before.written_bytes
+        subject.enough.set()
+        await asyncio.gather(*runs)
+    return {"cpu_share": spent / took, "memory_bytes": memory, "written_bytes": written}

@@ -1,0 +1,44 @@
+"""One long run, and many at once."""
+
+import asyncio
+import time
+
+from bench.systems.footprint import Footprint, footprint
+from bench.systems.holdfast.subject import Subject, the_app
+from bench.systems.protocol import Job, Result, latencies
+
+
+async def one_run(job: Job, calls: int = 1) -> Result:
+    """A step lasts from one question to the model to the next: by then all of it is in the store."""
+    ends = list[Footprint]()
+
+    async def at_end() -> None:
+        ends.append(footprint(job))  # before the last reply, because a run that is over is removed
+
+    subject = Subject(job, calls=calls, at_end=at_end)
+    async with the_app(job, subject) as app:
+        before, began = footprint(job), time.perf_counter()
+        await app.run(subject, "go")
+    (stamps,), (end,) = subject.runs, ends
+    stamps.times[0] = began
+    return {
+        "seconds": stamps.times[-1] - began,
+        "step_seconds": stamps.step_seconds(),
+        "transcript_bytes": (1 + calls) * job["bytes"] * job["steps"],
+        **end.since(before),
+    }
+
+
+async def three_calls(job: Job) -> Result:
+    return await one_run(job, calls=3)
+
+
+async def many_runs(job: Job) -> Result:
+    """From the first run's beginning until the last has ended and is removed."""
+    subject = Subject(job)
+    async with the_app(job, subject) as app:
+        began = time.perf_counter()
+        await asyncio.gather(*(app.run(subject, "go") for _ in range(job["runs"])))
+        took = time.perf_counter() - began
+    times = [seconds for stamps in subject.runs for seconds in stamps.step_seconds()]
+    return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "latencies": latencies(times)}

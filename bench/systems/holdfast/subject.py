@@ -1,0 +1,71 @@
+"""The agent that is measured, and where it keeps its runs.
+
+Variants: `sqlite`, `postgres`, `file`, whose tool is `pure`, so that a step is one commit; and with `-once` after it,
+whose tool is `once`, so that the reply is safe before the tool is called and a step is two.
+"""
+
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from bench.systems.protocol import Job, text
+
+from holdfast import Agent, App, Bounds, Message, Reply, RunInfo, Tool, ToolCall, ToolSchema
+
+
+def store_url(job: Job) -> str:
+    """Where the job's runs are kept."""
+    folder = Path(job["folder"])
+    places = {"sqlite": f"sqlite:{folder / 'runs.db'}", "file": f"file:{folder}", "postgres": job["postgres"] or ""}
+    return places[job["variant"].removesuffix("-once")]
+
+
+def the_app(job: Job, subject: "Subject", *, recover: bool = False, concurrency: int = 16) -> App:
+    return App([subject], store_url(job), recover=recover, concurrency=concurrency)
+
+
+async def answer() -> None:
+    """Nothing stands between the last step and the answer."""
+
+
+class Stamps:
+    """The model of one run: asks for tools in every step, notes when it was asked, and answers after the last."""
+
+    def __init__(self, subject: "Subject") -> None:
+        self._subject = subject
+        self.times: list[float] = []
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        self.times.append(time.perf_counter())
+        calls, size = self._subject.calls, self._subject.bytes
+        first = len(messages) - 1  # all but the prompt
+        if first // (1 + calls) >= self._subject.steps:
+            await self._subject.at_end()
+            return Reply(text="done")
+        numbers = range(first + 1, first + 1 + calls)
+        asked = [ToolCall(id=str(number), name="look", arguments={"number": number}) for number in numbers]
+        return Reply(text=text(first, size), tool_calls=asked)
+
+    def step_seconds(self) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(self.times)]
+
+
+class Subject:
+    """An agent for each run, of so many steps with so many tool calls each; `at_end` comes before its last reply."""
+
+    name = "bench"
+
+    def __init__(self, job: Job, *, calls: int = 1, at_end: Callable[[], Awaitable[None]] = answer) -> None:
+        self.steps, self.bytes, self.calls, self.at_end = job["steps"], job["bytes"], calls, at_end
+        self.runs: list[Stamps] = []
+        self._tool = Tool(self.look, name="look", effect="once" if job["variant"].endswith("-once") else "pure")
+
+    async def look(self, number: int) -> str:
+        return text(number, self.bytes)
+
+    async def build(self, info: RunInfo) -> Agent:
+        stamps = Stamps(self)
+        self.runs.append(stamps)
+        bounds = Bounds(max_iterations=self.steps + 1)
+        return Agent(name=self.name, model=stamps, tools=[self._tool], bounds=bounds)
