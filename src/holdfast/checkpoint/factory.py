@@ -88,7 +88,7 @@ class Checkpoints:
         """
         assert self._store is not None, "a claim comes from a store"
         checkpoint = read_checkpoint(stored, codec)
-        mark = Mark.at(checkpoint.state, next_seq=stored.record.next_seq, size=stored.record.size)
+        mark = Mark(checkpoint.state, next_seq=stored.record.next_seq, size=stored.record.size)
         handle = StoreCheckpointer.resumed(
             claim,
             mark,

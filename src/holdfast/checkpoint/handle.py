@@ -69,6 +69,7 @@ class StoreCheckpointer:
         """
         self._store, self._meta, self._worker_id = store, meta, worker_id
         self._settings, self._clock = settings or HandleSettings(), clock
+        self._throttled = self._settings.throttle > timedelta(0)
         self._keep_result, self._retention = keep_result, retention
         self._claim: Claim | None = None
         self._mark = Mark()
@@ -112,8 +113,7 @@ class StoreCheckpointer:
         if self._closed:
             return
         self._latest = state
-        wait = self._window() if not urgent else 0.0
-        if wait > 0:
+        if self._throttled and not urgent and (wait := self._window()) > 0:
             self._hold_back(state, timedelta(seconds=wait))
             return
         await self._write(state, patient=urgent)
@@ -152,7 +152,7 @@ class StoreCheckpointer:
             try:
                 await self._write_new(state, patient=patient)
             except Exception:
-                if self._settings.throttle > timedelta(0):
+                if self._throttled:
                     self._hold_back(state, self._settings.throttle)
                 raise
 
