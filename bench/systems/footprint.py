@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import psycopg
 from bench.systems.protocol import POSTGRES_SIZE, POSTGRES_WAL, Job, disk_bytes, written_bytes
 
 
@@ -24,6 +23,8 @@ def footprint(job: Job) -> Footprint:
     """The readings of now."""
     if not uses_postgres(job):
         return Footprint(disk_bytes(job["folder"]), written_bytes())
+    import psycopg  # takes a while, and some jobs are counted from the start of their process
+
     with psycopg.connect(job["postgres"] or "", autocommit=True) as connection:
         size, log = (connection.execute(query).fetchone() for query in (POSTGRES_SIZE, POSTGRES_WAL))
     assert size is not None

@@ -6,7 +6,6 @@ Standard library only, because the environments of other systems have nothing el
 
 import asyncio
 import base64
-import importlib.metadata
 import inspect
 import json
 import math
@@ -72,10 +71,11 @@ def main(
         return
     job: Job = json.loads(sys.argv[1])
     result = _done(workloads[job["workload"]], job)
+    from importlib.metadata import version  # takes a while, and some jobs are counted from the start of their process
+
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     result |= {
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in packages},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "peak_memory_bytes": max(each.ru_maxrss for each in used) * 1024,
         "processor_seconds": sum(each.ru_utime + each.ru_stime for each in used),
     }

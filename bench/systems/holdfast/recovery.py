@@ -28,7 +28,10 @@ async def interrupted(job: Job) -> Result:
 
 def _in_a_new_process(job: Job) -> Result:
     command = [sys.executable, "-m", "bench.systems.holdfast", json.dumps(job)]
-    result: Result = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(1)  # it has said why
+    result: Result = json.loads(done.stdout)
     return result
 
 

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bench.systems.protocol import Job
-from bench.systems.raw.file import FileLog
-from bench.systems.raw.postgres import PostgresLog
 from bench.systems.raw.row import Row
-from bench.systems.raw.sqlite import SqliteLog
 
 
 class Log(Protocol):
@@ -27,6 +24,15 @@ class Log(Protocol):
 def opened(job: Job) -> Log:
     """The log that the job's variant names; made if it is not there yet."""
     kind = job["variant"].partition("-")[0]
+    # Only the driver that is needed is loaded, for some limits are counted from the start of the process.
     if kind == "postgres":
+        from bench.systems.raw.postgres import PostgresLog
+
         return PostgresLog(job["postgres"] or "")
-    return SqliteLog(job["folder"]) if kind == "sqlite" else FileLog(job["folder"])
+    if kind == "sqlite":
+        from bench.systems.raw.sqlite import SqliteLog
+
+        return SqliteLog(job["folder"])
+    from bench.systems.raw.file import FileLog
+
+    return FileLog(job["folder"])
