@@ -1,0 +1,167 @@
+"""LangGraph: an agent of a model node and a tool node, checkpointed with `durability="sync"`.
+
+One saver and one compiled graph for all runs of the process, as an application has them. A run is a thread. A step
+lasts from one call of the model to the next: by then LangGraph has committed all of it. One run alone goes through its
+synchronous interface, which is the faster one for it; many go through the asynchronous one.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from bench.systems import protocol
+from bench.systems.footprint import footprint
+from bench.systems.langgraph.agent import Agent
+from bench.systems.langgraph.savers import async_saver, saver, threads
+from bench.systems.new_process import looked_and_resumed
+from bench.systems.protocol import Job, Result
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
+
+DOUBTS = {
+    "all": "Two supersteps a step (model node, tool node), as its prebuilt agent has; a node for both would halve the "
+    "commits, but a crash in a tool would ask the model again.",
+    "w2": "One saver serves all runs and lets one of them write at a time.",
+    "w3": "It has no recovery: our own SQL lists the threads, and every thread is taken for an interrupted one.",
+    "w4": "Each tool call is a task of its own (Send), so that each result is durable as it comes.",
+    "w6": "The runs wait in memory; `interrupt()` would wait for nothing, but then nothing of its own wakes them.",
+}
+
+#: Runs that our own recovery resumes at a time.
+AT_ONCE = 16
+
+
+def config(run: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
+
+
+def question() -> dict[str, Any]:
+    return {"messages": [HumanMessage("go")]}
+
+
+def one_run(job: Job, calls: int = 1) -> Result:
+    agent = Agent(job["steps"], job["bytes"], calls)
+    with saver(job) as opened:
+        graph = agent.graph(job, opened)
+        before, began = footprint(job), time.perf_counter()
+        graph.invoke(question(), config("run-0"), durability="sync")
+        cost = footprint(job).since(before)
+    (times,) = agent.times.values()
+    times[0] = began
+    return {
+        "seconds": times[-1] - began,
+        "step_seconds": agent.step_seconds(),
+        "transcript_bytes": (1 + calls) * job["bytes"] * job["steps"],
+        **cost,
+    }
+
+
+def three_calls(job: Job) -> Result:
+    return one_run(job, calls=3)
+
+
+@asynccontextmanager
+async def compiled(job: Job, agent: Agent) -> AsyncIterator[Any]:
+    async with async_saver(job) as opened:
+        yield agent.graph(job, opened)
+
+
+async def run(graph: Any, name: str) -> None:
+    await graph.ainvoke(question(), config(name), durability="sync")
+
+
+async def run_all(graph: Any, job: Job) -> None:
+    await asyncio.gather(*(run(graph, f"run-{number}") for number in range(job["runs"])))
+
+
+async def many_runs(job: Job) -> Result:
+    agent = Agent(job["steps"], job["bytes"])
+    async with compiled(job, agent) as graph:
+        began = time.perf_counter()
+        await run_all(graph, job)
+        took = time.perf_counter() - began
+    latencies = protocol.latencies(agent.step_seconds())
+    return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "latencies": latencies}
+
+
+async def interrupted(job: Job) -> Result:
+    phases = {"prepare": prepare, "look": look, "resume": resume}
+    return await phases[job["phase"]](job) if job["phase"] in phases else looked_and_resumed("langgraph", job)
+
+
+async def prepare(job: Job) -> Result:
+    """Die when every run has made its steps and asks the model for the next one."""
+    waiting = itertools.count(1)
+
+    async def wait_for_death() -> None:
+        if next(waiting) == job["runs"]:
+            protocol.kill_self()
+        await asyncio.Event().wait()
+
+    async with compiled(job, Agent(job["steps"], job["bytes"], at_end=wait_for_death)) as graph:
+        await run_all(graph, job)
+    raise AssertionError("the last run should have killed this process")
+
+
+async def look(job: Job) -> Result:
+    async with compiled(job, Agent(None, job["bytes"])) as graph:
+        names = await threads(graph.checkpointer)
+        found = protocol.since_process_start()
+        states = [await graph.aget_state(config(name)) for name in names]
+        loaded = protocol.since_process_start()
+    assert [len(state.values["messages"]) for state in states] == [1 + 2 * job["steps"]] * job["runs"]
+    return {"find": found, "load": loaded}
+
+
+async def resume(job: Job) -> Result:
+    """Each run goes on for one step, and ends."""
+    steps_done: list[float] = []
+
+    async def note() -> None:
+        steps_done.append(protocol.since_process_start())
+
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def go_on(name: str) -> None:
+        async with places:
+            await graph.ainvoke(None, config(name), durability="sync")
+
+    async with compiled(job, Agent(None, job["bytes"], at_end=note)) as graph:
+        await asyncio.gather(*(go_on(name) for name in await threads(graph.checkpointer)))
+    assert len(steps_done) == job["runs"]
+    return {"first": steps_done[0], "last": steps_done[-1]}
+
+
+async def waiting_runs(job: Job) -> Result:
+    """What it costs that all runs wait in a tool."""
+    all_wait, over = asyncio.Event(), asyncio.Event()
+    waiting = itertools.count(1)
+
+    async def wait() -> None:
+        if next(waiting) == job["runs"]:
+            all_wait.set()
+        await over.wait()
+
+    async with compiled(job, Agent(1, 1000, in_tool=wait)) as graph:
+        memory = protocol.resident_bytes()
+        runs = asyncio.create_task(run_all(graph, job))
+        await all_wait.wait()
+        before, used = footprint(job), protocol.processor_seconds()
+        await asyncio.sleep(job["seconds"])
+        used, cost = protocol.processor_seconds() - used, footprint(job).since(before)
+        memory = protocol.resident_bytes() - memory
+        over.set()
+        await runs
+    share = used / job["seconds"]
+    return {"cpu_share": share, "memory_bytes": memory, "written_bytes": cost["written_bytes"]}
+
+
+if __name__ == "__main__":
+    protocol.main(
+        {"w1": one_run, "w2": many_runs, "w3": interrupted, "w4": three_calls, "w6": waiting_runs},
+        packages=["langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres"],
+        doubts=DOUBTS,
+    )

@@ -1,0 +1,20 @@
+"""Looking at interrupted runs and going on with them, each in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+from bench.systems.protocol import Job, Result
+
+
+def looked_and_resumed(system: str, job: Job) -> Result:
+    """Both phases of a recovery, each counted from the start of its own process, so that neither warms up the other."""
+    looked, resumed = (_in_a_new_process(system, {**job, "phase": phase}) for phase in ("look", "resume"))
+    return {name: looked[name] for name in ("find", "load")} | {name: resumed[name] for name in ("first", "last")}
+
+
+def _in_a_new_process(system: str, job: Job) -> Result:
+    command = [sys.executable, "-m", f"bench.systems.{system}", json.dumps(job)]
+    shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    result: Result = json.loads(shown.splitlines()[-1])
+    return result
