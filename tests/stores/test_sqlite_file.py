@@ -135,17 +135,19 @@ async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path,
 
 DAMAGE = (
     "body = x'6f6e45'",
-    "kind = 'result'",
-    "kind = 'unheard-of'",
+    "layout = 'result' || substr(layout, instr(layout, ' '))",
+    "layout = 'unheard-of' || substr(layout, instr(layout, ' '))",
+    "layout = layout || '0'",
+    "layout = ''",
     "seq = 700",
     "checksum = checksum + 1",
     "run_key = run_key + 1",
     "before = 0",
-    "before = entry_key + 1",
-    "before = entry_key",
+    "before = piece_key + 1",
+    "before = piece_key",
     "before = before - 1",
     "far = 0",
-    "far = entry_key",
+    "far = piece_key",
     "far = far - 1",
     "passed = NULL",
     "passed = '[1,2,3]'",
@@ -158,10 +160,14 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
     whole = tmp_path / "whole.db"
     bodies = [b"%d" % seq for seq in range(200)]
     async with opened(whole) as store:
+        worker = await enlisted(store)
         for run_id in ("run-1", "run-2"):
-            await store.create(a_run(run_id, *bodies))
-    changes = [f"UPDATE entries SET {damage} WHERE entry_key = {{}}" for damage in DAMAGE]
-    for number, damage in enumerate((*changes, "DELETE FROM entries WHERE entry_key = {}")):
+            claim = await begun(store, worker, a_run(run_id, bodies[0]))
+            for seq, body in enumerate(bodies[1:], 1):
+                await store.append(claim, a_write(seq, body))
+        await store.discharge(worker)
+    changes = [f"UPDATE pieces SET {damage} WHERE piece_key = {{}}" for damage in DAMAGE]
+    for number, damage in enumerate((*changes, "DELETE FROM pieces WHERE piece_key = {}")):
         # Entry 193 names many.
         for key in (193,) if "far" in damage or "passed" in damage else (200, 150, 1):
             path = tmp_path / f"damaged-{number}-{key}.db"
@@ -185,10 +191,14 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
 async def test_removing_a_damaged_run_leaves_the_entries_of_others(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with opened(path) as store:
+        worker = await enlisted(store)
         for run_id in ("run-1", "run-2"):
-            await store.create(a_run(run_id, b"zero", b"one", b"two"))
+            claim = await begun(store, worker, a_run(run_id, b"zero"))
+            await store.append(claim, a_write(1, b"one"))
+            await store.append(claim, a_write(2, b"two"))
+        await store.discharge(worker)
     connection = apsw.Connection(str(path))
-    connection.execute("UPDATE entries SET before = 2 WHERE entry_key = 5")
+    connection.execute("UPDATE pieces SET before = 2 WHERE piece_key = 5")
     async with opened(path) as store:
         await store.remove("run-2")
     async with opened(path) as store:

@@ -148,7 +148,8 @@ async def test_a_failed_batch_leaves_no_wrong_memory(tmp_path: Path) -> None:
         one, two = [await begun(store, worker, a_run(f"run-{n}")) for n in (1, 2)]
         other = apsw.Connection(str(path))
         other.execute(
-            "CREATE TRIGGER picky BEFORE INSERT ON entries WHEN new.seq = 2 BEGIN SELECT RAISE(ABORT, 'no'); END"
+            "CREATE TRIGGER picky BEFORE INSERT ON pieces WHEN new.body = CAST('onetwo' AS BLOB)"
+            " BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
         await asyncio.gather(
             store.append(one, a_write(1, b"one")), store.append(two, a_write(1, b"one", b"two")), return_exceptions=True

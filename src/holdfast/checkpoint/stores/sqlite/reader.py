@@ -64,21 +64,21 @@ class Reader:
         row = execute(statement("load_record"), (run_id,)).get
         if row is None:
             raise RunNotFound(run_id)
-        first_seq, last_entry, *columns = row
+        first_seq, last_piece, *columns = row
         liveness = Liveness(execute, self._clock.now(), self._dead_after)
         record = record_from(columns, columns[5] == Status.RUNNING and liveness.alive(columns[8]))
         seqs = range(max(first_seq, after + 1), record.next_seq)
         try:
-            entries = self._journal(execute, columns[0], run_id, last_entry, seqs) if seqs else ()
+            entries = self._journal(execute, columns[0], run_id, last_piece, seqs) if seqs else ()
         except apsw.CorruptError as exc:
             raise RunDamaged(run_id, f"its part of the file cannot be read ({exc})") from exc
         return StoredRun(record=record, entries=entries)
 
-    def _journal(self, execute: Execute, run_key: int, run_id: str, last_entry: int, seqs: range) -> tuple[Entry, ...]:
+    def _journal(self, execute: Execute, run_key: int, run_id: str, last_piece: int, seqs: range) -> tuple[Entry, ...]:
         # All rows at once: a statement left in the middle would keep its view of the database.
-        way = execute(statement("find_entries"), (last_entry, seqs.start - 1, run_key)).fetchall()
-        keys = msgspec.json.encode(keys_on(way, run_id)[: len(seqs)]).decode()
-        rows = execute(statement("read_entries"), (keys, run_key)).fetchall()
+        way = execute(statement("find_pieces"), (last_piece, seqs.start - 1, run_key)).fetchall()
+        keys = msgspec.json.encode(keys_on(way, run_id)).decode()
+        rows = execute(statement("read_pieces"), (keys, run_key)).fetchall()
         return journal_from(rows, run_id, seqs)
 
     def _page(self, execute: Execute, wanted: RunFilter, after: int) -> tuple[list[RunRecord], int | None]:

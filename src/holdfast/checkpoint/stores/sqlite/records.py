@@ -6,12 +6,11 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.errors import RunDamaged
-from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.stores.sqlite.pieces import Piece, unpacked
 from holdfast.checkpoint.stores.sqlite.transaction import from_micros
-
-_KINDS = {kind.value: kind for kind in EntryKind}
 
 
 def record_from(row: Sequence[Any], alive: bool) -> RunRecord:
@@ -45,7 +44,7 @@ def record_from(row: Sequence[Any], alive: bool) -> RunRecord:
 
 
 def keys_on(way: Iterable[tuple[int, str | None]], run_id: str) -> list[int]:
-    """The keys of the entries on a way backwards through a journal: each step, and those that it passed over.
+    """The keys of the pieces on a way backwards through a journal: each step, and those that it passed over.
 
     Raises:
         RunDamaged: what a step says about those cannot be read.
@@ -62,23 +61,25 @@ def keys_on(way: Iterable[tuple[int, str | None]], run_id: str) -> list[int]:
 
 
 def journal_from(rows: Iterable[Sequence[Any]], run_id: str, seqs: range) -> tuple[Entry, ...]:
-    """The entries numbered `seqs`, from rows that are newest first.
+    """The entries numbered `seqs`, from the rows of their pieces, newest first. The oldest may hold earlier ones.
 
     Raises:
         RunDamaged: one is missing, or is not what was written.
     """
-    entries = []
+    pieces: list[list[Entry]] = []
     due = seqs.stop
-    for seq, name, checksum, body in rows:
-        due -= 1
-        kind = _KINDS.get(name)
-        if seq != due or kind is None or type(body) is not bytes:
-            raise RunDamaged(run_id, f"something else is in the place of entry {due}")
-        entry = Entry(seq=seq, kind=kind, body=body)
-        if entry.checksum() != checksum:
-            raise RunDamaged(run_id, f"entry {seq} is not what was written")
-        entries.append(entry)
-    if due != seqs.start:
+    for row in rows:
+        if due <= seqs.start:
+            break  # the way there passed over more than was asked for
+        try:
+            piece = unpacked(Piece(*row))
+        except (ValueError, KeyError, AttributeError) as exc:
+            raise RunDamaged(run_id, f"what is before entry {due} is not what was written") from exc
+        if piece[-1].seq != due - 1:
+            raise RunDamaged(run_id, f"something else is in the place of entry {due - 1}")
+        due = piece[0].seq
+        pieces.append(piece)
+    if due > seqs.start:
         raise RunDamaged(run_id, f"entry {due - 1} is missing")
-    entries.reverse()
-    return tuple(entries)
+    entries = [entry for piece in reversed(pieces) for entry in piece]
+    return tuple(entries[seqs.start - due :])

@@ -42,7 +42,7 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
         raise RunExists(run.run_id)
     size = _checked_size(run.run_id, run.entries, 0)
     run_key = transaction.next_token()
-    first_key = transaction.entry_keys(len(run.entries))
+    piece = transaction.next_piece() if run.entries else 0
     claim = None
     if worker_id is not None:
         claim = Claim(run_id=run.run_id, worker_id=worker_id, token=transaction.next_token(), strikes=1)
@@ -55,11 +55,13 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
             *(transaction.now_micros, worker_id),
             *((0, 0) if claim is None else (claim.token, claim.strikes)),
             to_micros(transaction.now + wait),
-            *(len(run.entries), size, first_key + len(run.entries) - 1 if run.entries else 0),
+            *(len(run.entries), size, piece),
             *(run.meta, run.progress),
         ),
     )
-    head = transaction.insert_entries(run.entries, first_key, Head(run_key, 0, ()))
+    head = Head(run_key, 0, ())
+    if run.entries:
+        head = transaction.insert_piece(run.entries, piece, head)
     if claim is None:
         transaction.signals = True
     else:
@@ -122,26 +124,28 @@ def _write(
     transaction: Transaction,
 ) -> int:
     """Write under the claim, if it holds and the entries are the next ones. Gives the run's key."""
-    first_seq, first_key, last_key = None, 0, 0 if replace else None
+    first_seq, piece = None, 0 if replace else None
     size = _checked_size(claim.run_id, entries, entries[0].seq if entries else 0)
     if entries:
         first_seq = entries[0].seq
-        first_key = transaction.entry_keys(len(entries))
-        last_key = first_key + len(entries) - 1
+        piece = transaction.next_piece()
     change = (
-        *(len(entries), size, transaction.now_micros, progress, replace, finished_step, last_key),
+        *(len(entries), size, transaction.now_micros, progress, replace, finished_step, piece),
         *(claim.token, first_seq),
     )
     head = transaction.heads.get(claim.token)
-    if head is None or not transaction.changed(_WRITE, (*change, head.run_key, head.last_entry)):
+    if head is None or not transaction.changed(_WRITE, (*change, head.run_key, head.last_piece)):
         row = transaction.one(_HEAD, (claim.run_id, claim.token))
         head = Head(row[0], row[1], (row[1],) if row[1] else ()) if row else None
-        if head is None or not transaction.changed(_WRITE, (*change, head.run_key, head.last_entry)):
+        if head is None or not transaction.changed(_WRITE, (*change, head.run_key, head.last_piece)):
             raise _refusal(claim, first_seq, transaction)
     if replace:
-        transaction.discard_journal(head.run_key, head.last_entry)
+        transaction.discard_journal(head.run_key, head.last_piece)
         head = Head(head.run_key, 0, ())
-    transaction.remember(claim.token, transaction.insert_entries(entries, first_key, head))
+    if entries:
+        assert piece
+        head = transaction.insert_piece(entries, piece, head)
+    transaction.remember(claim.token, head)
     return head.run_key
 
 
@@ -172,7 +176,7 @@ def _out_of_order(run_id: str, seq: int | None, due: int) -> StoreError:
 
 def _drop(run_id: str, transaction: Transaction) -> None:
     """Remove the run and all it started. Their journals are deleted later: from here on nothing leads to them."""
-    for run_key, last_entry in transaction.execute(statement("family"), (run_id,)).fetchall():
+    for run_key, last_piece in transaction.execute(statement("family"), (run_id,)).fetchall():
         transaction.execute(statement("delete_run"), (run_key,))
-        transaction.discard_journal(run_key, last_entry)
+        transaction.discard_journal(run_key, last_piece)
     transaction.signals = True

@@ -8,6 +8,7 @@ import apsw
 import msgspec
 
 from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.stores.sqlite.pieces import packed
 from holdfast.checkpoint.stores.sqlite.statements import statement
 
 #: `execute` of a connection, for rows of whatever types.
@@ -16,13 +17,13 @@ Execute = Callable[..., Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-#: Every so many entries, one names those before it.
+#: Every so many pieces, one names those before it.
 _STRIDE = 16
 
 #: Enough for the runs that one process drives at once.
 _HEADS_KEPT = 10_000
 
-_INSERT_ENTRY = statement("insert_entry")
+_INSERT_PIECE = statement("insert_piece")
 _ADD_GARBAGE = statement("add_garbage")
 
 
@@ -39,8 +40,8 @@ class Head(NamedTuple):
 
     run_key: int
     #: 0: it is empty.
-    last_entry: int
-    #: The last entries, oldest first, as far back as is known: at most to one that names many.
+    last_piece: int
+    #: The last pieces, oldest first, as far back as is known: at most to one that names many.
     recent: tuple[int, ...]
 
 
@@ -82,34 +83,27 @@ class Transaction:
         self._token += 1
         return self._token
 
-    def entry_keys(self, count: int) -> int:
-        """The first of `count` keys for new entries, larger than those of all entries there are."""
+    def next_piece(self) -> int:
+        """A key for a new piece, larger than those of all pieces there are."""
         if self._last_key is None:
-            self._last_key = self.one(statement("last_entry_key"))
-        first = self._last_key + 1
-        self._last_key += count
-        return first
+            self._last_key = self.one(statement("last_piece_key"))
+        self._last_key += 1
+        return self._last_key
 
-    def insert_entries(self, entries: Sequence[Entry], first_key: int, head: Head) -> Head:
-        """Write `entries` behind the journal's end. Gives its new end."""
+    def insert_piece(self, entries: Sequence[Entry], key: int, head: Head) -> Head:
+        """Write `entries` behind the journal's end, as a piece with this key. Gives the journal's new end."""
         run_key, before, recent = head
-        for key, entry in enumerate(entries, first_key):
-            far = passed = None
-            if entry.seq % _STRIDE == 0 and len(recent) > 1:
-                far, passed = recent[0], msgspec.json.encode(recent[1:]).decode()
-                recent = ()
-            self._run(
-                _INSERT_ENTRY,
-                (key, run_key, before, far, passed, entry.seq, entry.kind, entry.checksum(), entry.body),
-            )
-            before = key
-            recent += (key,)
-        return Head(run_key, before, recent)
+        far = passed = None
+        if len(recent) >= _STRIDE:
+            far, passed = recent[0], msgspec.json.encode(recent[1:]).decode()
+            recent = ()
+        self._run(_INSERT_PIECE, (key, run_key, before, far, passed, *packed(entries)))
+        return Head(run_key, key, (*recent, key))
 
-    def discard_journal(self, run_key: int, last_entry: int) -> None:
+    def discard_journal(self, run_key: int, last_piece: int) -> None:
         """Leave the journal that ends there to the sweep. It can be reached no more."""
-        if last_entry:
-            self.execute(_ADD_GARBAGE, (last_entry, run_key))
+        if last_piece:
+            self.execute(_ADD_GARBAGE, (last_piece, run_key))
             self.littered = True
 
     def one(self, sql: str, bindings: tuple[Any, ...] = ()) -> Any:

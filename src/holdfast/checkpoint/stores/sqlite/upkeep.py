@@ -25,7 +25,7 @@ _REST = 0.005
 #: When nobody has written for so long, nobody waits.
 _QUIET = 0.02
 #: Between two looks at the time.
-_ENTRIES_AT_ONCE, _BYTES_AT_ONCE, _PAGES_AT_ONCE = 16, 2**20, 4
+_PIECES_AT_ONCE, _BYTES_AT_ONCE, _PAGES_AT_ONCE = 16, 2**20, 4
 #: Journals that are deleted side by side.
 _JOURNALS_AT_ONCE = 256
 
@@ -118,19 +118,19 @@ class Upkeep:
         self._log_pages = 0
 
     def _sweep(self, end: float) -> None:
-        """Delete entries that nobody can reach, newest first. Where it stopped is in the same transaction."""
+        """Delete pieces that nobody can reach, newest first. Where it stopped is in the same transaction."""
         execute = self._execute
         execute(statement("begin"))
         before = set(execute(statement("newest_garbage"), (_JOURNALS_AT_ONCE,)).fetchall())
-        ends = [(-entry, run) for entry, run in before]
+        ends = [(-piece, run) for piece, run in before]
         heapq.heapify(ends)
         while ends and time.perf_counter() < end:
             self._delete_some(ends)
-        after = {(-entry, run) for entry, run in ends}
-        for entry, _ in before - after:
-            execute(statement("drop_garbage"), (entry,))
-        for entry, run in after - before:
-            execute(statement("add_garbage"), (entry, run))
+        after = {(-piece, run) for piece, run in ends}
+        for piece, _ in before - after:
+            execute(statement("drop_garbage"), (piece,))
+        for piece, run in after - before:
+            execute(statement("add_garbage"), (piece, run))
         execute("COMMIT")
         much = len(before) == _JOURNALS_AT_ONCE
         self._garbage = much or bool(after)
@@ -138,16 +138,16 @@ class Upkeep:
         self._rest_until = 0.0 if much else time.monotonic() + _REST
 
     def _delete_some(self, ends: list[tuple[int, int]]) -> None:
-        """Delete the newest of the entries in the heap `ends`, and put the one before each in its place."""
+        """Delete the newest of the pieces in the heap `ends`, and put the one before each in its place."""
         size = 0
-        for _ in range(_ENTRIES_AT_ONCE):
+        for _ in range(_PIECES_AT_ONCE):
             if not ends or size > _BYTES_AT_ONCE:
                 return
-            entry, run = -ends[0][0], ends[0][1]
+            piece, run = -ends[0][0], ends[0][1]
             # A damaged journal may end early.
-            before, length = self._execute(statement("delete_entry"), (entry, run)).get or (0, 0)
+            before, length = self._execute(statement("delete_piece"), (piece, run)).get or (0, 0)
             size += length
-            if 0 < before < entry:
+            if 0 < before < piece:
                 heapq.heapreplace(ends, (-before, run))
             else:
                 heapq.heappop(ends)

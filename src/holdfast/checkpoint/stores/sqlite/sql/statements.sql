@@ -13,15 +13,15 @@ SELECT token, signal FROM counters
 -- name: write_counters
 UPDATE counters SET token = ?1, signal = ?2
 
--- name: last_entry_key
-SELECT coalesce(max(entry_key), 0) FROM entries
+-- name: last_piece_key
+SELECT coalesce(max(piece_key), 0) FROM pieces
 
 -- == one run =========================================================================================================
 
 -- name: insert_run
 INSERT INTO runs (
     run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-    not_before, next_seq, size, last_entry, meta, progress
+    not_before, next_seq, size, last_piece, meta, progress
 ) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
 
 -- name: run_exists
@@ -38,14 +38,14 @@ UPDATE runs SET
     progress = coalesce(?4, progress),
     strikes = iif(?6, 0, strikes),
     not_before = iif(?6, min(not_before, ?3), not_before),
-    last_entry = coalesce(?7, last_entry)
-WHERE run_key = ?10 AND token = ?8 AND status = 'running' AND last_entry = ?11 AND next_seq = coalesce(?9, next_seq)
+    last_piece = coalesce(?7, last_piece)
+WHERE run_key = ?10 AND token = ?8 AND status = 'running' AND last_piece = ?11 AND next_seq = coalesce(?9, next_seq)
 
 -- name: head
-SELECT run_key, last_entry FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
+SELECT run_key, last_piece FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
 
--- name: insert_entry
-INSERT INTO entries (entry_key, run_key, before, far, passed, seq, kind, checksum, body)
+-- name: insert_piece
+INSERT INTO pieces (piece_key, run_key, before, far, passed, seq, layout, checksum, body)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 
 -- name: settle
@@ -79,7 +79,7 @@ WITH RECURSIVE family (run_id) AS (
     UNION
     SELECT child.run_id FROM family JOIN runs AS child ON child.parent_run_id = family.run_id
 )
-SELECT run_key, last_entry FROM family JOIN runs USING (run_id)
+SELECT run_key, last_piece FROM family JOIN runs USING (run_id)
 
 -- name: delete_run
 DELETE FROM runs WHERE run_key = ?1
@@ -89,17 +89,17 @@ SELECT run_id FROM runs
 WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled') ORDER BY expires_at LIMIT ?2
 
 -- name: add_garbage
-INSERT INTO garbage (last_entry, run_key) VALUES (?1, ?2)
+INSERT INTO garbage (last_piece, run_key) VALUES (?1, ?2)
 
 -- name: drop_garbage
-DELETE FROM garbage WHERE last_entry = ?1
+DELETE FROM garbage WHERE last_piece = ?1
 
 -- name: newest_garbage
 -- From the end of the file, so that journals that lie between one another are deleted page by page.
-SELECT last_entry, run_key FROM garbage ORDER BY last_entry DESC LIMIT ?1
+SELECT last_piece, run_key FROM garbage ORDER BY last_piece DESC LIMIT ?1
 
--- name: delete_entry
-DELETE FROM entries WHERE entry_key = ?1 AND run_key = ?2 RETURNING before, length(body)
+-- name: delete_piece
+DELETE FROM pieces WHERE piece_key = ?1 AND run_key = ?2 RETURNING before, length(body)
 
 -- == reading =========================================================================================================
 
@@ -108,22 +108,22 @@ run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updat
 not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress
 
 -- name: load_record
-SELECT first_seq, last_entry, {record} FROM runs WHERE run_id = ?1
+SELECT first_seq, last_piece, {record} FROM runs WHERE run_id = ?1
 
--- name: find_entries
--- Backwards from entry 1 to the first one after seq 2. Keys have to fall: damage makes no circles. CROSS: in this order.
-WITH RECURSIVE way (entry_key) AS (
+-- name: find_pieces
+-- Backwards from piece 1 to the one that holds what comes after seq 2. Keys have to fall: damage makes no circles. CROSS: in this order.
+WITH RECURSIVE way (piece_key) AS (
     SELECT ?1
     UNION ALL
-    SELECT coalesce(entries.far, entries.before) FROM way CROSS JOIN entries ON entries.entry_key = way.entry_key
-    WHERE entries.run_key = ?3 AND entries.seq > ?2 + 1
-        AND coalesce(entries.far, entries.before) BETWEEN 1 AND entries.entry_key - 1
+    SELECT coalesce(pieces.far, pieces.before) FROM way CROSS JOIN pieces ON pieces.piece_key = way.piece_key
+    WHERE pieces.run_key = ?3 AND pieces.seq > ?2 + 1
+        AND coalesce(pieces.far, pieces.before) BETWEEN 1 AND pieces.piece_key - 1
 )
-SELECT way.entry_key, entries.passed FROM way CROSS JOIN entries ON entries.entry_key = way.entry_key
+SELECT way.piece_key, pieces.passed FROM way CROSS JOIN pieces ON pieces.piece_key = way.piece_key
 
--- name: read_entries
-SELECT seq, kind, checksum, body
-FROM json_each(?1) AS place CROSS JOIN entries ON entries.entry_key = place.value
+-- name: read_pieces
+SELECT seq, layout, checksum, body
+FROM json_each(?1) AS place CROSS JOIN pieces ON pieces.piece_key = place.value
 WHERE run_key = ?2
 
 -- name: list_runs

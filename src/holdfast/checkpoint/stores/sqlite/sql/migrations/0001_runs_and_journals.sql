@@ -31,8 +31,8 @@ CREATE TABLE runs (
     first_seq INTEGER NOT NULL DEFAULT 0,
     next_seq INTEGER NOT NULL,
     size INTEGER NOT NULL,
-    -- The newest entry of the journal, 0 if it is empty.
-    last_entry INTEGER NOT NULL,
+    -- The newest piece of the journal, 0 if it is empty.
+    last_piece INTEGER NOT NULL,
     meta BLOB NOT NULL,
     progress BLOB NOT NULL
 ) STRICT;
@@ -46,27 +46,30 @@ CREATE INDEX runs_to_cancel ON runs (owner) WHERE cancel_requested = 1;
 CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_expiring ON runs (expires_at) WHERE expires_at IS NOT NULL;
 
--- The journals of all runs, in the order of arrival. Each entry names the run's entry before it, so a save touches the
+-- The journals of all runs, in the order of arrival. A piece is the entries of one write: a row costs about the same,
+-- however much is in it. Each piece names the run's piece before it, so a save touches the
 -- last page only, however many runs there are and however long they are: no index, no page per run.
-CREATE TABLE entries (
-    entry_key INTEGER PRIMARY KEY,
+CREATE TABLE pieces (
+    piece_key INTEGER PRIMARY KEY,
     run_key INTEGER NOT NULL,
-    -- The run's entry before this one, always a smaller key; 0 for the first of the journal.
+    -- The run's piece before this one, always a smaller key; 0 for the first of the journal.
     before INTEGER NOT NULL,
-    -- So that a load need not go from entry to entry, every now and then one names many: an entry farther back, and, as
+    -- So that a load need not go from piece to piece, every now and then one names many: a piece farther back, and, as
     -- JSON, all that lie between that one and this.
     far INTEGER,
     passed TEXT,
+    -- The number of its first entry.
     seq INTEGER NOT NULL,
-    kind TEXT NOT NULL,
+    -- Kind and length of each entry, such as 'message 1040 message 1012 step 98'; the bodies are one behind the other.
+    layout TEXT NOT NULL,
     checksum INTEGER NOT NULL,
     body BLOB NOT NULL
 ) STRICT;
 
--- The last entries of journals that nobody can reach any more. They are deleted from there on backwards, bit by bit.
+-- The last pieces of journals that nobody can reach any more. They are deleted from there on backwards, bit by bit.
 CREATE TABLE garbage (
-    last_entry INTEGER PRIMARY KEY,
-    -- Of the run that is gone: should damage lead the way to another run's entries, they are left alone.
+    last_piece INTEGER PRIMARY KEY,
+    -- Of the run that is gone: should damage lead the way to another run's pieces, they are left alone.
     run_key INTEGER NOT NULL
 ) STRICT;
 

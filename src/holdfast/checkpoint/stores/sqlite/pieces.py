@@ -1,0 +1,55 @@
+"""A piece of a journal: the entries of one write, kept as one row, which costs about the same however much is in it."""
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.checkpoint.journal import Entry, EntryKind
+
+_KINDS = {kind.value: kind for kind in EntryKind}
+
+
+class Piece(NamedTuple):
+    """The columns that hold the entries."""
+
+    #: The number of the first entry.
+    seq: int
+    #: Kind and length of each, `message 1040 message 1012 step 98`.
+    layout: str
+    #: Over all of it.
+    checksum: int
+    #: The bodies, one behind the other.
+    body: bytes
+
+
+def packed(entries: Sequence[Entry]) -> Piece:
+    """`entries`, of which there is at least one, as a piece."""
+    words: list[str] = []
+    bodies: list[bytes] = []
+    for entry in entries:
+        words += (entry.kind, str(len(entry.body)))
+        bodies.append(entry.body)
+    seq, layout, body = entries[0].seq, " ".join(words), b"".join(bodies)
+    return Piece(seq, layout, _checksum(seq, layout, body), body)
+
+
+def unpacked(piece: Piece) -> list[Entry]:
+    """The entries again.
+
+    Raises:
+        ValueError: it is not what was written.
+    """
+    seq, layout, checksum, body = piece
+    if type(body) is not bytes or _checksum(seq, layout, body) != checksum:
+        raise ValueError("the checksum does not fit")
+    entries: list[Entry] = []
+    words, start = layout.split(" "), 0
+    for kind, length in zip(words[::2], words[1::2], strict=True):
+        end = start + int(length)
+        entries.append(Entry(seq=seq, kind=_KINDS[kind], body=body[start:end]))
+        seq, start = seq + 1, end
+    return entries
+
+
+def _checksum(seq: int, layout: str, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(b"%d %s " % (seq, layout.encode(errors="surrogateescape"))))
