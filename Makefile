@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.bench-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check chaos bench docs clean
+.PHONY: help demo test check chaos bench bench-peers docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +15,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group bench
 	@touch $@
 
 demo: $(READY) ## An agent is killed again and again, goes on, and finishes
@@ -34,8 +39,11 @@ chaos: $(READY) ## The long forms of the crash, chaos, power-loss and property t
 		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 \
 		tests/chaos tests/crash tests/stores tests/checkpoint tests/fanout
 
-bench: $(READY) ## Measure, beside the raw limits of this machine
-	$(BIN)/python -m bench
+bench: $(BENCH_READY) ## Measure, beside the raw limits of this machine, and compare with the baseline (minutes)
+	$(BIN)/python -m bench --guard
+
+bench-peers: $(BENCH_READY) ## Measure beside the peers, each in an environment of its own, and write the report (hours)
+	$(BIN)/python -m bench --peers --report
 
 docs: $(READY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --quiet --strict

@@ -1,0 +1,75 @@
+"""Measure holdfast beside the raw limits of this machine, and beside its peers: `python -m bench`, or with `--peers`.
+
+Every figure is to be read as a ratio to what stands beside it: the seconds are this machine's.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench import guard, report, results
+from bench.figures import figures
+from bench.measurement import measure
+from bench.plan import AXES, FULL, SHORT
+
+_KEPT = Path(__file__).parent / "results"
+_PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+
+
+def main() -> None:
+    asked = _arguments()
+    measured = results.read(asked.read) if asked.read else _measured(asked)
+    print(report.tables(measured))
+    if asked.report:
+        # Loaded only when it is drawn with: it is large, and not among the packages that the tests have.
+        from bench.plots import draw
+
+        draw(measured, _PAGE.parent / "assets")
+        report.put_into(_PAGE, report.tables(measured))
+    known = figures(measured.records)
+    if asked.accept:
+        guard.write(guard.accepted(known))
+    if asked.guard:
+        sys.exit(_guarded(guard.compare(known, guard.read())))
+
+
+def _guarded(verdicts: list[guard.Verdict]) -> int:
+    if not verdicts:
+        print("\nthere is no baseline for this measurement: accept one with --accept")
+        return 0
+    print(f"\n{guard.told(verdicts)}")
+    return 1 if any(verdict.change == "worse" for verdict in verdicts) else 0
+
+
+def _measured(asked: argparse.Namespace) -> results.Results:
+    sizes = [size for size in (FULL if asked.peers else SHORT) if not asked.only or size.workload in asked.only]
+    # A part of a measurement does not take the place of a whole one.
+    name = "partial" if asked.only or asked.repeats else "peers" if asked.peers else "short"
+    limit = asked.time_limit or (900.0 if asked.peers else 120.0)
+    measured = measure(sizes, peers=asked.peers, repeats=asked.repeats, time_limit=limit)
+    results.write(_KEPT / f"{name}.json", measured)
+    return measured
+
+
+def _workloads(text: str) -> list[str]:
+    wanted = text.split(",")
+    if unknown := set(wanted) - set(AXES):
+        raise argparse.ArgumentTypeError(f"no workload {', '.join(sorted(unknown))}: there are {', '.join(AXES)}")
+    return wanted
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--peers", action="store_true", help="all systems in full sizes (hours)")
+    parser.add_argument("--only", type=_workloads, metavar="W1,W2", help="these workloads alone")
+    parser.add_argument("--repeats", type=int, help="so many repeats of everything")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="a job that takes longer has failed")
+    parser.add_argument("--from", type=Path, dest="read", metavar="FILE", help="measure nothing: take these results")
+    parser.add_argument("--report", action="store_true", help="write tables and plots into the docs")
+    parser.add_argument("--guard", action="store_true", help="compare with the baseline; exit 1 if something got worse")
+    parser.add_argument("--accept", action="store_true", help="make these results the baseline")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""A virtual environment for each system that needs other packages than ours.
+
+From `bench/environments/NAME.txt` (pins); a folder `bench/environments/NAME` with a package.json adds npm packages.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_PINS = Path(__file__).parent / "environments"
+_BUILT = Path(__file__).parent / ".environments"
+
+
+def python_for(system: str) -> Path:
+    """The interpreter that has the system's packages. Builds its environment if it is missing or has other pins.
+
+    Raises:
+        RuntimeError: it could not be built.
+    """
+    pins, place = _PINS / f"{system}.txt", _BUILT / system
+    if not pins.exists():
+        return Path(sys.executable)
+    ready, wanted = place / ".ready", _digest(system)
+    if not ready.exists() or ready.read_text() != wanted:
+        print(f"building the environment of {system}", file=sys.stderr, flush=True)
+        _run([sys.executable, "-m", "venv", "--clear", str(place)], Path.cwd())
+        _run([str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--requirement", str(pins)], Path.cwd())
+        if (_PINS / system).is_dir():
+            shutil.copytree(_PINS / system, place, dirs_exist_ok=True)
+            _run(["npm", "install", "--silent", "--no-audit", "--no-fund"], place)
+        ready.write_text(wanted)
+    return place / "bin" / "python"
+
+
+def _digest(system: str) -> str:
+    """Changes with anything that the environment is made of."""
+    folder = _PINS / system
+    sources = [_PINS / f"{system}.txt", *(sorted(folder.iterdir()) if folder.is_dir() else ())]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} ... failed: {done.stderr.strip()[-500:]}")

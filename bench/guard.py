@@ -1,0 +1,91 @@
+"""The guard: what became slower or faster since the accepted baseline, by ratios and not by seconds."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from bench.figures import Figure, Spread
+
+BASELINE = Path(__file__).parent / "baseline.json"
+
+#: A change below this is never called one, however close together the repeats lay.
+FLOOR = 0.1
+
+Change = Literal["worse", "better", "same"]
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """The accepted ratio of one figure, and how far its repeats lay apart."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def tolerance(self) -> float:
+        """The change that may be noise, as a part of the median: all of the spread that was seen."""
+        return max(FLOOR, (self.high - self.low) / self.median)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One figure beside its baseline."""
+
+    key: str
+    change: Change
+    expected: Expected
+    now: Spread
+
+    def __str__(self) -> str:
+        by = abs(self.now.median / self.expected.median - 1)
+        words = (
+            f"{self.key} was {self.expected.median:.2f} and is {self.now.median:.2f}:"
+            f" {by:.0%} {self.change}, {self.expected.tolerance:.0%} would be noise"
+        )
+        return words if self.change != "same" else f"{self.key} is as it was"
+
+
+def accepted(figures: Iterable[Figure]) -> dict[str, Expected]:
+    """What a baseline keeps of a measurement: our own ratios."""
+    return {
+        figure.key: Expected(ratio.median, ratio.low, ratio.high)
+        for figure in figures
+        if figure.subject.kind == "ours" and (ratio := figure.ratio) is not None
+    }
+
+
+def compare(figures: Iterable[Figure], baseline: Mapping[str, Expected]) -> list[Verdict]:
+    """A verdict for every figure that the baseline knows."""
+    known = [(figure, baseline[figure.key]) for figure in figures if figure.key in baseline]
+    return [
+        Verdict(figure.key, _change(figure, ratio, expected), expected, ratio)
+        for figure, expected in known
+        if (ratio := figure.ratio) is not None
+    ]
+
+
+def _change(figure: Figure, now: Spread, expected: Expected) -> Change:
+    more = now.median / expected.median - 1
+    if abs(more) <= expected.tolerance:
+        return "same"
+    return "worse" if (more > 0) == (figure.measure.better == "less") else "better"
+
+
+def told(verdicts: list[Verdict]) -> str:
+    """The changes in words, the worst news last, where the eye is."""
+    changed = [verdict for change in ("better", "worse") for verdict in verdicts if verdict.change == change]
+    lines = [str(verdict) for verdict in changed]
+    same = len(verdicts) - len(changed)
+    return "\n".join([f"{same} of {len(verdicts)} ratios are as they were", *lines])
+
+
+def read() -> dict[str, Expected]:
+    """The baseline; empty if none was accepted yet."""
+    return msgspec.json.decode(BASELINE.read_bytes(), type=dict[str, Expected]) if BASELINE.exists() else {}
+
+
+def write(baseline: Mapping[str, Expected]) -> None:
+    rounded = {key: Expected(*(round(each, 4) for each in msgspec.structs.astuple(it))) for key, it in baseline.items()}
+    BASELINE.write_bytes(msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n")

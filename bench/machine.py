@@ -1,0 +1,28 @@
+"""The machine a measurement was made on: what matters for the figures, and nothing that names it."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+
+def described(data_folder: Path) -> dict[str, str | int]:
+    """The machine, and the file system that the data are on."""
+    return {
+        "processor": _after("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "file_system": _file_system(data_folder),
+        "python": platform.python_version(),
+    }
+
+
+def _after(path: str, name: str) -> str:
+    lines = Path(path).read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def _file_system(folder: Path) -> str:
+    shown = subprocess.run(["stat", "-f", "-c", "%T", str(folder)], stdout=subprocess.PIPE, text=True, check=True)
+    return shown.stdout.strip()

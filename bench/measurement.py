@@ -1,0 +1,69 @@
+"""A whole measurement: every size by every system, interleaved."""
+
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+
+from bench.machine import described
+from bench.plan import Size, Subject, capped, subjects
+from bench.results import Record, Results
+from bench.runner import ROOT, Runner
+
+#: A job that took so many seconds is measured only so often.
+PATIENCE = ((120.0, 1), (30.0, 2))
+
+
+def measure(sizes: Sequence[Size], *, peers: bool, repeats: int | None, time_limit: float) -> Results:
+    """Carry out all jobs. Within a repeat all systems take turns, and each repeat begins with another one."""
+    runner, records = Runner(time_limit=time_limit), list[Record]()
+    try:
+        able = {system: _able(runner, system) for system in _systems(sizes, peers)}
+        for size in sizes:
+            asked = [
+                subject
+                for subject in subjects(size.workload, peers=peers)
+                if size.workload in able[subject.system] and not capped(size, subject)
+            ]
+            records += _repeated(runner, size, asked, repeats or size.repeats)
+    finally:
+        runner.close()
+    return Results(machine=described(ROOT), records=records)
+
+
+def _repeated(runner: Runner, size: Size, asked: list[Subject], repeats: int) -> list[Record]:
+    records, enough = list[Record](), defaultdict[Subject, int](lambda: repeats)
+    for repeat in range(repeats):
+        shift = repeat % len(asked)
+        for subject in asked[shift:] + asked[:shift]:
+            if repeat >= enough[subject]:
+                continue
+            record = runner.carry_out(size, subject, repeat)
+            records.append(record)
+            _say(size, subject, record)
+            for seconds, times in PATIENCE:
+                if record.took > seconds:
+                    enough[subject] = min(enough[subject], times)
+            if record.failed is not None:
+                enough[subject] = min(enough[subject], 2)
+    return records
+
+
+def _systems(sizes: Sequence[Size], peers: bool) -> set[str]:
+    return {subject.system for size in sizes for subject in subjects(size.workload, peers=peers)}
+
+
+def _able(runner: Runner, system: str) -> list[str]:
+    """The workloads that a system has; none if its program cannot be started here."""
+    try:
+        return runner.workloads(system)
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as exc:
+        print(f"{system} is left out: {exc}", file=sys.stderr, flush=True)
+        return []
+
+
+def _say(size: Size, subject: Subject, record: Record) -> None:
+    words = f"failed: {record.failed}" if record.failed else f"{record.took:.1f} s"
+    print(
+        f"{size.workload} {size.number:,} {subject}, repeat {record.repeat + 1}: {words}", file=sys.stderr, flush=True
+    )

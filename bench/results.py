@@ -1,0 +1,73 @@
+"""What was measured, as it is kept in a file."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from bench.plan import AXES, Subject
+
+
+class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One job and what came of it."""
+
+    workload: str
+    system: str
+    variant: str
+    #: The sizes of the job.
+    numbers: dict[str, int]
+    repeat: int
+    #: Seconds from the start of the job's first process to the end of its last.
+    took: float
+    result: dict[str, Any] | None = None
+    #: Why there is no result.
+    failed: str | None = None
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.system, self.variant)
+
+    @property
+    def size(self) -> int:
+        return self.numbers[AXES[self.workload]]
+
+
+class Results(msgspec.Struct, kw_only=True):
+    """One measurement: the machine it was made on, and every job."""
+
+    machine: dict[str, str | int]
+    records: list[Record]
+
+
+def read(path: Path) -> Results:
+    return msgspec.json.decode(path.read_bytes(), type=Results)
+
+
+def write(path: Path, results: Results) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = b",\n".join(msgspec.json.encode(record) for record in results.records)
+    path.write_bytes(b'{"machine":%s,"records":[\n%s\n]}\n' % (msgspec.json.encode(results.machine), lines))
+
+
+def condensed(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with the times of thousands of steps made a curve: medians around some of them."""
+    seconds = result.get("step_seconds")
+    if not seconds:
+        return result
+    part = min(100, max(1, len(seconds) // 2))
+    kept = {name: value for name, value in result.items() if name != "step_seconds"}
+    return kept | {
+        "first_steps": statistics.median(seconds[:part]),
+        "last_steps": statistics.median(seconds[-part:]),
+        "curve": [[at, statistics.median(seconds[begin:end])] for begin, at, end in _windows(len(seconds))],
+    }
+
+
+def _windows(steps: int) -> list[tuple[int, int, int]]:
+    """Begin, middle and end of windows that grow with the distance from the start."""
+    found, begin = [], 0
+    while begin < steps:
+        end = min(steps, begin + max(5, begin // 3))
+        found.append((begin, (begin + end) // 2 + 1, end))
+        begin = end
+    return found

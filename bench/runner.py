@@ -1,0 +1,114 @@
+"""Carries out jobs: each in a process of its own, with an empty folder and an empty database, under a time limit."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.environments import python_for
+from bench.plan import Size, Subject
+from bench.results import Record, condensed
+from tests.postgres_server import EmbeddedServer, NamedServer, fresh_database
+
+ROOT = Path(__file__).parent.parent
+
+
+class Runner:
+    """Runs the systems' programs. Without a PostgreSQL it starts one of its own when a job wants it."""
+
+    def __init__(self, *, time_limit: float, server: EmbeddedServer | NamedServer | None = None) -> None:
+        self._time_limit = time_limit
+        self._server, self._own_server = server, server is None
+
+    def carry_out(self, size: Size, subject: Subject, repeat: int) -> Record:
+        """Measure once. A failure is a record, too."""
+        record = Record(
+            workload=size.workload, system=subject.system, variant=subject.variant, numbers=size.numbers(),
+            repeat=repeat, took=0.0,
+        )  # fmt: skip
+        began = time.monotonic()
+        try:
+            record.result = condensed(self._measured(size, subject))
+        except subprocess.TimeoutExpired:
+            record.failed = f"not done after {self._time_limit:.0f} s"
+        except (RuntimeError, OSError) as exc:
+            record.failed = str(exc)
+        record.took = round(time.monotonic() - began, 3)
+        return record
+
+    def workloads(self, system: str) -> list[str]:
+        """Those that the system's program has."""
+        command = [str(python_for(system)), "-m", f"bench.systems.{system}", "--workloads"]
+        return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+
+    def close(self) -> None:
+        if self._own_server and isinstance(self._server, EmbeddedServer):
+            self._server.remove()
+
+    def _measured(self, size: Size, subject: Subject) -> dict[str, Any]:
+        with _folder() as folder, self._database(subject) as postgres:
+            job = {
+                "workload": size.workload, "variant": subject.variant, "folder": str(folder), "postgres": postgres,
+                **size.numbers(),
+            }  # fmt: skip
+            if size.workload != "w3":
+                return self._process(subject.system, job)
+            self._process(subject.system, {**job, "phase": "prepare"})
+            return self._process(subject.system, {**job, "phase": "recover"})
+
+    def _process(self, system: str, job: dict[str, Any]) -> dict[str, Any]:
+        command = [str(python_for(system)), "-m", f"bench.systems.{system}", json.dumps(job)]
+        done = _ended(command, self._time_limit)
+        if job.get("phase") == "prepare" and done.returncode in (0, -9):
+            return {}
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.strip()]
+            raise RuntimeError(_nameless(said[-1] if said else f"exit code {done.returncode}", job))
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return result
+
+    @contextlib.contextmanager
+    def _database(self, subject: Subject) -> Iterator[str | None]:
+        if not subject.variant.startswith("postgres"):
+            yield None
+            return
+        self._server = self._server or EmbeddedServer()
+        with fresh_database(self._server) as url:
+            yield url
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """On the disk that the repository is on: /tmp may be memory."""
+    path = Path(tempfile.mkdtemp(prefix=".bench-", dir=ROOT))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _ended(command: list[str], time_limit: float) -> "subprocess.CompletedProcess[str]":
+    """The process at its end. What it started ends with it when it takes too long."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=time_limit)
+    except BaseException:
+        subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=False)
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _nameless(words: str, job: dict[str, Any]) -> str:
+    """Results are published: no paths of the machine in them."""
+    for place in (job["folder"], job["postgres"], str(ROOT)):
+        words = words.replace(place, "...") if place else words
+    return words[:300]

@@ -1,0 +1,132 @@
+"""The targets, as data: what a measurement has to show."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.figures import Better, Figure, times
+from bench.plan import Subject
+
+#: Beside what the figure is held: its raw limit, the best peer, or nothing but the bound.
+Against = Literal["limit", "peer", "bound"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on one measure, for some subjects and sizes."""
+
+    words: str
+    workload: str
+    sizes: tuple[int, ...]
+    subjects: tuple[Subject, ...]
+    measure: str
+    against: Against
+    bound: float
+    better: Better
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether one subject meets a target; `measured` is `None` if that was not measured."""
+
+    target: Target
+    what: str
+    measured: float | None
+    met: bool | None
+
+
+def _ours(*variants: str) -> tuple[Subject, ...]:
+    return tuple(Subject("holdfast", variant) for variant in variants)
+
+
+_ALL = _ours("file", "sqlite", "sqlite-once", "postgres", "postgres-once")
+_TWO = _ours("sqlite", "postgres")
+
+TARGETS = (
+    Target(
+        "one run: within 1.5 times raw SQLite with two commits a step",
+        "w1", (1000,), _ours("sqlite-once"), "step", "limit", 1.5, "less",
+    ),
+    Target(
+        "one run: 4 times faster than the best peer",
+        "w1", (1000,), _ours("sqlite-once"), "step", "peer", 4, "more",
+    ),
+    Target("many runs: half of raw group commit", "w2", (128, 1000), _TWO, "rate", "limit", 0.5, "more"),
+    Target("many runs: 15 times the best peer", "w2", (128, 1000), _TWO, "rate", "peer", 15, "more"),
+    Target(
+        "5,000 steps: the last hundred at most 1.2 times the first",
+        "w1", (5000,), _ALL, "growth", "bound", 1.2, "less",
+    ),
+    Target("5,000 steps: disk at most 1.3 times the transcript", "w1", (5000,), _ALL, "disk", "bound", 1.3, "less"),
+    Target(
+        "recovery: the first resumed step within 0.5 s of the process's start",
+        "w3", (1000,), _ours("file", "sqlite", "postgres"), "first", "bound", 0.5, "less",
+    ),
+)  # fmt: skip
+
+#: A fleet that grows by less than this has to have a reason.
+GROWS = 1.1
+FULL = 90.0
+
+
+def outcomes(figures: Sequence[Figure], targets: Iterable[Target] = TARGETS) -> list[Outcome]:
+    """Each target for each of its subjects and sizes, and the fleet's growth."""
+    found = {(each.workload, each.size, each.subject, each.measure.name): each for each in figures}
+    plain = [
+        _outcome(target, size, subject, found.get((target.workload, size, subject, target.measure)), figures)
+        for target in targets
+        for size in target.sizes
+        for subject in target.subjects
+    ]
+    return plain + _fleet(lambda size, measure: found.get(("w7", size, Subject("holdfast", "postgres"), measure)))
+
+
+def best_peer(figures: Iterable[Figure], like: Figure) -> Figure | None:
+    """The peer that does best what `like` measures."""
+    rivals = [
+        each
+        for each in figures
+        if (each.workload, each.size, each.measure.name) == (like.workload, like.size, like.measure.name)
+        and each.subject.kind == "peer"
+    ]
+    best = min if like.measure.better == "less" else max
+    return best(rivals, key=lambda each: each.value.median, default=None)
+
+
+def _outcome(target: Target, size: int, subject: Subject, figure: Figure | None, figures: Sequence[Figure]) -> Outcome:
+    what = f"{subject} at {size:,}"
+    measured = _measured(target, figure, figures) if figure is not None else None
+    if measured is None:
+        return Outcome(target, what, None, None)
+    met = measured <= target.bound if target.better == "less" else measured >= target.bound
+    return Outcome(target, what, measured, met)
+
+
+def _measured(target: Target, figure: Figure, figures: Sequence[Figure]) -> float | None:
+    if target.against == "bound":
+        return figure.value.median
+    if target.against == "limit":
+        return figure.ratio.median if figure.ratio is not None else None
+    peer = best_peer(figures, figure)
+    if peer is None:
+        return None
+    spread = times(peer, figure) if figure.measure.better == "less" else times(figure, peer)
+    return spread.median if spread is not None else None
+
+
+def _fleet(figure: Callable[[int, str], Figure | None]) -> list[Outcome]:
+    """More workers do more, unless the processors were full already."""
+    target = Target(
+        "a fleet grows with its workers until the cores are full", "w7", (1, 2, 4), (), "rate", "bound", GROWS, "more"
+    )
+    outcomes = []
+    for fewer, more in ((1, 2), (2, 4)):
+        slow, fast, busy = figure(fewer, "rate"), figure(more, "rate"), figure(fewer, "busy")
+        growth = times(fast, slow) if slow is not None and fast is not None else None
+        if growth is None or busy is None:
+            outcomes.append(Outcome(target, f"{fewer} to {more} workers", None, None))
+            continue
+        met = growth.median >= GROWS or busy.value.median >= FULL
+        what = f"{fewer} to {more} workers, processors {busy.value.median:.0f}% busy with {fewer}"
+        outcomes.append(Outcome(target, what, growth.median, met))
+    return outcomes

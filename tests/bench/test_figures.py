@@ -1,0 +1,125 @@
+"""The arithmetic of the benchmarks: ratios, spread, targets, and what is kept of a measurement."""
+
+from pathlib import Path
+
+import pytest
+from bench.figures import Figure, figures
+from bench.plan import FULL, SHORT, Size, Subject, capped, limit_of, subjects
+from bench.results import condensed, read, write
+from bench.targets import outcomes
+from tests.bench.measured import many_runs, one_run, record, results
+
+from bench import figures as arithmetic
+
+
+def the_figure(found: list[Figure], subject: Subject, measure: str) -> Figure:
+    (figure,) = [each for each in found if each.subject == subject and each.measure.name == measure]
+    return figure
+
+
+OURS = Subject("holdfast", "sqlite")
+
+
+def test_a_ratio_is_taken_within_each_repeat_and_then_the_middle_of_them() -> None:
+    raw, ours = [1.0, 10.0, 2.0], [2.0, 11.0, 6.0]
+    found = figures(
+        [one_run("raw", "sqlite-1", seconds, repeat=at) for at, seconds in enumerate(raw)]
+        + [one_run("holdfast", "sqlite", seconds, repeat=at) for at, seconds in enumerate(ours)]
+    )
+    step = the_figure(found, OURS, "step")
+    assert step.value.median == pytest.approx(6.0)
+    assert step.ratio is not None
+    assert (step.ratio.median, step.ratio.low, step.ratio.high) == pytest.approx((2.0, 1.1, 3.0))
+
+
+def test_a_repeat_whose_limit_failed_has_no_ratio() -> None:
+    found = figures(
+        [
+            record("w1", "raw", "sqlite-1", 1000, failed="no room"),
+            one_run("raw", "sqlite-1", 1.0, repeat=1),
+            one_run("holdfast", "sqlite", 5.0),
+            one_run("holdfast", "sqlite", 2.0, repeat=1),
+        ]
+    )
+    assert the_figure(found, OURS, "step").ratios == {1: 2.0}
+
+
+def test_what_a_program_could_not_tell_is_left_out() -> None:
+    found = figures([record("w3", "restate", "server", 1000, find=1.0, last=9.0)])
+    assert {figure.measure.name for figure in found} == {"find", "last"}
+
+
+def test_a_step_of_two_commits_is_held_beside_two_raw_commits() -> None:
+    assert limit_of("w1", Subject("holdfast", "sqlite-once")) == Subject("raw", "sqlite-2")
+    assert limit_of("w2", Subject("holdfast", "postgres")) == Subject("raw", "postgres-group-1")
+    assert limit_of("w1", Subject("restate", "server")) == Subject("raw", "file")
+    assert limit_of("w5", Subject("dbos", "dbos-sqlite")) == Subject("pydantic_ai", "bare")
+    assert limit_of("w1", Subject("raw", "sqlite-1")) is None
+
+
+def test_every_limit_is_measured_beside_those_who_need_it() -> None:
+    for size in (*SHORT, *FULL):
+        asked = subjects(size.workload, peers=True)
+        for subject in asked:
+            limit = limit_of(size.workload, subject)
+            assert limit is None or limit in asked
+
+
+def test_a_quadratic_peer_is_not_asked_for_the_longest_run() -> None:
+    assert capped(Size("w1", 5000), Subject("langgraph", "sqlite"))
+    assert not capped(Size("w1", 1000), Subject("langgraph", "sqlite"))
+    assert not capped(Size("w1", 5000), Subject("langgraph", "sqlite-delta"))
+
+
+def test_a_target_is_judged_by_the_limit_and_by_the_best_peer() -> None:
+    found = figures(
+        [
+            many_runs("raw", "sqlite-group-1", 1000),
+            many_runs("holdfast", "sqlite", 400),
+            many_runs("dbos", "sqlite", 10),
+            many_runs("restate", "server", 20),
+        ]
+    )
+    judged = [each for each in outcomes(found) if each.what == "holdfast sqlite at 128"]
+    assert [each.measured for each in judged] == [pytest.approx(0.4), pytest.approx(20)]
+    assert [each.met for each in judged] == [False, True]
+    assert all(each.met is None for each in outcomes(found) if each.what == "holdfast postgres at 128")
+
+
+def test_a_fleet_that_does_not_grow_is_excused_only_by_full_processors() -> None:
+    def fleet(busy: float) -> list[bool | None]:
+        seconds = {1: 4.0, 2: 2.0, 4: 2.0}
+        records = [
+            record("w7", "holdfast", "postgres", workers, runs=10, steps=20, seconds=took, machine_busy=busy)
+            for workers, took in seconds.items()
+        ]
+        return [each.met for each in outcomes(figures(records), targets=())]
+
+    assert fleet(busy=0.5) == [True, False]
+    assert fleet(busy=0.95) == [True, True]
+
+
+def test_thousands_of_step_times_become_a_short_curve() -> None:
+    seconds = [1.0] * 2500 + [2.0] * 2500
+    short = condensed({"seconds": 7500.0, "step_seconds": seconds})
+    assert (short["first_steps"], short["last_steps"]) == (1.0, 2.0)
+    assert len(short["curve"]) < 50
+    assert short["curve"][0][1] == 1.0
+    assert short["curve"][-1][1] == 2.0
+    assert "step_seconds" not in short
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    made = results(one_run("raw", "file", 1.5), record("w2", "dbos", "postgres", 1000, failed="pool timeout"))
+    write(tmp_path / "new" / "results.json", made)
+    assert read(tmp_path / "new" / "results.json") == made
+
+
+def test_multiples_are_taken_repeat_by_repeat() -> None:
+    found = figures(
+        [one_run("dbos", "sqlite", 8.0), one_run("dbos", "sqlite", 90.0, repeat=1), one_run("holdfast", "sqlite", 2.0)]
+    )
+    over, under = (the_figure(found, Subject(system, "sqlite"), "step") for system in ("dbos", "holdfast"))
+    spread = arithmetic.times(over, under)
+    assert spread is not None
+    assert spread.median == 4.0

@@ -1,0 +1,49 @@
+"""The report: every number with its spread and ratio, and what was not measured said in words."""
+
+from pathlib import Path
+
+from bench.report import BEGIN, END, put_into, tables
+from tests.bench.measured import many_runs, one_run, record, results
+
+
+def row_of(report: str, name: str) -> str:
+    (row,) = [line for line in report.splitlines() if line.startswith(f"| {name} |")]
+    return row
+
+
+def test_a_row_has_median_spread_and_ratio() -> None:
+    report = tables(
+        results(
+            *(one_run("raw", "sqlite-1", 0.5, repeat=at) for at in range(3)),
+            *(one_run("holdfast", "sqlite", seconds, repeat=at) for at, seconds in enumerate((0.7, 0.6, 0.9))),
+        )
+    )
+    assert "0.7 ms (0.6–0.9), **1.40×**" in row_of(report, "holdfast sqlite")
+
+
+def test_a_failure_a_cap_and_a_doubt_are_shown() -> None:
+    doubtful = many_runs("restate", "server", 300)
+    assert doubtful.result is not None
+    doubtful.result["doubt"] = "It syncs four times."
+    report = tables(
+        results(
+            many_runs("holdfast", "postgres", 3000),
+            record("w2", "dbos", "postgres", 128, failed="PoolTimeout"),
+            doubtful,
+            one_run("langgraph", "sqlite", 30.0),
+            one_run("langgraph", "sqlite-delta", 30.0, size=5000),
+        )
+    )
+    assert "| failed |" in row_of(report, "dbos postgres")
+    assert "- dbos postgres at 128 runs failed: `PoolTimeout`" in report
+    assert "- restate: It syncs four times." in report
+    assert "| not asked |" in row_of(report, "langgraph sqlite")
+    assert "langgraph sqlite is asked for 1,000 steps at most" in report
+
+
+def test_the_page_keeps_the_words_around_what_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for new in ("first", "second"):
+        put_into(page, new)
+    assert page.read_text() == f"before\n{BEGIN}\n\nsecond\n\n{END}\nafter\n"
