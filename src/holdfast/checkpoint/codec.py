@@ -89,7 +89,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, prompt=self.prompt[:PROMPT_HEAD], inputs={})
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How far a run came. Beside the journal, replaced with every write, shown in listings."""
 
     iteration: int = 0
@@ -115,7 +115,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Body of the entry that ends a step."""
 
     at: datetime

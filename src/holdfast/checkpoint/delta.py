@@ -11,6 +11,9 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.run.history import History
 from holdfast.run.state import RunState
 
+#: For what is made of plain data only, and cannot be refused.
+_encode = msgspec.json.Encoder().encode
+
 #: The kind and the body of an entry to come.
 _Body = tuple[EntryKind, bytes]
 
@@ -52,7 +55,8 @@ class Delta:
         bodies: list[_Body] = []
         if since.history is None:
             bodies.append((EntryKind.BEGIN, encode(Begin(version=FORMAT_VERSION, meta=meta))))
-        bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
+        if len(state.phases) > since.phases:
+            bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
         messages = state.history[since.messages if same_history else 0 :]
         if since.results:
             bodies += _adopting(since, state, messages)
@@ -62,9 +66,9 @@ class Delta:
         if state.results:
             bodies += _recorded(since, state)
         self.finished_step = state.iteration > mark.iteration
-        self.progress = encode(Progress.of(state))
+        self.progress = _encode(Progress.of(state))
         if self.finished_step:
-            bodies.append((EntryKind.STEP, encode(Step(at=now, progress=msgspec.Raw(self.progress)))))
+            bodies.append((EntryKind.STEP, _encode(Step(at=now, progress=msgspec.Raw(self.progress)))))
         self.entries: list[Entry] = []
         seq, size = mark.next_seq, since.size
         for kind, body in bodies:

@@ -144,53 +144,55 @@ class StoreCheckpointer:
             log.warning("run %s: a throttled save failed, the next one carries it: %s", self._meta.run_id, exc)
 
     async def _write(self, state: RunState, *, patient: bool) -> None:
-        async with self._lock:
+        await self._lock.acquire()
+        try:
             if self._closed:
                 return
             # Before the first wait: what is held back while this is written is newer than what is written.
-            self._nothing_held_back()
-            try:
-                await self._write_new(state, patient=patient)
-            except Exception:
-                if self._throttled:
-                    self._hold_back(state, self._settings.throttle)
-                raise
-
-    async def _write_new(self, state: RunState, *, patient: bool) -> None:
-        delta = Delta(self._mark, state, self._meta, self._clock.now())
-        if delta.is_empty(self._mark) and self._claim is not None:
-            return
-        if self._is_too_large(delta):
-            raise TranscriptTooLarge(self._meta.run_id, delta.after.size, self._settings.max_bytes or 0)
-        if patient:
-            await self._patiently(lambda: self._send(delta))
-        else:
-            await self._send(delta)
-        self._mark, self._progress = delta.after, delta.progress
-        self._progressed = self._progressed or delta.finished_step
-        self._saved_at = self._proven_at = self._clock.monotonic()
+            if self._throttled:
+                self._nothing_held_back()
+            delta = Delta(self._mark, state, self._meta, self._clock.now())
+            if self._claim is not None and delta.is_empty(self._mark):
+                return
+            if self._settings.max_bytes is not None and self._is_too_large(delta):
+                raise TranscriptTooLarge(self._meta.run_id, delta.after.size, self._settings.max_bytes)
+            if patient:
+                await self._patiently(lambda: self._send(delta))
+            else:
+                await self._send(delta)
+            self._mark, self._progress = delta.after, delta.progress
+            self._progressed = self._progressed or delta.finished_step
+            self._saved_at = self._proven_at = self._clock.monotonic()
+        except Exception:
+            if self._throttled:
+                self._hold_back(state, self._settings.throttle)
+            raise
+        finally:
+            self._lock.release()
 
     def _is_too_large(self, delta: Delta) -> bool:
         cap = self._settings.max_bytes
         return cap is not None and delta.after.size > cap
 
-    async def _send(self, delta: Delta) -> None:
+    def _send(self, delta: Delta) -> Awaitable[None]:
         if self._claim is None:
-            run = NewRun(
-                run_id=self._meta.run_id,
-                agent_name=self._meta.agent_name,
-                caller_id=self._meta.caller_id,
-                parent_run_id=self._meta.parent_run_id,
-                meta=encode(self._meta.head()),
-                progress=delta.progress,
-                entries=delta.entries,
-            )
-            self._claim = await self._store.create(run, worker_id=self._worker_id)
-            return
+            return self._create(delta)
         write = Write(
             entries=delta.entries, progress=delta.progress, replace=delta.replace, finished_step=delta.finished_step
         )
-        await self._store.append(self._claim, write)
+        return self._store.append(self._claim, write)
+
+    async def _create(self, delta: Delta) -> None:
+        run = NewRun(
+            run_id=self._meta.run_id,
+            agent_name=self._meta.agent_name,
+            caller_id=self._meta.caller_id,
+            parent_run_id=self._meta.parent_run_id,
+            meta=encode(self._meta.head()),
+            progress=delta.progress,
+            entries=delta.entries,
+        )
+        self._claim = await self._store.create(run, worker_id=self._worker_id)
 
     def _nothing_held_back(self) -> None:
         self._held_back = None

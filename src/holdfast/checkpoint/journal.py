@@ -26,7 +26,7 @@ class EntryKind(StrEnum):
     OUTCOME = "outcome"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One record of a run's journal."""
 
     #: Counts up by one within a run, over rewrites too.

@@ -247,7 +247,7 @@ class Drive:
             await live.confirm()
         if live.is_watched:
             await live.emit(RunEvent(kind="tool_start", iteration=step, name=request.tool, call_id=request.call_id))
-        began = live.clock.monotonic()
+        began = live.clock.monotonic() if live.recorder is not None else 0.0
         token = _CURRENT.set(context)
         try:
             result = await brood.around(request.execute)

@@ -1,4 +1,8 @@
-"""The messages of the native loop, and how messages of any loop are stored."""
+"""The messages of the native loop, and how messages of any loop are stored.
+
+What they hold is plain data, which has no way back to them: so the garbage collector need not look at the histories of
+all runs again and again (`gc=False`).
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,19 +13,19 @@ from holdfast.run.errors import PayloadError
 from holdfast.run.usage import NO_USAGE, Usage
 
 
-class System(msgspec.Struct, frozen=True, tag_field="role", tag="system"):
+class System(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="system"):
     """The agent's instructions, as they were when the run began."""
 
     text: str
 
 
-class User(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
+class User(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="user"):
     """What a person, or whoever steers the run, says."""
 
     text: str
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A tool that the model asks for."""
 
     #: Unique within the run. Results are recorded under it.
@@ -31,7 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Any = {}
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="reply", omit_defaults=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="reply", omit_defaults=True):
     """What the model says. Without tool calls it is the answer."""
 
     text: str = ""
@@ -44,7 +48,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="re
             msgspec.structs.force_setattr(self, "tool_calls", tuple(self.tool_calls))
 
 
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="tool", omit_defaults=True):
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True):
     """What became of one tool call."""
 
     call_id: str

@@ -243,21 +243,22 @@ def _checked(reply: Any) -> Reply:
     """
     if not isinstance(reply, Reply):
         raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
-    calls = reply.tool_calls
-    if not isinstance(calls, tuple) or not all(isinstance(call, ToolCall) for call in calls):
+    if not isinstance(reply.tool_calls, tuple):
         raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
-    calls = tuple(
-        ToolCall(id=call.id, name=call.name, arguments=plain(call.arguments, f"the arguments of {call.name!r}"))
-        for call in calls
-    )
-    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
-    if not _is_ordinary(own):
-        own = _read_back(own)
-    if not all(call.id and call.name for call in calls):
-        raise InvalidReply("every tool call of a reply has to have an id and a name")
+    calls = tuple([_checked_call(call) for call in reply.tool_calls])
     if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
         raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
-    return own
+    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
+    return own if _is_ordinary(own) else _read_back(own)
+
+
+def _checked_call(call: Any) -> ToolCall:
+    if not isinstance(call, ToolCall):
+        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
+    if not call.id or not call.name:
+        raise InvalidReply("every tool call of a reply has to have an id and a name")
+    arguments = plain(call.arguments, f"the arguments of {call.name!r}")
+    return ToolCall(id=call.id, name=call.name, arguments=arguments)
 
 
 def _is_ordinary(reply: Reply) -> bool:
@@ -269,10 +270,10 @@ def _is_ordinary(reply: Reply) -> bool:
         counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
         if not all(type(count) is int for count in counts):
             return False
-    texts = [reply.text]
     for call in reply.tool_calls:
-        texts += (call.id, call.name)
-    return all(type(text) is str and text.isascii() for text in texts)
+        if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():
+            return False
+    return type(reply.text) is str and reply.text.isascii()
 
 
 def _read_back(reply: Reply) -> Reply:

@@ -84,14 +84,16 @@ class Batch:
         calls: dict[str, OpenCall] = {}
         parts = [(part, tools.get_tool_def(part.tool_name)) for part in reply.tool_calls]
         functions = [(part, tool) for part, tool in parts if tool is None or tool.kind != "output"]
-        one_by_one = tools.get_parallel_execution_mode() == "sequential"
+        # With one call there is no other that it could wait for.
+        several = len(functions) > 1
+        one_by_one = several and tools.get_parallel_execution_mode() == "sequential"
         # Beside an output it depends on the agent which calls are made, and when.
         waits = len(functions) < len(parts)
         for part, definition in functions:
             if part.tool_call_id in calls:
                 raise InvalidReply(f"two tool calls of one reply share the id {part.tool_call_id}")
             policy = NO_TOOL if definition is None else self._policies.of(definition, self._drive.profile.tools)
-            alone = one_by_one or tools.is_sequential(part)
+            alone = several and (one_by_one or tools.is_sequential(part))
             calls[part.tool_call_id] = OpenCall(part, definition, policy, waits or (alone and bool(calls)))
             waits = waits or alone
         return calls
@@ -186,7 +188,7 @@ class Batch:
         used = self._notes.count()
         if used is not None:
             self._drive.used(used)
-        self._notes.keep(self._drive.state)
+            self._notes.keep(self._drive.state)
 
     # -- calls that wait for a person ---------------------------------------------------------------------------
 

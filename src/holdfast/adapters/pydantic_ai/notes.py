@@ -1,6 +1,5 @@
 """What the adapter keeps with a run beside its messages: pydantic-ai's counters, and calls that wait for a person."""
 
-from copy import copy
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -39,7 +38,7 @@ class Notes:
     def __init__(self, state: RunState) -> None:
         kept: dict[str, Any] = state.notes.get(_KEY, {})
         #: pydantic-ai's own count. It goes on counting in this very object.
-        self.usage: RunUsage = _USAGE.validate_python(kept.get("usage", {}))
+        self.usage: RunUsage = _USAGE.validate_python(kept["usage"]) if "usage" in kept else RunUsage()
         #: By call id.
         self.deferred = {call: Deferral(**each) for call, each in kept.get("deferred", {}).items()}
         #: Calls that had to wait, for an answer or for their turn, and were begun.
@@ -59,9 +58,14 @@ class Notes:
             kept["deferred"] = {
                 call: {"kind": each.kind, "metadata": each.metadata} for call, each in self.deferred.items()
             }
-        for name in ("begun", "unknown", "output_retries", "tool_retries"):
-            if value := getattr(self, name):
-                kept[name] = copy(value)
+        if self.begun:
+            kept["begun"] = list(self.begun)
+        if self.unknown:
+            kept["unknown"] = list(self.unknown)
+        if self.output_retries:
+            kept["output_retries"] = self.output_retries
+        if self.tool_retries:
+            kept["tool_retries"] = dict(self.tool_retries)
         state.notes[_KEY] = kept
 
     def new_conversation(self) -> None:
@@ -77,7 +81,8 @@ class Notes:
         """How often a tool or the output may be tried again is counted by pydantic-ai, anew in each life."""
         before = manager.ctx.retries if manager.ctx is not None else {}
         self.tool_retries = {tool: count for tool, count in before.items() if tool not in manager.succeeded_tools}
-        self.tool_retries.update((tool, before.get(tool, 0) + 1) for tool in manager.failed_tools)
+        for tool in manager.failed_tools:
+            self.tool_retries[tool] = before.get(tool, 0) + 1
         self.output_retries = output_retries
 
     def restore_tool_retries(self, manager: ToolManager[Any] | None) -> None:

@@ -36,7 +36,7 @@ class ToolPolicies:
     in_doubt: Mapping[str, InDoubt] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.effects, Mapping):
+        if callable(self.effects):
             return
         for name, given in self.effects.items():
             if _effect(name, given) is not Effect.ONCE and name in self.reconcile:
@@ -48,7 +48,7 @@ class ToolPolicies:
         if name in own:
             return ToolPolicy(own[name].effect, own[name].reconcile, own[name].in_doubt)
         metadata: Mapping[str, Any] = definition.metadata or {}
-        said = self.effects.get(name) if isinstance(self.effects, Mapping) else self.effects(definition)
+        said = self.effects(definition) if callable(self.effects) else self.effects.get(name)
         said = metadata.get("effect", Effect.ONCE) if said is None else said
         in_doubt = self.in_doubt.get(name) or metadata.get("in_doubt", "tell")
         return ToolPolicy(_effect(name, said), self.reconcile.get(name), in_doubt)
