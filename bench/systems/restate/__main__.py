@@ -1,0 +1,145 @@
+"""Restate: its server, and an agent as a durable handler in Python, a `ctx.run` for each reply and each tool result.
+
+A step of the agent lasts from one call of the model to the next: by then the server has acknowledged both.
+"""
+
+import asyncio
+import itertools
+import time
+
+from bench.systems import protocol
+from bench.systems.new_process import looked_and_resumed
+from bench.systems.protocol import Job, Result
+from bench.systems.restate.agent import watch
+from bench.systems.restate.server import Server, serving
+
+DOUBTS = {
+    "all": "A server beside the agent's process, with its default settings; a reply is safe before its tool is called.",
+    "w3": "Server and agent died together, so the time has the server's start in it; left alone, the server would "
+    "outlive its agents.",
+    "w6": "The runs wait inside a `ctx.run`; at an awakeable or a durable timer they would be suspended in time.",
+}
+
+
+async def one_run(job: Job, calls: int = 1) -> Result:
+    async with serving(job) as server:
+        disk, written = protocol.disk_bytes(job["folder"]), protocol.written_bytes(server.pid)
+        began = time.perf_counter()
+        await server.run(job["steps"], job["bytes"], calls)
+        disk, written = protocol.disk_bytes(job["folder"]) - disk, protocol.written_bytes(server.pid) - written
+    (times,) = watch.times.values()
+    times[0] = began
+    return {
+        "seconds": times[-1] - began,
+        "step_seconds": watch.step_seconds(),
+        "transcript_bytes": (1 + calls) * job["bytes"] * job["steps"],
+        "disk_bytes": disk,
+        "written_bytes": written,
+    }
+
+
+async def three_calls(job: Job) -> Result:
+    return await one_run(job, calls=3)
+
+
+async def run_all(server: Server, job: Job, steps: int) -> None:
+    await asyncio.gather(*(server.run(steps, job.get("bytes", 1000)) for _ in range(job["runs"])))
+
+
+async def many_runs(job: Job) -> Result:
+    async with serving(job) as server:
+        began = time.perf_counter()
+        await run_all(server, job, job["steps"])
+        took = time.perf_counter() - began
+    latencies = protocol.latencies(watch.step_seconds())
+    return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "latencies": latencies}
+
+
+async def interrupted(job: Job) -> Result:
+    phases = {"prepare": prepare, "look": look, "resume": resume}
+    return await phases[job["phase"]](job) if job["phase"] in phases else looked_and_resumed("restate", job)
+
+
+async def prepare(job: Job) -> Result:
+    """Die, and the server with us, when every run has made its steps and asks the model for the next one."""
+    all_wait = asyncio.Event()
+    waiting = itertools.count(1)
+
+    async def wait_for_death(number: int) -> None:
+        if number == 2 * job["steps"]:
+            if next(waiting) == job["runs"]:
+                all_wait.set()
+            await asyncio.Event().wait()
+
+    watch.in_model = wait_for_death
+    async with serving(job) as server:
+        runs = asyncio.create_task(run_all(server, job, job["steps"] + 1))
+        await all_wait.wait()
+        runs.cancel()
+        await server.stop()
+        protocol.kill_self()
+
+
+async def look(job: Job) -> Result:
+    """Nobody answers at the agent's port yet."""
+    server = Server(job)
+    await server.ready()
+    runs = await server.query("select id from sys_invocation where status != 'completed'")
+    found = protocol.since_process_start()
+    entries = await server.query("select id, index, entry_json from sys_journal")
+    loaded = protocol.since_process_start()
+    await server.stop()
+    assert len(runs) == job["runs"]
+    assert len(entries) > 2 * job["steps"] * job["runs"]
+    return {"find": found, "load": loaded}
+
+
+async def resume(job: Job) -> Result:
+    """Each run goes on for one step, and ends."""
+    steps_done: list[float] = []
+    all_done = asyncio.Event()
+
+    async def note(number: int) -> None:
+        if number == 2 * job["steps"] + 2:
+            steps_done.append(protocol.since_process_start())
+            if len(steps_done) == job["runs"]:
+                all_done.set()
+
+    watch.in_model = note
+    async with serving(job):
+        await all_done.wait()
+    return {"first": steps_done[0], "last": steps_done[-1]}
+
+
+async def waiting_runs(job: Job) -> Result:
+    """What it costs that all runs wait in a tool: this process and the server together."""
+    all_wait, over = asyncio.Event(), asyncio.Event()
+    waiting = itertools.count(1)
+
+    async def wait(number: int) -> None:
+        if next(waiting) == job["runs"]:
+            all_wait.set()
+        await over.wait()
+
+    watch.in_tool = wait
+    async with serving(job) as server:
+        both: tuple[int | str, ...] = ("self", server.pid)
+        memory = sum(map(protocol.resident_bytes, both))
+        runs = asyncio.create_task(run_all(server, job, 1))
+        await all_wait.wait()
+        used, written = sum(map(protocol.processor_seconds, both)), protocol.written_bytes(server.pid)
+        await asyncio.sleep(job["seconds"])
+        used = sum(map(protocol.processor_seconds, both)) - used
+        written = protocol.written_bytes(server.pid) - written
+        memory = sum(map(protocol.resident_bytes, both)) - memory
+        over.set()
+        await runs
+    return {"cpu_share": used / job["seconds"], "memory_bytes": memory, "written_bytes": written}
+
+
+if __name__ == "__main__":
+    protocol.main(
+        {"w1": one_run, "w2": many_runs, "w3": interrupted, "w4": three_calls, "w6": waiting_runs},
+        packages=["restate-sdk", "hypercorn"],
+        doubts=DOUBTS,
+    )

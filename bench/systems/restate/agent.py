@@ -1,0 +1,60 @@
+"""The agent that is measured: a durable handler that asks a model, calls tools, and repeats.
+
+What a workload wants to know of the model and the tools, or to do in them, it tells the `watch`.
+"""
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+
+import restate
+from bench.systems.protocol import text
+
+
+async def nothing(number: int) -> None:
+    """A moment that takes no time."""
+
+
+class Watch:
+    """What happens beside the agent. What is replayed is not seen here: Restate does not call it again."""
+
+    def __init__(self) -> None:
+        #: When the model was called, by run.
+        self.times: dict[str, list[float]] = defaultdict(list)
+        #: Awaited with the number of the message, before it is made.
+        self.in_model: Callable[[int], Awaitable[None]] = nothing
+        self.in_tool: Callable[[int], Awaitable[None]] = nothing
+
+    def step_seconds(self) -> list[float]:
+        return [later - earlier for times in self.times.values() for earlier, later in itertools.pairwise(times)]
+
+
+watch = Watch()
+service = restate.Service("agent")
+#: Spares Restate the inspection of each function.
+A_TEXT = restate.RunOptions(type_hint=str)
+
+
+async def model(run: str, number: int, size: int) -> str:
+    watch.times[run].append(time.perf_counter())
+    await watch.in_model(number)
+    return text(number, size)
+
+
+async def tool(number: int, size: int) -> str:
+    await watch.in_tool(number)
+    return text(number, size)
+
+
+@service.handler()
+async def run(ctx: restate.Context, sizes: dict[str, int]) -> None:
+    """So many steps of so many tool calls each, those at once."""
+    name, size, calls = ctx.request().id, sizes["bytes"], sizes["calls"]
+    transcript = []
+    for number in range(0, (1 + calls) * sizes["steps"], 1 + calls):
+        transcript.append(await ctx.run_typed("model", model, A_TEXT, name, number, size))
+        results = [ctx.run_typed("tool", tool, A_TEXT, number + 1 + call, size) for call in range(calls)]
+        await restate.gather(*results)
+        transcript += [await result for result in results]
+    await ctx.run_typed("model", model, A_TEXT, name, (1 + calls) * sizes["steps"], len("done"))
