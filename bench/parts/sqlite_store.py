@@ -131,9 +131,9 @@ async def begun(store: SqliteStore, name: str) -> Claim:
     return claim
 
 
-async def save(store: SqliteStore, claim: Claim, seq: int) -> None:
-    entry = Entry(seq=seq, kind=EntryKind.MESSAGE, body=KILOBYTE)
-    await store.append(claim, Write(entries=(entry,), progress=PROGRESS, finished_step=True))
+async def save(store: SqliteStore, claim: Claim, seq: int, count: int = 1) -> None:
+    entries = [Entry(seq=seq + n, kind=EntryKind.MESSAGE, body=KILOBYTE) for n in range(count)]
+    await store.append(claim, Write(entries=entries, progress=PROGRESS, finished_step=True))
 
 
 async def grown(store: SqliteStore, name: str, entries: int) -> Claim:
@@ -223,12 +223,12 @@ async def many_runs(runs: int, writes: int = 20, turns: int = 9) -> None:
 
 
 async def interrupted_runs(runs: int = 1000, entries: int = 100) -> None:
-    """What a new process finds."""
+    """What a new process finds: runs that saved two messages with every step."""
     with folder() as place:
         store = await opened(place / "store.db")
         claims = await asyncio.gather(*(begun(store, f"run-{run}") for run in range(runs)))
-        for seq in range(1, entries + 1):
-            await asyncio.gather(*(save(store, claim, seq) for claim in claims))
+        for seq in range(1, entries + 1, 2):
+            await asyncio.gather(*(save(store, claim, seq, 2) for claim in claims))
         await store.discharge(WORKER.worker_id)
         await store.close()
         connection = raw_database(place / "raw.db", runs)

@@ -33,20 +33,19 @@ def packed(entries: Sequence[Entry]) -> Piece:
     return Piece(seq, layout, _checksum(seq, layout, body), body)
 
 
-def unpacked(piece: Piece) -> list[Entry]:
-    """The entries again.
+def unpacked(seq: int, layout: str, checksum: int, body: bytes) -> list[Entry]:
+    """The entries of a piece again.
 
     Raises:
         ValueError: it is not what was written.
     """
-    seq, layout, checksum, body = piece
     if type(body) is not bytes or _checksum(seq, layout, body) != checksum:
         raise ValueError("the checksum does not fit")
     entries: list[Entry] = []
     words, start = layout.split(" "), 0
-    for kind, length in zip(words[::2], words[1::2], strict=True):
-        end = start + int(length)
-        entries.append(Entry(seq=seq, kind=_KINDS[kind], body=body[start:end]))
+    for place in range(0, len(words), 2):
+        end = start + int(words[place + 1])
+        entries.append(Entry(seq=seq, kind=_KINDS[words[place]], body=body[start:end]))
         seq, start = seq + 1, end
     return entries
 

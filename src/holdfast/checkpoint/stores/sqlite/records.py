@@ -9,7 +9,7 @@ from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import RunRecord
-from holdfast.checkpoint.stores.sqlite.pieces import Piece, unpacked
+from holdfast.checkpoint.stores.sqlite.pieces import unpacked
 from holdfast.checkpoint.stores.sqlite.transaction import from_micros
 
 
@@ -72,7 +72,7 @@ def journal_from(rows: Iterable[Sequence[Any]], run_id: str, seqs: range) -> tup
         if due <= seqs.start:
             break  # the way there passed over more than was asked for
         try:
-            piece = unpacked(Piece(*row))
+            piece = unpacked(*row)
         except (ValueError, KeyError, AttributeError) as exc:
             raise RunDamaged(run_id, f"what is before entry {due} is not what was written") from exc
         if piece[-1].seq != due - 1:
