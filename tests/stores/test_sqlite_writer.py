@@ -10,13 +10,13 @@ import pytest
 from tests.stores.sqlite_power_loss import recorded
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.errors import ClaimLost, StoreClosed
+from holdfast.checkpoint.errors import ClaimLost, StoreClosed, StoreError
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.sqlite import SqliteStore, writer
 from holdfast.checkpoint.stores.sqlite import transaction as transactions
 from holdfast.checkpoint.stores.sqlite.statements import statement
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted, entries
+from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, contents, enlisted, entries
 
 
 @asynccontextmanager
@@ -139,6 +139,44 @@ async def test_a_writer_that_forgets_writes_on(tmp_path: Path, monkeypatch: pyte
             await asyncio.gather(*(store.append(claim, a_write(seq, b"%d" % seq)) for claim in claims))
         for claim in claims:
             assert await bodies_of(store, claim.run_id) == [b"begin", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("count", [3, 4, 7, 21, 85, 130])
+async def test_the_appends_of_many_runs_at_once_are_each_written(tmp_path: Path, count: int) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(count)]
+        expected = [b"begin"]
+        for seq in range(1, 60, 3):
+            bodies = (b"%d" % seq, b"", b"%d" % (seq * seq))
+            expected += bodies
+            await asyncio.gather(*(store.append(claim, a_write(seq, *bodies)) for claim in claims))
+        for claim in claims:
+            record, journal = await contents(store, claim.run_id)
+            assert [entry.body for entry in journal] == expected
+            assert (record.next_seq, record.size) == (61, sum(map(len, expected)))
+
+
+async def test_among_many_appends_at_once_each_is_refused_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(20)]
+        await store.claim("run-3", worker, statuses=frozenset(Status), steal=True)
+        await store.remove("run-5", claim=claims[5])
+        await store.settle(claims[7], Ending(status=Status.PARKED))
+        writes = [a_write(2 if n == 9 else 1, b"one") for n in range(20)]
+        results = await asyncio.gather(*map(store.append, claims, writes), return_exceptions=True)
+        refused = {n: type(result) for n, result in enumerate(results) if result is not None}
+        assert refused == {3: ClaimLost, 5: ClaimLost, 7: ClaimLost, 9: StoreError}
+        for n in set(range(20)) - {5}:
+            assert await bodies_of(store, f"run-{n}") == [b"begin", *([b"one"] if n not in refused else [])]
+
+
+async def test_appends_of_one_run_at_once_are_written_in_their_order(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        claim = await begun(store, await enlisted(store))
+        await asyncio.gather(*(store.append(claim, a_write(seq, b"%d" % seq)) for seq in range(1, 10)))
+        assert await bodies_of(store) == [b"begin", *(b"%d" % seq for seq in range(1, 10))]
 
 
 async def test_a_failed_batch_leaves_no_wrong_memory(tmp_path: Path) -> None:

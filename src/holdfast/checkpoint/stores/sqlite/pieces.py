@@ -23,13 +23,21 @@ class Piece(NamedTuple):
 
 
 def packed(entries: Sequence[Entry]) -> Piece:
-    """`entries`, of which there is at least one, as a piece."""
+    """`entries`, of which there is at least one, as a piece.
+
+    Raises:
+        ValueError: they do not count up.
+    """
     words: list[str] = []
     bodies: list[bytes] = []
+    seq = due = entries[0].seq
     for entry in entries:
+        if entry.seq != due:
+            raise ValueError(f"entry {entry.seq} came where {due} is due")
         words += (entry.kind, str(len(entry.body)))
         bodies.append(entry.body)
-    seq, layout, body = entries[0].seq, " ".join(words), b"".join(bodies)
+        due += 1
+    layout, body = " ".join(words), b"".join(bodies)
     return Piece(seq, layout, _checksum(seq, layout, body), body)
 
 

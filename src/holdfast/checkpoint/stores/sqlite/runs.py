@@ -9,8 +9,9 @@ from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFoun
 from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.lifecycle import OVER, Status
 from holdfast.checkpoint.record import Ending, NewRun
+from holdfast.checkpoint.stores.sqlite.pieces import Piece, packed
 from holdfast.checkpoint.stores.sqlite.statements import statement
-from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction, to_micros
+from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction, row_behind, to_micros
 from holdfast.checkpoint.stores.sqlite.workers import Liveness
 
 _WRITE = statement("write")
@@ -40,9 +41,11 @@ def standing(run_id: str, transaction: Transaction) -> Standing | None:
 def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Claim | None:
     if transaction.one(statement("run_exists"), (run.run_id,)):
         raise RunExists(run.run_id)
-    size = _checked_size(run.run_id, run.entries, 0)
+    piece = _piece(run.run_id, run.entries)
+    if piece is not None and piece.seq != 0:
+        raise _out_of_order(run.run_id, f"entry {piece.seq} came where 0 is due")
     run_key = transaction.next_token()
-    piece = transaction.next_piece() if run.entries else 0
+    key = 0 if piece is None else transaction.next_key()
     claim = None
     if worker_id is not None:
         claim = Claim(run_id=run.run_id, worker_id=worker_id, token=transaction.next_token(), strikes=1)
@@ -55,13 +58,14 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
             *(transaction.now_micros, worker_id),
             *((0, 0) if claim is None else (claim.token, claim.strikes)),
             to_micros(transaction.now + wait),
-            *(len(run.entries), size, piece),
+            *(len(run.entries), 0 if piece is None else len(piece.body), key),
             *(run.meta, run.progress),
         ),
     )
     head = Head(run_key, 0, ())
-    if run.entries:
-        head = transaction.insert_piece(run.entries, piece, head)
+    if piece is not None:
+        row, head = row_behind(head, key, piece)
+        transaction.insert_piece(row)
     if claim is None:
         transaction.signals = True
     else:
@@ -124,29 +128,34 @@ def _write(
     transaction: Transaction,
 ) -> int:
     """Write under the claim, if it holds and the entries are the next ones. Gives the run's key."""
-    first_seq, piece = None, 0 if replace else None
-    size = _checked_size(claim.run_id, entries, entries[0].seq if entries else 0)
-    if entries:
-        first_seq = entries[0].seq
-        piece = transaction.next_piece()
+    piece = _piece(claim.run_id, entries)
+    size, first_seq, key = (0, None, 0) if piece is None else (len(piece.body), piece.seq, transaction.next_key())
+    last_piece = key or (0 if replace else None)
     change = (
-        *(len(entries), size, transaction.now_micros, progress, replace, finished_step, piece),
+        *(len(entries), size, transaction.now_micros, progress, replace, finished_step, last_piece),
         *(claim.token, first_seq),
     )
     head = transaction.heads.get(claim.token)
-    if head is None or not transaction.changed(_WRITE, (*change, head.run_key, head.last_piece)):
+    if head is None or not transaction.changes(_WRITE, (*change, head.run_key, head.last_piece)):
         row = transaction.one(_HEAD, (claim.run_id, claim.token))
         head = Head(row[0], row[1], (row[1],) if row[1] else ()) if row else None
-        if head is None or not transaction.changed(_WRITE, (*change, head.run_key, head.last_piece)):
+        if head is None or not transaction.changes(_WRITE, (*change, head.run_key, head.last_piece)):
             raise _refusal(claim, first_seq, transaction)
     if replace:
         transaction.discard_journal(head.run_key, head.last_piece)
         head = Head(head.run_key, 0, ())
-    if entries:
-        assert piece
-        head = transaction.insert_piece(entries, piece, head)
+    if piece is not None:
+        behind, head = row_behind(head, key, piece)
+        transaction.insert_piece(behind)
     transaction.remember(claim.token, head)
     return head.run_key
+
+
+def _piece(run_id: str, entries: Sequence[Entry]) -> Piece | None:
+    try:
+        return packed(entries) if entries else None
+    except ValueError as exc:
+        raise _out_of_order(run_id, str(exc)) from None
 
 
 def _refusal(claim: Claim, first_seq: int | None, transaction: Transaction) -> StoreError:
@@ -156,22 +165,11 @@ def _refusal(claim: Claim, first_seq: int | None, transaction: Transaction) -> S
         return ClaimLost(claim.run_id, claim.token, None if stands is None else stands.token)
     if stands.status is not Status.RUNNING:
         return ClaimLost(claim.run_id, claim.token, None)
-    return _out_of_order(claim.run_id, first_seq, stands.next_seq)
+    return _out_of_order(claim.run_id, f"entry {first_seq} came where {stands.next_seq} is due")
 
 
-def _checked_size(run_id: str, entries: Sequence[Entry], first: int) -> int:
-    """The bytes of all bodies. Refuses entries that do not count up from `first`."""
-    size, due = 0, first
-    for entry in entries:
-        if entry.seq != due:
-            raise _out_of_order(run_id, entry.seq, due)
-        size += len(entry.body)
-        due += 1
-    return size
-
-
-def _out_of_order(run_id: str, seq: int | None, due: int) -> StoreError:
-    return StoreError(f"run {run_id}: entry {seq} came where {due} is due; nothing was written")
+def _out_of_order(run_id: str, what: str) -> StoreError:
+    return StoreError(f"run {run_id}: {what}; nothing was written")
 
 
 def _drop(run_id: str, transaction: Transaction) -> None:

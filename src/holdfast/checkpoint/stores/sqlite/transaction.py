@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from holdfast.checkpoint.journal import Entry
-from holdfast.checkpoint.stores.sqlite.pieces import packed
+from holdfast.checkpoint.stores.sqlite.pieces import Piece
 from holdfast.checkpoint.stores.sqlite.statements import statement
 
 #: `execute` of a connection, for rows of whatever types.
@@ -45,6 +44,16 @@ class Head(NamedTuple):
     recent: tuple[int, ...]
 
 
+def row_behind(head: Head, key: int, piece: Piece) -> tuple[tuple[Any, ...], Head]:
+    """The row that puts a piece, under a new key, behind the journal's end; and the journal's end then."""
+    run_key, before, recent = head
+    far = passed = None
+    if len(recent) >= _STRIDE:
+        far, passed = recent[0], msgspec.json.encode(recent[1:]).decode()
+        recent = ()
+    return (key, run_key, before, far, passed, *piece), Head(run_key, key, (*recent, key))
+
+
 class Transaction:
     """The work of one group commit, between BEGIN and COMMIT."""
 
@@ -65,10 +74,10 @@ class Transaction:
         self._signal = 0
         self._last_key: int | None = None
 
-    def changed(self, sql: str, bindings: tuple[Any, ...]) -> bool:
-        """Whether the statement changed a row."""
+    def changes(self, sql: str, bindings: Sequence[Any]) -> int:
+        """How many rows the statement changed."""
         self._run(sql, bindings)
-        return self._changes() > 0
+        return self._changes()
 
     def remember(self, token: int, head: Head) -> None:
         if len(self.heads) >= _HEADS_KEPT:
@@ -83,22 +92,15 @@ class Transaction:
         self._token += 1
         return self._token
 
-    def next_piece(self) -> int:
+    def next_key(self) -> int:
         """A key for a new piece, larger than those of all pieces there are."""
         if self._last_key is None:
             self._last_key = self.one(statement("last_piece_key"))
         self._last_key += 1
         return self._last_key
 
-    def insert_piece(self, entries: Sequence[Entry], key: int, head: Head) -> Head:
-        """Write `entries` behind the journal's end, as a piece with this key. Gives the journal's new end."""
-        run_key, before, recent = head
-        far = passed = None
-        if len(recent) >= _STRIDE:
-            far, passed = recent[0], msgspec.json.encode(recent[1:]).decode()
-            recent = ()
-        self._run(_INSERT_PIECE, (key, run_key, before, far, passed, *packed(entries)))
-        return Head(run_key, key, (*recent, key))
+    def insert_piece(self, row: tuple[Any, ...]) -> None:
+        self._run(_INSERT_PIECE, row)
 
     def discard_journal(self, run_key: int, last_piece: int) -> None:
         """Leave the journal that ends there to the sweep. It can be reached no more."""

@@ -11,8 +11,10 @@ from typing import Any, TypeVar, TypeVarTuple
 import apsw
 
 from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
+from holdfast.checkpoint.stores.sqlite.appends import append_many
 from holdfast.checkpoint.stores.sqlite.database import Database
 from holdfast.checkpoint.stores.sqlite.failures import as_store_error, store_errors
+from holdfast.checkpoint.stores.sqlite.runs import append
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction
 from holdfast.checkpoint.stores.sqlite.upkeep import Upkeep
@@ -22,6 +24,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _BEGIN = statement("begin")
+
+#: From so many jobs on it pays to look for those that can share their statements.
+_MANY = 4
 
 #: A run whose last write was so short a time ago is one whose pace the hand-over to the thread would set.
 _IN_PACE = 0.010
@@ -236,7 +241,7 @@ class Writer:
         transaction = self._transaction()
         job = jobs[0]
         try:
-            for job in jobs:
+            for job in _without_appends(jobs, transaction):
                 try:
                     job.result = job.work(*job.arguments, transaction)
                 except CheckpointError as refusal:
@@ -270,6 +275,15 @@ class Writer:
         # A loop that is closed has nobody left who waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _without_appends(jobs: list[Job], transaction: Transaction) -> list[Job]:
+    """The jobs that are left when the appends among many were done together, as far as that is possible."""
+    if len(jobs) < _MANY:
+        return jobs
+    appends = [job for job in jobs if job.work is append]
+    done = append_many([job.arguments for job in appends], transaction)
+    return [*appends[done:], *(job for job in jobs if job.work is not append)] if done else jobs
 
 
 def _tell_all(jobs: list[Job]) -> None:

@@ -41,12 +41,32 @@ UPDATE runs SET
     last_piece = coalesce(?7, last_piece)
 WHERE run_key = ?10 AND token = ?8 AND status = 'running' AND last_piece = ?11 AND next_seq = coalesce(?9, next_seq)
 
+-- name: write_many
+-- The same for many runs, none of whose journals starts anew.
+WITH new (count, size, now, progress, finished_step, last_piece, token, first_seq, run_key, last_before) AS (
+    VALUES {rows}
+)
+UPDATE runs SET
+    next_seq = next_seq + new.count,
+    size = runs.size + new.size,
+    updated_at = new.now,
+    progress = new.progress,
+    strikes = iif(new.finished_step, 0, strikes),
+    not_before = iif(new.finished_step, min(not_before, new.now), not_before),
+    last_piece = new.last_piece
+FROM new
+WHERE runs.run_key = new.run_key AND runs.token = new.token AND runs.status = 'running'
+    AND runs.last_piece = new.last_before AND runs.next_seq = new.first_seq
+
 -- name: head
 SELECT run_key, last_piece FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
 
 -- name: insert_piece
 INSERT INTO pieces (piece_key, run_key, before, far, passed, seq, layout, checksum, body)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+
+-- name: insert_pieces
+INSERT INTO pieces (piece_key, run_key, before, far, passed, seq, layout, checksum, body) VALUES {rows}
 
 -- name: settle
 UPDATE runs SET
