@@ -10,7 +10,8 @@ from bench.systems.protocol import Job, Result
 def looked_and_resumed(system: str, job: Job) -> Result:
     """Both phases of a recovery, each counted from the start of its own process, so that neither warms up the other."""
     looked, resumed = (_in_a_new_process(system, {**job, "phase": phase}) for phase in ("look", "resume"))
-    return {name: looked[name] for name in ("find", "load")} | {name: resumed[name] for name in ("first", "last")}
+    measured = looked | resumed
+    return {name: measured[name] for name in ("find", "load", "first", "last") if name in measured}
 
 
 def _in_a_new_process(system: str, job: Job) -> Result:

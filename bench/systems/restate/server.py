@@ -57,10 +57,10 @@ class Server:
         return self._process.pid
 
     async def ready(self) -> None:
-        """Returns once the server answers queries: then all of its parts are there."""
-        while not await self._answers():
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the server did not start:\n{(self._folder / 'server.log').read_text()[-2000:]}")
+        """Returns once the server answers queries."""
+        while True:
+            if await self._answer("select id from sys_invocation limit 1") is not None:
+                return
             await asyncio.sleep(0.02)
 
     async def register(self, port: int) -> None:
@@ -71,21 +71,27 @@ class Server:
         sizes = {"steps": steps, "bytes": size, "calls": calls}
         (await self._client.post("/agent/run", json=sizes)).raise_for_status()
 
-    async def query(self, sql: str) -> list[dict[str, Any]]:
-        answer = (await self._ask("query", {"query": sql})).raise_for_status()
-        rows: list[dict[str, Any]] = answer.json()["rows"]
-        return rows
+    async def until_unfinished(self, runs: int) -> None:
+        """Returns once the server knows of so many runs that have not ended; it answers only when it has started."""
+        while True:
+            found = await self._answer("select id from sys_invocation where status != 'completed'")
+            if found is not None and len(found) == runs:
+                return
+            await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         self._process.kill()
         self._process.wait()
         await self._client.aclose()
 
-    async def _answers(self) -> bool:
+    async def _answer(self, sql: str) -> list[dict[str, Any]] | None:
         try:
-            return bool((await self._ask("query", {"query": "select id from sys_invocation limit 1"})).is_success)
+            answer = await self._ask("query", {"query": sql})
         except httpx.TransportError:
-            return False
+            answer = None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the server is gone:\n{(self._folder / 'server.log').read_text()[-2000:]}")
+        return answer.json()["rows"] if answer is not None and answer.is_success else None
 
     async def _ask(self, path: str, body: dict[str, Any]) -> httpx.Response:
         url = f"http://{self._admin}/{path}"
