@@ -31,11 +31,12 @@ def _damage_sqlite(url: str, run_id: str, body: bytes) -> None:
 
 
 def _damage_postgres(url: str, run_id: str, body: bytes) -> None:
+    spoilt = "position(%(body)s in body) + 4"
     with psycopg.connect(url) as connection:
         done = connection.execute(
-            "update holdfast.entry set body = set_byte(body, 5, get_byte(body, 5) # 1)"
-            " from holdfast.run where run.id = entry.run and run.run_id = %s and body = %s",
-            (run_id, body),
+            f"update holdfast.piece set body = set_byte(body, {spoilt}, get_byte(body, {spoilt}) # 1) from holdfast.run"
+            " where run.id = piece.run and run.run_id = %(run_id)s and position(%(body)s in body) > 0".encode(),
+            {"run_id": run_id, "body": body},
         )
         assert done.rowcount == 1
 

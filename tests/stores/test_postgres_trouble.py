@@ -11,8 +11,8 @@ from tests.postgres_server import fresh_database
 from tests.stores.postgres_cases import bounded, opened, until
 
 from holdfast.checkpoint.errors import RunDamaged, StoreDenied, StoreError, StoreFull, StoreUnavailable
-from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.pieces import packed
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.postgres import PostgresStore
 from holdfast.checkpoint.stores.postgres.sweeper import SLICE
@@ -29,7 +29,7 @@ from holdfast.testing.store_suite.subject import (
 )
 
 #: The checksum that a fourth entry would have.
-SURPLUS = entries(3, b"two", kind=EntryKind.BEGIN)[0].checksum()
+SURPLUS = packed(entries(3, b"two")).checksum
 
 
 @pytest.fixture
@@ -60,13 +60,13 @@ def refuse_entries(url: str, sqlstate: str, when: str = "true") -> None:
             if {when} then raise 'refused' using errcode = '{sqlstate}'; end if;
             return new;
         end $$;
-        create trigger refuse before insert on holdfast.entry for each row execute function refuse()
+        create trigger refuse before insert on holdfast.piece for each row execute function refuse()
         """,
     )
 
 
 def allow_entries(url: str) -> None:
-    done(url, "drop trigger refuse on holdfast.entry; drop function refuse")
+    done(url, "drop trigger refuse on holdfast.piece; drop function refuse")
 
 
 @pytest.mark.parametrize(
@@ -141,18 +141,21 @@ async def test_a_session_that_is_ended_from_outside_is_replaced(url: str, store:
 @pytest.mark.parametrize(
     "spoil",
     [
-        "update holdfast.entry set body = set_byte(body, 0, get_byte(body, 0) # 1) where seq = 1",
-        "update holdfast.entry set kind = 'result' where seq = 1",
-        "update holdfast.entry set kind = 'nonsense' where seq = 1",
-        "delete from holdfast.entry where seq = 0",
-        "delete from holdfast.entry where seq = 1",
-        "delete from holdfast.entry where seq = 2",
-        "delete from holdfast.entry",
-        f"insert into holdfast.entry select run, 3, kind, {SURPLUS}, body from holdfast.entry where seq = 2",
+        "update holdfast.piece set body = set_byte(body, 0, get_byte(body, 0) # 1) where seq = 1",
+        "update holdfast.piece set layout = replace(layout, 'message', 'result') where seq = 1",
+        "update holdfast.piece set layout = replace(layout, 'message', 'nonsense') where seq = 1",
+        "update holdfast.piece set layout = '' where seq = 1",
+        "delete from holdfast.piece where seq = 0",
+        "delete from holdfast.piece where seq = 1",
+        "delete from holdfast.piece where seq = 2",
+        "delete from holdfast.piece",
+        f"insert into holdfast.piece select run, 3, layout, {SURPLUS}, body from holdfast.piece where seq = 2",
     ],
 )
 async def test_damage_of_every_kind_is_found(url: str, store: PostgresStore, spoil: str) -> None:
-    await store.create(a_run("run-1", b"zero", b"one", b"two"))
+    claim = await begun(store, await enlisted(store), a_run("run-1", b"zero"))
+    await store.append(claim, a_write(1, b"one"))
+    await store.append(claim, a_write(2, b"two"))
     done(url, spoil)
     with pytest.raises(RunDamaged):
         await store.load("run-1")
@@ -185,7 +188,7 @@ def _note_waits(url: str) -> None:
             insert into noted values (new.seq, current_setting('synchronous_commit'));
             return new;
         end $$;
-        create trigger note before insert on holdfast.entry for each row execute function note()
+        create trigger note before insert on holdfast.piece for each row execute function note()
         """,
     )
 
@@ -193,7 +196,8 @@ def _note_waits(url: str) -> None:
 class TestWhatIsLeftOver:
     async def test_a_removed_journal_is_deleted_slice_by_slice(self, url: str, store: PostgresStore) -> None:
         count = 3 * SLICE + 7
-        claim = await begun(store, await enlisted(store), a_run("long", *[b"body"] * count))
+        claim = await begun(store, await enlisted(store), a_run("long"))
+        await _lengthen(url, "long", count)
         await begun(store, claim.worker_id, a_run("other", *[b"body"] * 5))
         done(url, "create table slices (deleted bigint)")
         done(
@@ -204,29 +208,32 @@ class TestWhatIsLeftOver:
                 insert into slices select count(*) from gone;
                 return null;
             end $$;
-            create trigger count_deleted after delete on holdfast.entry
+            create trigger count_deleted after delete on holdfast.piece
                 referencing old table as gone for each statement execute function count_deleted()
             """,
         )
         await store.remove("long", claim=claim)
-        await until(lambda: _swept(url, left=5))
+        await until(lambda: _swept(url, left=1))
         slices = [deleted for (deleted,) in done(url, "select deleted from slices where deleted > 0")]
         assert sum(map(int, map(str, slices))) == count
         assert max(map(int, map(str, slices))) <= SLICE
         assert len(await bodies_of(store, "other")) == 5
 
     async def test_what_a_rewrite_replaced_is_deleted(self, url: str, store: PostgresStore) -> None:
-        claim = await begun(store, await enlisted(store), a_run("run-1", *[b"body"] * 20))
+        claim = await begun(store, await enlisted(store))
+        for seq in range(1, 20):
+            await store.append(claim, a_write(seq, b"body"))
         await store.append(claim, a_write(20, b"compacted", replace=True))
         await until(lambda: _swept(url, left=1))
         assert await bodies_of(store) == [b"compacted"]
 
     async def test_what_a_store_left_behind_the_next_one_deletes(self, url: str) -> None:
         async with opened(url) as store:
-            claim = await begun(store, await enlisted(store), a_run("run-1", *[b"body"] * 20))
+            claim = await begun(store, await enlisted(store))
+            await _lengthen(url, "run-1", 20)
             done(url, "alter function holdfast.sweep rename to hidden")
             await store.remove("run-1", claim=claim)
-        assert done(url, "select count(*) from holdfast.entry") == [(20,)]
+        assert done(url, "select count(*) from holdfast.piece") == [(20,)]
         done(url, "alter function holdfast.hidden rename to sweep")
         async with opened(url):
             await until(lambda: _swept(url, left=0))
@@ -241,9 +248,21 @@ class TestWhatIsLeftOver:
             await until(lambda: _warned(caplog))
 
 
+async def _lengthen(url: str, run_id: str, count: int) -> None:
+    """Give a run that has one piece so many."""
+    done(
+        url,
+        f"""
+        insert into holdfast.piece
+        select id, generate_series(1, {count - 1}), 'message 4', 0, 'body' from holdfast.run where run_id = '{run_id}';
+        update holdfast.run set next_seq = {count} where run_id = '{run_id}'
+        """,
+    )
+
+
 async def _swept(url: str, *, left: int) -> bool:
     garbage = done(url, "select from holdfast.garbage")
-    return not garbage and done(url, "select count(*) from holdfast.entry") == [(left,)]
+    return not garbage and done(url, "select count(*) from holdfast.piece") == [(left,)]
 
 
 async def _warned(caplog: pytest.LogCaptureFixture) -> bool:

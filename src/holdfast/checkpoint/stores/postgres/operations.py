@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.journal import Entry, EntryKind, Write
+from holdfast.checkpoint.journal import Entry, Write
+from holdfast.checkpoint.pieces import Piece, packed
 from holdfast.checkpoint.stores.postgres import wire
 from holdfast.checkpoint.stores.postgres.text import to_text
 
@@ -18,7 +19,7 @@ Answer = dict[str, Any]
 class Operation:
     """One write, waiting for its commit."""
 
-    __slots__ = ("answer", "asked_at", "entries", "first", "run_id", "size", "token")
+    __slots__ = ("answer", "asked_at", "entries", "first", "piece", "run_id", "size", "token")
 
     #: Set when it is handed in: the time by the event loop's clock, and where its answer will be.
     asked_at: float
@@ -27,9 +28,10 @@ class Operation:
     def __init__(self, run_id: str | None, token: int | None = None, entries: Sequence[Entry] = ()) -> None:
         """`run_id` is `None` if it names no run beforehand."""
         self.run_id, self.token, self.entries = run_id, token, entries
+        self.piece = packed(entries) if entries else None
         #: The number of its first entry.
-        self.first = entries[0].seq if entries else None
-        self.size = sum([len(entry.body) for entry in entries])
+        self.first = None if self.piece is None else self.piece.seq
+        self.size = 0 if self.piece is None else len(self.piece.body)
 
 
 class Append(Operation):
@@ -70,8 +72,6 @@ class Other(Operation):
         return {"do": self.do, "run_id": run_id, "token": self.token} | counts | self.about
 
 
-_KINDS = {kind: kind.value.encode() for kind in EntryKind}
-
 STATEMENT = (
     "select holdfast.write_batch("
     "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"
@@ -89,10 +89,11 @@ TYPES = (
 def arguments(appends: Sequence[Append], others: Sequence[Other]) -> list[bytes | None]:
     """Of `write_batch`, from the fourth on. The appends are its items from 1 on, the others follow."""
     items: list[int] = []
-    entries: list[Entry] = []
+    pieces: list[Piece] = []
     for item, operation in enumerate((*appends, *others), 1):
-        entries.extend(operation.entries)
-        items.extend([item] * len(operation.entries))
+        if operation.piece is not None:
+            items.append(item)
+            pieces.append(operation.piece)
     rewinds = [append.rewind for append in appends]
     return [
         wire.texts([to_text(append.run_id or "") for append in appends]),
@@ -106,10 +107,10 @@ def arguments(appends: Sequence[Append], others: Sequence[Other]) -> list[bytes 
         wire.bigints_or_null(rewinds) if any(rewinds) else None,
         wire.jsonb(msgspec.json.encode([other.encoded() for other in others])) if others else None,
         wire.bigints(items),
-        wire.bigints([entry.seq for entry in entries]),
-        wire.byteas([_KINDS[entry.kind] for entry in entries], wire.TEXT),
-        wire.bigints([entry.checksum() for entry in entries]),
-        wire.byteas([entry.body for entry in entries]),
+        wire.bigints([piece.seq for piece in pieces]),
+        wire.texts([piece.layout for piece in pieces]),
+        wire.bigints([piece.checksum for piece in pieces]),
+        wire.byteas([piece.body for piece in pieces]),
     ]
 
 

@@ -27,7 +27,7 @@ class Questions:
         self.here = to_text(this_process().host)
         self._records, self._tidy = scripts.query("records").encode(), scripts.query("tidy").encode()
         self._candidates = scripts.inline("select * from holdfast.candidates($1, $2, $3, $4, $5, $6)").encode()
-        self._load = scripts.inline("select seq, kind, checksum, body from holdfast.load_run($1, $2)").encode()
+        self._load = scripts.inline("select seq, layout, checksum, body from holdfast.load_run($1, $2)").encode()
         self._beat = scripts.inline("select holdfast.beat($1, $2, $3, $4, $5)").encode()
         self._discharge = scripts.inline("select holdfast.discharge($1)").encode()
         self._workers = scripts.inline(

@@ -6,9 +6,10 @@ import msgspec
 from psycopg.pq.abc import PGresult
 
 from holdfast.checkpoint.errors import RunDamaged
-from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.liveness import ProcessIdentity, is_alive
+from holdfast.checkpoint.pieces import unpacked
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.stores.postgres.text import from_text
 from holdfast.checkpoint.stores.postgres.wire import as_int, as_text
@@ -102,26 +103,20 @@ def stored_run(result: PGresult, after: int) -> StoredRun | None:
     value = result.get_value
     row = _rows.decode(value(0, 3) or b"")
     record = RecordReader().of(row)
-    due = max(row.first_seq, after + 1)
-    entries = []
+    first = due = max(row.first_seq, after + 1)
+    entries: list[Entry] = []
     for n in range(1, result.ntuples):
         seq = as_int(value(n, 0))
-        if seq != due:
+        if seq != due and (entries or seq > due):
             raise RunDamaged(record.run_id, f"entry {due} is missing")
-        entries.append(_entry(record.run_id, seq, as_text(value(n, 1)), as_int(value(n, 2)), value(n, 3) or b""))
-        due += 1
+        try:
+            entries += unpacked(seq, as_text(value(n, 1)), as_int(value(n, 2)), value(n, 3) or b"")
+        except (ValueError, LookupError) as exc:
+            raise RunDamaged(record.run_id, f"what begins with entry {seq} is not what was written") from exc
+        due = entries[-1].seq + 1
     if due < row.next_seq:
         raise RunDamaged(record.run_id, f"entry {due} is missing")
     if due > max(row.next_seq, after + 1):
         raise RunDamaged(record.run_id, f"there are {due - row.next_seq} entries more than were written")
-    return StoredRun(record=record, entries=tuple(entries))
-
-
-def _entry(run_id: str, seq: int, kind: str, checksum: int, body: bytes) -> Entry:
-    try:
-        entry = Entry(seq=seq, kind=EntryKind(kind), body=body)
-    except ValueError as exc:
-        raise RunDamaged(run_id, f"entry {seq} is of no known kind: {kind!r}") from exc
-    if entry.checksum() != checksum:
-        raise RunDamaged(run_id, f"the checksum of entry {seq} does not fit")
-    return entry
+    earlier = first - entries[0].seq if entries else 0
+    return StoredRun(record=record, entries=tuple(entries[earlier:]))

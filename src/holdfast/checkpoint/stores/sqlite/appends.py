@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Write
-from holdfast.checkpoint.stores.sqlite.pieces import packed
+from holdfast.checkpoint.pieces import packed
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction, row_behind
 

@@ -8,8 +8,8 @@ import msgspec
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.pieces import unpacked
 from holdfast.checkpoint.record import RunRecord
-from holdfast.checkpoint.stores.sqlite.pieces import unpacked
 from holdfast.checkpoint.stores.sqlite.transaction import from_micros
 
 

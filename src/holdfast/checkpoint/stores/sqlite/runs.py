@@ -8,8 +8,8 @@ from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, StoreError
 from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.lifecycle import OVER, Status
+from holdfast.checkpoint.pieces import Piece, packed
 from holdfast.checkpoint.record import Ending, NewRun
-from holdfast.checkpoint.stores.sqlite.pieces import Piece, packed
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction, row_behind, to_micros
 from holdfast.checkpoint.stores.sqlite.workers import Liveness

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from holdfast.checkpoint.stores.sqlite.pieces import Piece
+from holdfast.checkpoint.pieces import Piece
 from holdfast.checkpoint.stores.sqlite.statements import statement
 
 #: `execute` of a connection, for rows of whatever types.

@@ -1,7 +1,7 @@
--- A run and its journal, all of one moment: the record as the body of the first row, then the entries. A function, because
+-- A run and its journal, all of one moment: the record as the body of the first row, then its pieces. A function, because
 -- a session plans it once.
 create or replace function holdfast.load_run(p_run_id text, p_after bigint)
-returns table (seq bigint, kind text, checksum bigint, body bytea)
+returns table (seq bigint, layout text, checksum bigint, body bytea)
 -- Stable: each of its statements sees what the call saw.
 language plpgsql stable as $$
 declare
@@ -18,9 +18,13 @@ begin
     body := convert_to(holdfast.record(found_run, found_worker)::text, 'UTF8');
     return next;
     return query
-    select e.seq, e.kind, e.checksum, e.body
-    from holdfast.entry e
-    where e.run = found_run.id and e.seq > p_after and e.seq >= found_run.first_seq
-    order by e.seq;
+    select p.seq, p.layout, p.checksum, p.body
+    from holdfast.piece p
+    where p.run = found_run.id and p.seq >= found_run.first_seq
+        -- From the one that holds what comes next.
+        and p.seq >= coalesce(
+            (select max(b.seq) from holdfast.piece b where b.run = found_run.id and b.seq <= p_after + 1), 0
+        )
+    order by p.seq;
 end
 $$;

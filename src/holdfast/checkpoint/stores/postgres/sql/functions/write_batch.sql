@@ -1,7 +1,7 @@
 -- Everything that is waiting to be written, in one round trip and one commit. Each item stands or falls alone.
 --
 -- The appends come as arrays, one element for each; they are the items from 1 on. The other operations, few in comparison,
--- follow as an array of objects. The entries of all of them come at the end, each with the number of its item.
+-- follow as an array of objects. The entries of each come at the end, as one piece, with the number of its item.
 --
 -- Gives the answers by item, for every item that has more to say than that it was done. A batch that was committed before
 -- is not done again: it gives the answers it gave then. `null` says that a later batch was sent meanwhile.
@@ -21,7 +21,7 @@ create or replace function holdfast.write_batch(
     p_others jsonb,
     p_items bigint[],
     p_seqs bigint[],
-    p_kinds text[],
+    p_layouts text[],
     p_checksums bigint[],
     p_bodies bytea[]
 ) returns jsonb
@@ -89,9 +89,9 @@ begin
 
     if p_rewinds is not null then
         -- Entries of a write that was committed without its writer's knowing, which now says what comes there instead.
-        delete from holdfast.entry e
+        delete from holdfast.piece p
         using unnest(keys, p_firsts, p_rewinds) as a (key, first, rewind)
-        where a.rewind is not null and e.run = a.key and e.seq >= a.first;
+        where a.rewind is not null and p.run = a.key and p.seq >= a.first;
     end if;
     if true = any (p_replaces) then
         insert into holdfast.garbage (run, below)
@@ -116,10 +116,10 @@ begin
         );
     end if;
 
-    insert into holdfast.entry (run, seq, kind, checksum, body)
-    select keys[e.item], e.seq, e.kind, e.checksum, e.body
-    from unnest(p_items, p_seqs, p_kinds, p_checksums, p_bodies) as e (item, seq, kind, checksum, body)
-    where keys[e.item] > 0;
+    insert into holdfast.piece (run, seq, layout, checksum, body)
+    select keys[p.item], p.seq, p.layout, p.checksum, p.body
+    from unnest(p_items, p_seqs, p_layouts, p_checksums, p_bodies) as p (item, seq, layout, checksum, body)
+    where keys[p.item] > 0;
 
     if said <> '{}' then
         update holdfast.writer w set answers = said where w.writer_id = p_writer;

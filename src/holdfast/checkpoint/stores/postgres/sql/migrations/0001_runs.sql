@@ -36,20 +36,23 @@ create index run_parent on holdfast.run (parent_run_id) where parent_run_id is n
 create index run_cancelled on holdfast.run (id) where cancel_requested;
 create index run_expiring on holdfast.run (expires_at) where expires_at is not null;
 
--- No foreign key: every entry is written by `write_batch`, after it locked the run, and a check for each row costs.
-create table holdfast.entry (
+-- The journals, in pieces: the entries of one write are one row, because a row costs about the same however much is in it.
+-- No foreign key: every piece is written by `write_batch`, after it locked the run, and a check for each row costs.
+create table holdfast.piece (
     run bigint not null,
+    -- The number of its first entry.
     seq bigint not null,
-    kind text collate "C" not null,
+    -- Kind and length of each entry, such as 'message 1040 message 1012 step 98'; the bodies are one behind the other.
+    layout text collate "C" not null,
     checksum bigint not null,
     body bytea not null,
     primary key (run, seq)
 )
 -- A body of some kilobytes stays in its row. Longer ones go aside, neither is compressed: that costs more than the bytes.
 with (toast_tuple_target = 8160);
-alter table holdfast.entry alter column body set storage external;
+alter table holdfast.piece alter column body set storage external;
 
--- Entries that no run refers to any more: all of `run` with a `seq` below `below`. Deleted in slices by `sweep`.
+-- Pieces that no run refers to any more: all of `run` with a `seq` below `below`. Deleted in slices by `sweep`.
 create table holdfast.garbage (
     id bigint generated always as identity primary key,
     run bigint not null,
