@@ -4,13 +4,16 @@ Every figure is to be read as a ratio to what stands beside it: the seconds are 
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
-from bench import guard, report, results
 from bench.figures import figures
+from bench.guard import Verdict, accept, baseline, compare, told
 from bench.measurement import measure
 from bench.plan import AXES, FULL, SHORT
+from bench.report import page_part, put_into, tables
+from bench.results import Results, read, write
 
 _KEPT = Path(__file__).parent / "results"
 _PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -18,36 +21,42 @@ _PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 def main() -> None:
     asked = _arguments()
-    measured = results.read(asked.read) if asked.read else _measured(asked)
-    print(report.tables(measured))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that job and server end with this process
+    measured = read(asked.read) if asked.read else _measured(asked)
+    print(tables(measured))
     if asked.report:
         # Loaded only when it is drawn with: it is large, and not among the packages that the tests have.
         from bench.plots import draw
 
         draw(measured, _PAGE.parent / "assets")
-        report.put_into(_PAGE, report.tables(measured))
+        put_into(_PAGE, page_part(measured))
     known = figures(measured.records)
     if asked.accept:
-        guard.write(guard.accepted(known))
+        accept(known)
     if asked.guard:
-        sys.exit(_guarded(guard.compare(known, guard.read())))
+        sys.exit(_guarded(compare(known, baseline())))
 
 
-def _guarded(verdicts: list[guard.Verdict]) -> int:
+def _guarded(verdicts: list[Verdict]) -> int:
     if not verdicts:
         print("\nthere is no baseline for this measurement: accept one with --accept")
         return 0
-    print(f"\n{guard.told(verdicts)}")
+    print(f"\n{told(verdicts)}")
     return 1 if any(verdict.change == "worse" for verdict in verdicts) else 0
 
 
-def _measured(asked: argparse.Namespace) -> results.Results:
-    sizes = [size for size in (FULL if asked.peers else SHORT) if not asked.only or size.workload in asked.only]
+def _measured(asked: argparse.Namespace) -> Results:
+    sizes = [
+        size
+        for size in (FULL if asked.peers else SHORT)
+        if (not asked.only or size.workload in asked.only) and (not asked.sizes or size.number in asked.sizes)
+    ]
     # A part of a measurement does not take the place of a whole one.
-    name = "partial" if asked.only or asked.repeats else "peers" if asked.peers else "short"
+    partial = asked.only or asked.sizes or asked.repeats
+    name = "partial" if partial else "peers" if asked.peers else "short"
     limit = asked.time_limit or (900.0 if asked.peers else 120.0)
     measured = measure(sizes, peers=asked.peers, repeats=asked.repeats, time_limit=limit)
-    results.write(_KEPT / f"{name}.json", measured)
+    write(_KEPT / f"{name}.json", measured)
     return measured
 
 
@@ -58,10 +67,15 @@ def _workloads(text: str) -> list[str]:
     return wanted
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--peers", action="store_true", help="all systems in full sizes (hours)")
     parser.add_argument("--only", type=_workloads, metavar="W1,W2", help="these workloads alone")
+    parser.add_argument("--sizes", type=_numbers, metavar="100,1000", help="these sizes alone")
     parser.add_argument("--repeats", type=int, help="so many repeats of everything")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="a job that takes longer has failed")
     parser.add_argument("--from", type=Path, dest="read", metavar="FILE", help="measure nothing: take these results")

@@ -11,7 +11,7 @@ from bench.figures import Figure, Spread
 BASELINE = Path(__file__).parent / "baseline.json"
 
 #: A change below this is never called one, however close together the repeats lay.
-FLOOR = 0.1
+FLOOR = 0.15
 
 Change = Literal["worse", "better", "same"]
 
@@ -81,11 +81,15 @@ def told(verdicts: list[Verdict]) -> str:
     return "\n".join([f"{same} of {len(verdicts)} ratios are as they were", *lines])
 
 
-def read() -> dict[str, Expected]:
-    """The baseline; empty if none was accepted yet."""
+def baseline() -> dict[str, Expected]:
+    """What was accepted; empty if nothing was yet."""
     return msgspec.json.decode(BASELINE.read_bytes(), type=dict[str, Expected]) if BASELINE.exists() else {}
 
 
-def write(baseline: Mapping[str, Expected]) -> None:
-    rounded = {key: Expected(*(round(each, 4) for each in msgspec.structs.astuple(it))) for key, it in baseline.items()}
+def accept(figures: Iterable[Figure]) -> None:
+    """Make a measurement the baseline."""
+    rounded = {
+        key: Expected(*(round(each, 4) for each in msgspec.structs.astuple(expected)))
+        for key, expected in accepted(figures).items()
+    }
     BASELINE.write_bytes(msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n")

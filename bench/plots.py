@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from bench.figures import figures
 from bench.plan import Subject
+from bench.report import PLOTS
 from bench.results import Record, Results
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -67,12 +68,13 @@ _STYLE: dict[Any, Any] = {
 def draw(results: Results, folder: Path) -> None:
     """Write the three plots."""
     folder.mkdir(parents=True, exist_ok=True)
-    plots = {
+    lines_of = {
         "bench-history": (_history(results.records), "steps so far", "milliseconds a step"),
         "bench-concurrency": (_rates(results), "runs at once", "durable steps a second"),
         "bench-disk": (_disk(results), "steps", "megabytes on disk"),
     }
-    for name, (lines, across, up) in plots.items():
+    for name in PLOTS:
+        lines, across, up = lines_of[name]
         with mpl.rc_context(_STYLE):
             _drawn(lines, across, up).savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None})
 

@@ -14,8 +14,22 @@ BEGIN, END = "<!-- written by python -m bench --report -->", "<!-- end of what i
 _EVERY_SIZE = {"w1": ("step",), "w2": ("rate",), "w4": ("step",), "w5": ("step",), "w7": ("rate", "busy")}
 
 
+#: By file name: what a plot shows.
+PLOTS = {
+    "bench-history": "What a step costs as the history grows",
+    "bench-concurrency": "Durable steps a second as more runs go on at once",
+    "bench-disk": "What a run occupies",
+}
+
+
+def page_part(results: Results) -> str:
+    """All of the generated part of the page: the plots and the tables."""
+    plots = [f"{words}:\n\n![{words}](assets/{name}.svg)" for name, words in PLOTS.items()]
+    return "\n\n".join(["## Plots", *plots, tables(results)])
+
+
 def tables(results: Results) -> str:
-    """All of the generated part."""
+    """The machine, the targets, and a table for each workload."""
     known = figures(results.records)
     parts = [_machine(results), "## Targets", _targets(outcomes(known))]
     for workload, title in TITLES.items():

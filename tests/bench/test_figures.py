@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from bench.figures import Figure, figures
+from bench.figures import Figure, figures, times
 from bench.plan import FULL, SHORT, Size, Subject, capped, limit_of, subjects
 from bench.results import condensed, read, write
 from bench.targets import outcomes
 from tests.bench.measured import many_runs, one_run, record, results
-
-from bench import figures as arithmetic
 
 
 def the_figure(found: list[Figure], subject: Subject, measure: str) -> Figure:
@@ -52,6 +50,7 @@ def test_what_a_program_could_not_tell_is_left_out() -> None:
 def test_a_step_of_two_commits_is_held_beside_two_raw_commits() -> None:
     assert limit_of("w1", Subject("holdfast", "sqlite-once")) == Subject("raw", "sqlite-2")
     assert limit_of("w2", Subject("holdfast", "postgres")) == Subject("raw", "postgres-group-1")
+    assert limit_of("w1", Subject("dbos", "sqlite")) == Subject("raw", "sqlite-2")
     assert limit_of("w1", Subject("restate", "server")) == Subject("raw", "file")
     assert limit_of("w5", Subject("dbos", "dbos-sqlite")) == Subject("pydantic_ai", "bare")
     assert limit_of("w1", Subject("raw", "sqlite-1")) is None
@@ -84,6 +83,15 @@ def test_a_target_is_judged_by_the_limit_and_by_the_best_peer() -> None:
     assert [each.measured for each in judged] == [pytest.approx(0.4), pytest.approx(20)]
     assert [each.met for each in judged] == [False, True]
     assert all(each.met is None for each in outcomes(found) if each.what == "holdfast postgres at 128")
+
+
+def test_of_times_the_best_peer_is_the_one_that_takes_least() -> None:
+    found = figures(
+        [one_run("holdfast", "sqlite-once", 1.0), one_run("dbos", "sqlite", 9.0), one_run("restate", "server", 3.0)]
+    )
+    (judged,) = [each for each in outcomes(found) if each.target.against == "peer" and each.measured is not None]
+    assert judged.measured == pytest.approx(3.0)
+    assert judged.met is False
 
 
 def test_a_fleet_that_does_not_grow_is_excused_only_by_full_processors() -> None:
@@ -120,6 +128,6 @@ def test_multiples_are_taken_repeat_by_repeat() -> None:
         [one_run("dbos", "sqlite", 8.0), one_run("dbos", "sqlite", 90.0, repeat=1), one_run("holdfast", "sqlite", 2.0)]
     )
     over, under = (the_figure(found, Subject(system, "sqlite"), "step") for system in ("dbos", "holdfast"))
-    spread = arithmetic.times(over, under)
+    spread = times(over, under)
     assert spread is not None
     assert spread.median == 4.0
