@@ -142,8 +142,8 @@ async def test_a_session_that_is_ended_from_outside_is_replaced(url: str, store:
     "spoil",
     [
         "update holdfast.piece set body = set_byte(body, 0, get_byte(body, 0) # 1) where seq = 1",
-        "update holdfast.piece set layout = replace(layout, 'message', 'result') where seq = 1",
-        "update holdfast.piece set layout = replace(layout, 'message', 'nonsense') where seq = 1",
+        "update holdfast.piece set layout = 'r' || substr(layout, 2) where seq = 1",
+        "update holdfast.piece set layout = 'z' || substr(layout, 2) where seq = 1",
         "update holdfast.piece set layout = '' where seq = 1",
         "delete from holdfast.piece where seq = 0",
         "delete from holdfast.piece where seq = 1",
@@ -254,7 +254,7 @@ async def _lengthen(url: str, run_id: str, count: int) -> None:
         url,
         f"""
         insert into holdfast.piece
-        select id, generate_series(1, {count - 1}), 'message 4', 0, 'body' from holdfast.run where run_id = '{run_id}';
+        select id, generate_series(1, {count - 1}), 'm4', 0, 'body' from holdfast.run where run_id = '{run_id}';
         update holdfast.run set next_seq = {count} where run_id = '{run_id}'
         """,
     )

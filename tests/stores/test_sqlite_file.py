@@ -135,10 +135,11 @@ async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path,
 
 DAMAGE = (
     "body = x'6f6e45'",
-    "layout = 'result' || substr(layout, instr(layout, ' '))",
-    "layout = 'unheard-of' || substr(layout, instr(layout, ' '))",
+    "layout = 'r' || substr(layout, 2)",
+    "layout = 'z' || substr(layout, 2)",
     "layout = layout || '0'",
     "layout = ''",
+    "layout = CAST(x'ff' AS TEXT)",
     "seq = 700",
     "checksum = checksum + 1",
     "run_key = run_key + 1",

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from holdfast.checkpoint.journal import Entry, EntryKind
 
-_KINDS = {kind.value: kind for kind in EntryKind}
+#: In a layout a kind is its first letter: no two have the same.
+_LETTERS = {kind: kind.value[0] for kind in EntryKind}
+_KINDS = {letter: kind for kind, letter in _LETTERS.items()}
+assert len(_KINDS) == len(EntryKind)
 
 
 class Piece(NamedTuple):
@@ -14,7 +17,7 @@ class Piece(NamedTuple):
 
     #: The number of the first entry.
     seq: int
-    #: Kind and length of each, `message 1040 message 1012 step 98`.
+    #: Kind and length of each: `m1040 m1012 s98` for two messages and the end of a step.
     layout: str
     #: Over all of it.
     checksum: int
@@ -34,7 +37,7 @@ def packed(entries: Sequence[Entry]) -> Piece:
     for entry in entries:
         if entry.seq != due:
             raise ValueError(f"entry {entry.seq} came where {due} is due")
-        words += (entry.kind, str(len(entry.body)))
+        words.append(f"{_LETTERS[entry.kind]}{len(entry.body)}")
         bodies.append(entry.body)
         due += 1
     layout, body = " ".join(words), b"".join(bodies)
@@ -50,10 +53,10 @@ def unpacked(seq: int, layout: str, checksum: int, body: bytes) -> list[Entry]:
     if type(body) is not bytes or _checksum(seq, layout, body) != checksum:
         raise ValueError("the checksum does not fit")
     entries: list[Entry] = []
-    words, start = layout.split(" "), 0
-    for place in range(0, len(words), 2):
-        end = start + int(words[place + 1])
-        entries.append(Entry(seq=seq, kind=_KINDS[words[place]], body=body[start:end]))
+    start = 0
+    for word in layout.split(" "):
+        end = start + int(word[1:])
+        entries.append(Entry(seq=seq, kind=_KINDS[word[0]], body=body[start:end]))
         seq, start = seq + 1, end
     return entries
 

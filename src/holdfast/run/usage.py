@@ -27,7 +27,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             requests=self.requests + other.requests,
             tool_calls=self.tool_calls + other.tool_calls,
-            cost_usd=self.cost_usd + other.cost_usd,
+            # Zero as it is by default, so that it is left out when it is stored.
+            cost_usd=(self.cost_usd + other.cost_usd) or NO_USAGE.cost_usd,
         )
 
 

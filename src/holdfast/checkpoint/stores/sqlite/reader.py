@@ -70,7 +70,7 @@ class Reader:
         seqs = range(max(first_seq, after + 1), record.next_seq)
         try:
             entries = self._journal(execute, columns[0], run_id, last_piece, seqs) if seqs else ()
-        except apsw.CorruptError as exc:
+        except (apsw.CorruptError, UnicodeDecodeError) as exc:
             raise RunDamaged(run_id, f"its part of the file cannot be read ({exc})") from exc
         return StoredRun(record=record, entries=entries)
 

@@ -73,7 +73,7 @@ def journal_from(rows: Iterable[Sequence[Any]], run_id: str, seqs: range) -> tup
             break  # the way there passed over more than was asked for
         try:
             piece = unpacked(*row)
-        except (ValueError, KeyError, AttributeError) as exc:
+        except (ValueError, LookupError, AttributeError) as exc:
             raise RunDamaged(run_id, f"what is before entry {due} is not what was written") from exc
         if piece[-1].seq != due - 1:
             raise RunDamaged(run_id, f"something else is in the place of entry {due - 1}")

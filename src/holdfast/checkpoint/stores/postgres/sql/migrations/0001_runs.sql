@@ -42,7 +42,7 @@ create table holdfast.piece (
     run bigint not null,
     -- The number of its first entry.
     seq bigint not null,
-    -- Kind and length of each entry, such as 'message 1040 message 1012 step 98'; the bodies are one behind the other.
+    -- Kind, by its first letter, and length of each entry, such as 'm1040 m1012 s98'; the bodies are one behind the other.
     layout text collate "C" not null,
     checksum bigint not null,
     body bytea not null,

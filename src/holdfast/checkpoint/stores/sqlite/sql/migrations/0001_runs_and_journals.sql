@@ -60,7 +60,7 @@ CREATE TABLE pieces (
     passed TEXT,
     -- The number of its first entry.
     seq INTEGER NOT NULL,
-    -- Kind and length of each entry, such as 'message 1040 message 1012 step 98'; the bodies are one behind the other.
+    -- Kind, by its first letter, and length of each entry, such as 'm1040 m1012 s98'; the bodies are one behind the other.
     layout TEXT NOT NULL,
     checksum INTEGER NOT NULL,
     body BLOB NOT NULL
