@@ -13,7 +13,7 @@ from bench.guard import Verdict, accept, baseline, compare, told
 from bench.measurement import measure
 from bench.plan import AXES, FULL, SHORT
 from bench.report import page_part, put_into, tables
-from bench.results import Results, read, write
+from bench.results import Results, joined, read, write
 
 _KEPT = Path(__file__).parent / "results"
 _PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -52,11 +52,13 @@ def _measured(asked: argparse.Namespace) -> Results:
         if (not asked.only or size.workload in asked.only) and (not asked.sizes or size.number in asked.sizes)
     ]
     # A part of a measurement does not take the place of a whole one.
-    partial = asked.only or asked.sizes or asked.repeats
-    name = "partial" if partial else "peers" if asked.peers else "short"
+    partial = (asked.only or asked.sizes or asked.repeats) and not asked.join
+    kept = _KEPT / f"{'partial' if partial else 'peers' if asked.peers else 'short'}.json"
     limit = asked.time_limit or (900.0 if asked.peers else 120.0)
     measured = measure(sizes, peers=asked.peers, repeats=asked.repeats, time_limit=limit)
-    write(_KEPT / f"{name}.json", measured)
+    if asked.join and kept.exists():
+        measured = joined(read(kept), measured)
+    write(kept, measured)
     return measured
 
 
@@ -78,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=_numbers, metavar="100,1000", help="these sizes alone")
     parser.add_argument("--repeats", type=int, help="so many repeats of everything")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="a job that takes longer has failed")
+    parser.add_argument("--join", action="store_true", help="keep earlier results of other workloads and sizes")
     parser.add_argument("--from", type=Path, dest="read", metavar="FILE", help="measure nothing: take these results")
     parser.add_argument("--report", action="store_true", help="write tables and plots into the docs")
     parser.add_argument("--guard", action="store_true", help="compare with the baseline; exit 1 if something got worse")

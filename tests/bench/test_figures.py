@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from bench.figures import Figure, figures, times
 from bench.plan import FULL, SHORT, Size, Subject, capped, limit_of, subjects
-from bench.results import condensed, read, write
+from bench.results import condensed, joined, read, write
 from bench.targets import outcomes
 from tests.bench.measured import many_runs, one_run, record, results
 
@@ -121,6 +121,12 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     made = results(one_run("raw", "file", 1.5), record("w2", "dbos", "postgres", 1000, failed="pool timeout"))
     write(tmp_path / "new" / "results.json", made)
     assert read(tmp_path / "new" / "results.json") == made
+
+
+def test_what_is_measured_again_takes_the_place_of_what_was_measured_before() -> None:
+    earlier = results(one_run("raw", "file", 1.0), one_run("raw", "file", 2.0, size=10), many_runs("raw", "file", 3.0))
+    later = results(one_run("raw", "file", 4.0))
+    assert joined(earlier, later).records == [earlier.records[1], later.records[0], earlier.records[2]]
 
 
 def test_multiples_are_taken_repeat_by_repeat() -> None:
