@@ -14,7 +14,7 @@ from bench.report import PLOTS
 from bench.results import Record, Results
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 Points = Sequence[tuple[float, float]]
 
@@ -129,8 +129,10 @@ def _drawn(lines: Mapping[Subject, Points], across: str, up: str) -> Canvas:
                 xs, ys, line.dashes, color=line.colour, linewidth=line.width, label=line.label,
                 marker="o" if len(xs) < 8 else "", markersize=3.5,
             )  # fmt: skip
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.grid(True, which="major")
     axes.tick_params(which="minor", length=0)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, handlelength=2.6)

@@ -78,12 +78,16 @@ def _table(workload: str, found: Sequence[Figure], records: Sequence[Record]) ->
     subjects = list(dict.fromkeys(sorted((r.subject for r in records), key=_order)))
     columns = _columns(workload, found)
     titles = {measure.name: measure.title for measure in MEASURES[workload]}
-    head = [titles[name] + (f", {size:,} {AXES[workload]}" if size else "") for name, size in columns]
+    head = [titles[name] + (f", {_counted(size, AXES[workload])}" if size else "") for name, size in columns]
     rows = [
         [str(subject), *(_cell(workload, subject, name, size, found, records) for name, size in columns)]
         for subject in subjects
     ]
     return _markdown(["", *head], rows)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number != 1 else f"1 {noun.removesuffix('s')}"
 
 
 def _order(subject: Subject) -> tuple[int, str, str]:
@@ -141,7 +145,7 @@ def _notes(workload: str, records: Sequence[Record]) -> str:
         if doubt:
             lines[f"- {record.system}: {doubt}"] = None
         if record.failed:
-            lines[f"- {record.subject} at {record.size:,} {AXES[workload]} failed: `{record.failed}`"] = None
+            lines[f"- {record.subject} at {_counted(record.size, AXES[workload])} failed: `{record.failed}`"] = None
     there = {record.subject for record in records}
     for (capped, system, variant), cap in CAPS.items():
         if capped == workload and Subject(system, variant) in there:
