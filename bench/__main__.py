@@ -12,8 +12,8 @@ from bench.figures import figures
 from bench.guard import Verdict, accept, baseline, compare, told
 from bench.measurement import measure
 from bench.plan import AXES, FULL, SHORT
+from bench.records import Results, joined, read, write
 from bench.report import page_part, put_into, tables
-from bench.results import Results, joined, read, write
 
 _KEPT = Path(__file__).parent / "results"
 _PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"

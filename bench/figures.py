@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.plan import Subject, limit_of
-from bench.results import Record
+from bench.records import Record
 
 Better = Literal["less", "more"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bench.machine import described
 from bench.plan import Size, Subject, capped, subjects
-from bench.results import Record, Results
+from bench.records import Record, Results
 from bench.runner import ROOT, Runner
 
 #: A job that took so many seconds is measured only so often.

@@ -10,8 +10,8 @@ from typing import Any
 import matplotlib as mpl
 from bench.figures import figures
 from bench.plan import Subject
+from bench.records import Record, Results
 from bench.report import PLOTS
-from bench.results import Record, Results
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

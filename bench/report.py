@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.figures import MEASURES, Figure, Spread, figures
 from bench.plan import AXES, CAPS, TITLES, Subject
-from bench.results import Record, Results
+from bench.records import Record, Results
 from bench.targets import Outcome, outcomes
 
 BEGIN, END = "<!-- written by python -m bench --report -->", "<!-- end of what is written -->"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.environments import python_for
+from bench.environment import python_for
 from bench.plan import Size, Subject
-from bench.results import Record, condensed
+from bench.records import Record, condensed
 from tests.postgres_server import EmbeddedServer, NamedServer, fresh_database
 
 ROOT = Path(__file__).parent.parent

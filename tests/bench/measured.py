@@ -3,7 +3,7 @@
 from typing import Any
 
 from bench.plan import AXES
-from bench.results import Record, Results
+from bench.records import Record, Results
 
 MACHINE: dict[str, str | int] = {
     "processor": "a processor", "cores": 2, "memory_bytes": 8 << 30, "kernel": "Linux", "file_system": "ext4",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from bench.figures import Figure, figures, times
 from bench.plan import FULL, SHORT, Size, Subject, capped, limit_of, subjects
-from bench.results import condensed, joined, read, write
+from bench.records import condensed, joined, read, write
 from bench.targets import outcomes
 from tests.bench.measured import many_runs, one_run, record, results
 
