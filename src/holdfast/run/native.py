@@ -205,10 +205,8 @@ class _ToolCall(_Call):
     async def execute(self) -> ToolResult:
         tool, live = self._tool, self._live
         try:
-            if tool.in_thread:
-                given = await live.outlast(tool.call(self._checked))
-            else:
-                given = await tool.function(**self._checked)
+            call = tool.call(self._checked)
+            given = await (live.outlast(call) if tool.in_thread else call)
             content = plain(given, f"the result of {tool.name}")
         except (Exception, asyncio.CancelledError) as exc:  # the user's code may raise anything: the model is told
             if live.is_left_by(exc):

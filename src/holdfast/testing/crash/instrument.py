@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from holdfast.run.agent import Agent, AgentSource, Model, Phase
 from holdfast.run.call import _CURRENT, CallContext, current_call
 from holdfast.run.effects import DID_NOT_HAPPEN, Happened, Reconcile, Verdict
@@ -83,7 +85,7 @@ class Instruments:
     def _call(self, tool: Tool) -> Iterator[None]:
         context = current_call()
         self.start(context.run_id, context.step, context.call_id, tool.name, tool.effect.value)
-        token = _CURRENT.set(replace(context, start_child=self._start_child(context)))
+        token = _CURRENT.set(msgspec.structs.replace(context, start_child=self._start_child(context)))
         try:
             yield
         except Exception:  # the tool's own: a crash may come before that is recorded, too
