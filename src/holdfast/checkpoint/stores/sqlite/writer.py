@@ -173,6 +173,7 @@ class Writer:
     def _connect(self) -> int:
         """Make the database ready. Gives its newest signal."""
         self._database.prepare()
+        self._may_wait = True  # whoever is the last to close the file, or the first to read its log, locks it
         self._connection = self._database.writer(may_wait=lambda: self._may_wait)
         try:
             self._cursor = self._connection.cursor()
@@ -182,6 +183,8 @@ class Writer:
         except BaseException:
             self._connection.close()
             raise
+        finally:
+            self._may_wait = False
 
     def _next_jobs(self) -> tuple[list[Job], bool]:
         """Everything that waits, and whether more may come. Waits for it, unless there is upkeep to do."""
