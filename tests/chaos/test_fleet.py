@@ -88,7 +88,8 @@ async def _endure(workers: Fleet, restart_server: Callable[[bool], None] | None)
         f"{taken_over} runs were taken over in the middle, {unknown} calls were in doubt, {outcome.unparked} unparked"
     )
     assert workers.kills > 0
-    assert taken_over > 0, "nothing that happened hit a run: the chaos was none"
+    # A call is in doubt only if its process died within it.
+    assert taken_over + unknown > 0, "nothing that happened hit a run: the chaos was none"
     return outcome
 
 
