@@ -141,7 +141,7 @@ async def test_a_writer_that_forgets_writes_on(tmp_path: Path, monkeypatch: pyte
             assert await bodies_of(store, claim.run_id) == [b"begin", b"1", b"2", b"3", b"4"]
 
 
-@pytest.mark.parametrize("count", [3, 4, 7, 21, 85, 130])
+@pytest.mark.parametrize("count", [3, 4, 7, 21, 85, 130, 530])
 async def test_the_appends_of_many_runs_at_once_are_each_written(tmp_path: Path, count: int) -> None:
     async with opened(tmp_path / "runs.db") as store:
         worker = await enlisted(store)
@@ -170,6 +170,35 @@ async def test_among_many_appends_at_once_each_is_refused_alone(tmp_path: Path) 
         assert refused == {3: ClaimLost, 5: ClaimLost, 7: ClaimLost, 9: StoreError}
         for n in set(range(20)) - {5}:
             assert await bodies_of(store, f"run-{n}") == [b"begin", *([b"one"] if n not in refused else [])]
+
+
+async def test_many_appends_of_two_processes_do_not_take_each_others_places(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with opened(path) as store, opened(path) as other:
+        claims = [await begun(at, await enlisted(at), a_run(f"run-{n}")) for n, at in enumerate([store, other] * 10)]
+        for seq in range(1, 40):
+            # The one goes on from where the other was: what it knows by heart of the file is out of date every time.
+            await asyncio.gather(*(store.append(claim, a_write(seq, b"%d" % seq)) for claim in claims[::2]))
+            await asyncio.gather(*(other.append(claim, a_write(seq, b"%d" % seq)) for claim in claims[1::2]))
+        expected = [b"begin", *(b"%d" % seq for seq in range(1, 40))]
+        for claim in claims:
+            assert await bodies_of(store, claim.run_id) == expected
+
+
+async def test_what_comes_with_many_appends_is_done_with_them(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(40)]
+        await asyncio.gather(
+            *(store.append(claim, a_write(1, b"one")) for claim in claims[:20]),
+            *(store.settle(claim, Ending(status=Status.DONE, entries=entries(1, b"end"))) for claim in claims[20:30]),
+            *(store.remove(claim.run_id, claim=claim) for claim in claims[30:]),
+            *(store.create(a_run(f"new-{n}")) for n in range(10)),
+        )
+        for n in range(30):
+            assert await bodies_of(store, f"run-{n}") == [b"begin", b"one" if n < 20 else b"end"]
+        left = {record.run_id async for record in store.records()}
+        assert left == {*(f"run-{n}" for n in range(30)), *(f"new-{n}" for n in range(10))}
 
 
 async def test_appends_of_one_run_at_once_are_written_in_their_order(tmp_path: Path) -> None:

@@ -1,88 +1,83 @@
-"""Many appends in few statements.
+"""Many appends in one statement.
 
-The interpreter is let go for every statement, and to get it back takes long while the event loop is busy: with two
-statements for each run, a commit for many runs would wait as many times. So the appends of a batch share theirs.
+The interpreter is let go for every statement, and to get it back takes long while the event loop is busy: with a few
+statements for each run, a commit for many runs would wait as many times. So the appends of a batch share one. It is a
+transaction by itself, too: while SQLite does all of the work, the event loop has the interpreter to itself.
 """
 
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import apsw
+
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.pieces import packed
 from holdfast.checkpoint.stores.sqlite.statements import statement
-from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction, row_behind
+from holdfast.checkpoint.stores.sqlite.transaction import Head, Known, leap
 
-#: How many share a statement. Few sizes, so that SQLite knows the statements by heart.
-_SIZES = (64, 16, 4)
+#: So many share a statement at most. SQLite does not keep longer texts by heart.
+MOST = 512
 
-#: Bindings of one append, as the statements count them.
-_IN_UPDATE, _IN_INSERT = 10, 9
+#: Bindings of one append, without the time, which they share.
+_WIDTH = 13
 
 
-def append_many(appends: Sequence[tuple[Claim, Write]], transaction: Transaction) -> int:
-    """Do the first so many of `appends`, all of them or none; gives their number.
+def append_together(appends: Sequence[tuple[Claim, Write]], cursor: apsw.Cursor, known: Known, now_micros: int) -> bool:
+    """Do all of `appends`, at most `MOST`. False: nothing was written, and they have to be done one by one.
 
-    Left out are the last few that fill no statement, and all of them if one is not as simple as most are: its claim is
-    lost, or where its journal ends is not known by heart. They have to be done one by one.
+    That is so if one of them is not as simple as most are: its claim is lost, the journal starts anew, or where it ends
+    is not known by heart. Outside of a transaction this is one by itself.
     """
-    count = len(appends) - len(appends) % _SIZES[-1]
-    rows = _rows(appends[:count], transaction)
-    if not rows:
-        return 0
-    transaction.execute("SAVEPOINT appends")
-    start = 0
-    for size in _SIZES:
-        while count - start >= size:
-            if not _write(rows[start : start + size], transaction):
-                transaction.execute("ROLLBACK TO appends")
-                transaction.execute("RELEASE appends")
-                return 0
-            start += size
-    transaction.execute("RELEASE appends")
-    for _, _, token, head in rows:
-        transaction.remember(token, head)
-    return count
-
-
-#: Bindings of the update and of the insert, the claim's token, and the end of the journal afterwards.
-_Row = tuple[tuple[Any, ...], tuple[Any, ...], int, Head]
-
-
-def _rows(appends: Sequence[tuple[Claim, Write]], transaction: Transaction) -> list[_Row]:
-    """What is to be written; nothing, if one of them is not simple."""
-    rows: list[_Row] = []
-    for claim, write in appends:
-        head = transaction.heads.get(claim.token)
-        if head is None or write.replace or not write.entries:
-            return []
-        try:
-            piece = packed(write.entries)
-        except (TypeError, ValueError):
-            return []  # which one is at fault, and how, is said when they are done one by one
-        insert, after = row_behind(head, transaction.next_key(), piece)
-        update = (
-            *(len(write.entries), len(piece.body), transaction.now_micros, write.progress, write.finished_step),
-            *(after.last_piece, claim.token, piece.seq, head.run_key, head.last_piece),
-        )
-        rows.append((update, insert, claim.token, after))
-    return rows
-
-
-def _write(rows: Sequence[_Row], transaction: Transaction) -> bool:
-    """Whether every run took its append."""
-    updates = [binding for update, *_ in rows for binding in update]
-    if transaction.changes(_repeated("write_many", _IN_UPDATE, len(rows)), updates) < len(rows):
+    bindings: list[Any] = [now_micros]
+    heads = _bind(appends, known, bindings)
+    if heads is None:
         return False
-    transaction.changes(
-        _repeated("insert_pieces", _IN_INSERT, len(rows)), [binding for _, insert, *_ in rows for binding in insert]
-    )
+    count = _padded(len(appends))
+    bindings += (None,) * (_WIDTH * (count - len(appends)))
+    try:
+        cursor.execute(_statement(count), bindings)
+    except apsw.ConstraintError:
+        # A run did not take its append, or another process has used the keys. Whose fault it is shows one by one.
+        known.last_key = None
+        return False
+    for (claim, _), head in zip(appends, heads, strict=True):
+        known.remember(claim.token, head)
+        known.last_key = head.last_piece
     return True
 
 
+def _bind(appends: Sequence[tuple[Claim, Write]], known: Known, bindings: list[Any]) -> list[Head] | None:
+    """Add what is to be written to the bindings. Gives the ends of the journals then; `None`: one is not simple."""
+    if known.last_key is None:
+        return None
+    key, ends, after = known.last_key, known.heads, list[Head]()
+    for claim, write in appends:
+        head = ends.get(claim.token)
+        entries = write.entries
+        if head is None or write.replace or not entries:
+            return None
+        try:
+            piece = packed(entries)
+        except (TypeError, ValueError):
+            return None
+        key += 1
+        run_key, before, recent = head
+        far, passed, recent = leap(recent)
+        bindings += (len(entries), write.progress, write.finished_step, claim.token, key, run_key, before, far, passed)
+        bindings += piece
+        after.append(Head(run_key, key, (*recent, key)))
+    return after
+
+
+def _padded(count: int) -> int:
+    """A size not much larger; rows without a run are left out. Few sizes, so that SQLite knows all of them by heart."""
+    coarse = 1 << max(0, count.bit_length() - 4)
+    return -(-count // coarse) * coarse
+
+
 @cache
-def _repeated(name: str, width: int, count: int) -> str:
-    """The statement with `count` rows of `width` bindings in place of its `{rows}`."""
-    row = f"({', '.join('?' * width)})"
-    return statement(name).replace("{rows}", ", ".join([row] * count))
+def _statement(count: int) -> str:
+    row = f"(?1{',?' * _WIDTH})"
+    return statement("append_together").replace("{rows}", ",".join([row] * count))

@@ -20,8 +20,9 @@ Durability = Literal["full", "process"]
 #: "hold", so that tools and we ourselves know the file again.
 _APPLICATION_ID = 0x686F6C64
 
-#: Half of a smaller page would stay empty under entries of a few kilobytes.
-_PAGE_SIZE = 16384
+#: Most pieces are larger than a page, and fill pages of their own: half of a larger page would stay empty under pieces
+#: of a few kilobytes. And every commit writes whole pages, most of them not full yet.
+_PAGE_SIZE = 1024
 
 #: Bytes. The journals of runs that went on side by side lie side by side: what one load has read helps the next.
 _WRITER_CACHE, _READER_CACHE = 32 * 2**20, 16 * 2**20
@@ -68,6 +69,9 @@ class Database:
             connection.pragma("cache_size", -_WRITER_CACHE // 1024)
             connection.pragma("journal_size_limit", _WAL_KEPT)
             connection.wal_autocheckpoint(0)
+            connection.pragma("temp_store", 2)  # in memory, for the little that follows
+            connection.execute(statement("prepare_appends"))
+            connection.execute(statement("prepare_sweep"))
             sync_each_commit(connection, self._durability == "full")
         return connection
 

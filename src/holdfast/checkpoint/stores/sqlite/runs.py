@@ -69,7 +69,7 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
     if claim is None:
         transaction.signals = True
     else:
-        transaction.remember(claim.token, head)
+        transaction.known.remember(claim.token, head)
     return claim
 
 
@@ -135,7 +135,7 @@ def _write(
         *(len(entries), size, transaction.now_micros, progress, replace, finished_step, last_piece),
         *(claim.token, first_seq),
     )
-    head = transaction.heads.get(claim.token)
+    head = transaction.known.heads.get(claim.token)
     if head is None or not transaction.changes(_WRITE, (*change, head.run_key, head.last_piece)):
         row = transaction.one(_HEAD, (claim.run_id, claim.token))
         head = Head(row[0], row[1], (row[1],) if row[1] else ()) if row else None
@@ -147,7 +147,7 @@ def _write(
     if piece is not None:
         behind, head = row_behind(head, key, piece)
         transaction.insert_piece(behind)
-    transaction.remember(claim.token, head)
+    transaction.known.remember(claim.token, head)
     return head.run_key
 
 

@@ -44,45 +44,61 @@ class Head(NamedTuple):
     recent: tuple[int, ...]
 
 
+def leap(recent: tuple[int, ...]) -> tuple[int | None, str | None, tuple[int, ...]]:
+    """What the next piece says of those before it: every so often it names many. And which it leaves unnamed."""
+    if len(recent) < _STRIDE:
+        return None, None, recent
+    return recent[0], msgspec.json.encode(recent[1:]).decode(), ()
+
+
 def row_behind(head: Head, key: int, piece: Piece) -> tuple[tuple[Any, ...], Head]:
     """The row that puts a piece, under a new key, behind the journal's end; and the journal's end then."""
     run_key, before, recent = head
-    far = passed = None
-    if len(recent) >= _STRIDE:
-        far, passed = recent[0], msgspec.json.encode(recent[1:]).decode()
-        recent = ()
+    far, passed, recent = leap(recent)
     return (key, run_key, before, far, passed, *piece), Head(run_key, key, (*recent, key))
 
 
-class Transaction:
-    """The work of one group commit, between BEGIN and COMMIT."""
+class Known:
+    """What one connection has left in the file, by heart. Others write, too: a write that relies on it checks it."""
 
-    def __init__(self, connection: apsw.Connection, cursor: apsw.Cursor, now: datetime, heads: dict[int, Head]) -> None:
-        """`cursor` is for statements without results; `heads` is kept from one transaction to the next."""
-        self.execute: Execute = connection.execute
-        self._run = cursor.execute
-        self._changes = connection.changes
-        self.now = now
-        self.now_micros = to_micros(now)
-        #: By token. What the last write under each claim left; a write that relies on it checks it.
-        self.heads = heads
-        #: Whether another process may wait for something that was done here.
-        self.signals = False
-        #: Whether something was left for the sweep.
-        self.littered = False
-        self._token: int | None = None
-        self._signal = 0
-        self._last_key: int | None = None
+    __slots__ = ("heads", "last_key")
 
-    def changes(self, sql: str, bindings: Sequence[Any]) -> int:
-        """How many rows the statement changed."""
-        self._run(sql, bindings)
-        return self._changes()
+    def __init__(self) -> None:
+        #: By token: what the last write under each claim left.
+        self.heads: dict[int, Head] = {}
+        #: Of all pieces the newest.
+        self.last_key: int | None = None
 
     def remember(self, token: int, head: Head) -> None:
         if len(self.heads) >= _HEADS_KEPT:
             self.heads.clear()
         self.heads[token] = head
+
+
+class Transaction:
+    """The work of one group commit, between BEGIN and COMMIT."""
+
+    def __init__(self, connection: apsw.Connection, cursor: apsw.Cursor, now: datetime, known: Known) -> None:
+        """`cursor` is for statements without results; `known` is kept from one transaction to the next."""
+        self.execute: Execute = connection.execute
+        self.cursor = cursor
+        self._changes = connection.changes
+        self.now = now
+        self.now_micros = to_micros(now)
+        self.known = known
+        #: Whether another process may wait for something that was done here.
+        self.signals = False
+        #: How many journals were left for the sweep.
+        self.littered = 0
+        self._token: int | None = None
+        self._signal = 0
+        # Within the transaction nobody else writes; since the last one somebody may have.
+        known.last_key = None
+
+    def changes(self, sql: str, bindings: Sequence[Any]) -> int:
+        """How many rows the statement changed."""
+        self.cursor.execute(sql, bindings)
+        return self._changes()
 
     def next_token(self) -> int:
         """A number larger than any this store has given."""
@@ -94,19 +110,24 @@ class Transaction:
 
     def next_key(self) -> int:
         """A key for a new piece, larger than those of all pieces there are."""
-        if self._last_key is None:
-            self._last_key = self.one(statement("last_piece_key"))
-        self._last_key += 1
-        return self._last_key
+        self.known.last_key = self.learn_newest_key() + 1
+        return self.known.last_key
+
+    def learn_newest_key(self) -> int:
+        """Of all pieces. From here to the end of the transaction it is known by heart."""
+        if self.known.last_key is None:
+            self.known.last_key = self.one(statement("last_piece_key"))
+        newest: int = self.known.last_key
+        return newest
 
     def insert_piece(self, row: tuple[Any, ...]) -> None:
-        self._run(_INSERT_PIECE, row)
+        self.cursor.execute(_INSERT_PIECE, row)
 
     def discard_journal(self, run_key: int, last_piece: int) -> None:
         """Leave the journal that ends there to the sweep. It can be reached no more."""
         if last_piece:
             self.execute(_ADD_GARBAGE, (last_piece, run_key))
-            self.littered = True
+            self.littered += 1
 
     def one(self, sql: str, bindings: tuple[Any, ...] = ()) -> Any:
         """The only row (its only value, if it has just one), or `None`."""

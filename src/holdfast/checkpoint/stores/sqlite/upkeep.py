@@ -1,9 +1,9 @@
 """What keeps the file small: deleting what was removed, giving space back, emptying the log. A little at a time."""
 
-import heapq
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import apsw
 
@@ -13,10 +13,10 @@ from holdfast.checkpoint.stores.sqlite.transaction import Execute
 
 _log = logging.getLogger(__name__)
 
-#: The log is copied into the database when it has grown by so many pages.
-_CHECKPOINT_PAGES = 1000
-#: If readers kept it from starting over until it has so many, the next writer waits for them no more.
-_LARGE_LOG_PAGES = 8 * _CHECKPOINT_PAGES
+#: The log is copied into the database when it has grown by so many bytes.
+_CHECKPOINT_BYTES = 8 * 2**20
+#: If readers kept it from starting over until it is so many times as long, the next writer waits for them no more.
+_LARGE = 8
 
 #: The least time a slice of work may take, in seconds. Writes wait for it.
 _SLICE = 0.0005
@@ -24,13 +24,16 @@ _SLICE = 0.0005
 _REST = 0.005
 #: When nobody has written for so long, nobody waits.
 _QUIET = 0.02
-#: Between two looks at the time.
-_PIECES_AT_ONCE, _BYTES_AT_ONCE, _PAGES_AT_ONCE = 16, 2**20, 4
-#: Journals that are deleted side by side.
+#: Bytes that are deleted at once: how many depends on how long the last ones took. And no more pieces than if
+#: each had so many.
+_LEAST_AT_ONCE, _FIRST_AT_ONCE, _MOST_AT_ONCE, _LEAST_PIECE = 2**13, 2**16, 2**25, 512
+#: Journals that are deleted side by side. If more wait, writes get no rest from it.
 _JOURNALS_AT_ONCE = 256
+#: Bytes that are moved between two looks at the time.
+_MOVED_AT_ONCE = 2**16
 
-#: Free pages are kept for the next runs: so many, or this part of the file.
-_KEPT_PAGES, _KEPT_PART = 32, 8
+#: Free pages are kept for the next runs: so many bytes, or this part of the file.
+_KEPT_BYTES, _KEPT_PART = 2**19, 8
 
 #: How long closing may go on tidying up. The rest is done after the next opening.
 _LAST_EFFORT = 1.0
@@ -43,40 +46,52 @@ class Upkeep:
         self._connection = connection
         self._execute: Execute = connection.execute
         self._syncs = database.syncs_each_commit
-        self._log_pages = 0
-        self._checkpoint_at = _CHECKPOINT_PAGES
+        self._page_size: int = connection.pragma("page_size")
+        #: Pages this connection has put into the log since it was copied last, and how many are in it.
+        self._written = self._in_log = 0
+        self._checkpoint_at = self._pages(_CHECKPOINT_BYTES)
         self._failed = False
         self._garbage = True
+        #: Journals that were left to be deleted since all others were.
+        self._left = 0
+        self._at_once = _FIRST_AT_ONCE
         self._bloated = True
         self._shrunk = False
         self._rest_until = 0.0
-        connection.set_wal_hook(self._committed)
 
     def pause(self) -> float | None:
         """For how many seconds the writer may wait for jobs before `step` is called; `None`: as long as it likes."""
+        # Asked for, rather than told by a hook: a hook would take the interpreter from the event loop at every commit.
+        self._written += self._connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)[0]
         if self._failed:
             return None
-        if self._log_pages >= self._checkpoint_at:
+        if self._written >= self._checkpoint_at:
             return 0.0
         if self._garbage:
             return max(0.0, self._rest_until - time.monotonic())
         return _QUIET if self._bloated else None
 
-    def littered(self) -> None:
-        """A transaction has left a journal to be deleted."""
+    def committed(self) -> None:
+        """A transaction came about: what failed before may work now."""
+        self._failed = False
+
+    def littered(self, journals: int) -> None:
+        """A transaction has left so many journals to be deleted."""
         self._garbage = True
+        self._left += journals
 
     def step(self, budget: float, *, quiet: bool) -> None:
         """Do a slice of what is due, for about `budget` seconds. A failure is logged, and tried again another time."""
         if self._failed:
             return
         try:
-            if self._log_pages >= self._checkpoint_at:
+            if self._written >= self._checkpoint_at:
                 self._checkpoint()
             elif self._garbage and time.monotonic() >= self._rest_until:
-                self._unsynced(self._sweep, max(budget, _SLICE))
+                self._sweep(max(budget, _SLICE), quiet)
             elif quiet and self._bloated and not self._garbage:
-                self._unsynced(self._shrink, max(budget, _SLICE))
+                with self._unsynced():
+                    self._shrink(time.perf_counter() + max(budget, _SLICE))
         except apsw.BusyError:
             self._failed = True
         except apsw.Error:
@@ -96,69 +111,56 @@ class Upkeep:
             # Other processes read or write: the last of them does it.
             _log.debug("the log of %s stays: %s", self._connection.filename, exc)
 
-    def _committed(self, connection: apsw.Connection, schema: str, pages: int) -> int:
-        self._log_pages = pages
-        self._failed = False
-        return apsw.SQLITE_OK
-
-    def _unsynced(self, work: Callable[[float], None], budget: float) -> None:
+    @contextmanager
+    def _unsynced(self) -> Iterator[None]:
         sync_each_commit(self._connection, False)
         try:
-            work(time.perf_counter() + budget)
+            yield
         finally:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
             sync_each_commit(self._connection, self._syncs)
 
     def _checkpoint(self) -> None:
-        large = self._log_pages >= _LARGE_LOG_PAGES
+        usual = self._pages(_CHECKPOINT_BYTES)
+        large = self._in_log + self._written >= _LARGE * usual
         mode = apsw.SQLITE_CHECKPOINT_RESTART if large else apsw.SQLITE_CHECKPOINT_PASSIVE
         in_log, copied = self._connection.wal_checkpoint(mode=mode)
-        self._checkpoint_at = _CHECKPOINT_PAGES + (in_log if copied < in_log else 0)
-        self._log_pages = 0
+        # What was copied as a whole is written over from its beginning.
+        self._in_log = in_log if copied < in_log else 0
+        self._checkpoint_at, self._written = usual, 0
 
-    def _sweep(self, end: float) -> None:
-        """Delete pieces that nobody can reach, newest first. Where it stopped is in the same transaction."""
-        execute = self._execute
-        execute(statement("begin"))
-        before = set(execute(statement("newest_garbage"), (_JOURNALS_AT_ONCE,)).fetchall())
-        ends = [(-piece, run) for piece, run in before]
-        heapq.heapify(ends)
-        while ends and time.perf_counter() < end:
-            self._delete_some(ends)
-        after = {(-piece, run) for piece, run in ends}
-        for piece, _ in before - after:
-            execute(statement("drop_garbage"), (piece,))
-        for piece, run in after - before:
-            execute(statement("add_garbage"), (piece, run))
-        execute("COMMIT")
-        much = len(before) == _JOURNALS_AT_ONCE
-        self._garbage = much or bool(after)
+    def _pages(self, size: int) -> int:
+        return size // self._page_size
+
+    def _sweep(self, budget: float, quiet: bool) -> None:
+        """Delete pieces that nobody can reach, newest first. Where it stopped is in the same transaction.
+
+        All of it in two statements: for each the interpreter is let go, and a busy event loop keeps it for long.
+        """
+        began = time.perf_counter()
+        self._execute(statement("doom"), (_JOURNALS_AT_ONCE, self._at_once // _LEAST_PIECE, self._at_once))
+        found = self._connection.changes()
+        # To leave the sync out takes statements of its own: it is worth it if nobody waits for the interpreter.
+        try:
+            with self._unsynced() if quiet else nullcontext():
+                self._execute(statement("sweep"), (_JOURNALS_AT_ONCE,))
+        except apsw.Error:
+            self._execute(statement("spare"))
+            raise
+        now, took = time.monotonic(), time.perf_counter() - began
+        pace = 0.5 if took > budget else 2.0 if took < budget / 2 else 1.0
+        self._at_once = int(min(max(self._at_once * pace, _LEAST_AT_ONCE), _MOST_AT_ONCE))
+        self._rest_until = 0.0 if self._left > _JOURNALS_AT_ONCE else now + _REST
         self._bloated = True
-        self._rest_until = 0.0 if much else time.monotonic() + _REST
-
-    def _delete_some(self, ends: list[tuple[int, int]]) -> None:
-        """Delete the newest of the pieces in the heap `ends`, and put the one before each in its place."""
-        size = 0
-        for _ in range(_PIECES_AT_ONCE):
-            if not ends or size > _BYTES_AT_ONCE:
-                return
-            piece, run = -ends[0][0], ends[0][1]
-            # A damaged journal may end early.
-            before, length = self._execute(statement("delete_piece"), (piece, run)).get or (0, 0)
-            size += length
-            if 0 < before < piece:
-                heapq.heapreplace(ends, (-before, run))
-            else:
-                heapq.heappop(ends)
+        if not found:
+            self._garbage, self._left = False, 0
 
     def _shrink(self, end: float) -> None:
         """Move pages from the end of the file into free ones, and cut the end off."""
         pragma = self._connection.pragma
-        while pragma("freelist_count") > max(_KEPT_PAGES, pragma("page_count") // _KEPT_PART):
+        while pragma("freelist_count") > max(self._pages(_KEPT_BYTES), pragma("page_count") // _KEPT_PART):
             if time.perf_counter() >= end:
                 return
-            self._connection.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
+            self._connection.execute(f"PRAGMA incremental_vacuum({self._pages(_MOVED_AT_ONCE)})").fetchall()
             self._shrunk = True
         self._bloated = False
         if self._shrunk:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar, TypeVarTuple
 import apsw
 
 from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
-from holdfast.checkpoint.stores.sqlite.appends import append_many
+from holdfast.checkpoint.stores.sqlite.appends import MOST, append_together
 from holdfast.checkpoint.stores.sqlite.database import Database
 from holdfast.checkpoint.stores.sqlite.failures import as_store_error, store_errors
 from holdfast.checkpoint.stores.sqlite.runs import append
 from holdfast.checkpoint.stores.sqlite.statements import statement
-from holdfast.checkpoint.stores.sqlite.transaction import Head, Transaction
+from holdfast.checkpoint.stores.sqlite.transaction import Known, Transaction, to_micros
 from holdfast.checkpoint.stores.sqlite.upkeep import Upkeep
 from holdfast.clock import Clock
 
@@ -25,8 +25,10 @@ Ts = TypeVarTuple("Ts")
 
 _BEGIN = statement("begin")
 
-#: From so many jobs on it pays to look for those that can share their statements.
-_MANY = 4
+#: So many runs go on at a time: the event loop is busy with them while others are written.
+_MANY = 64
+#: How long the event loop lets go of the interpreter, so that what so many have written is begun to be committed.
+_PASS_ON = 0.0001
 
 #: A run whose last write was so short a time ago is one whose pace the hand-over to the thread would set.
 _IN_PACE = 0.010
@@ -68,6 +70,9 @@ class Writer:
     The hand-over to another thread and back costs a lone run in a hurry a third of its speed. So the event loop's
     thread commits a job itself, if it is the only one, the run's last write is just behind it, and that one was
     quick. A run that waits for a model or for a slow disk is never written by the event loop's thread.
+
+    Runs whose writes are committed together go on together, and write together again, while this thread and the event
+    loop wait for one another. So many runs are put out of step: some go on while others are written.
     """
 
     def __init__(self, database: Database, clock: Clock, on_signal: Callable[[int], None]) -> None:
@@ -82,9 +87,14 @@ class Writer:
         self._may_wait = False
         #: Whether the thread waits for jobs, however long that takes.
         self._sleeps = False
-        self._heads: dict[int, Head] = {}
+        self._known = Known()
         self._last_run: str | None = None
         self._last_end = self._last_took = 0.0
+        #: How long the event loop's thread has committed in this turn of the loop.
+        self._took_here = 0.0
+        #: What was handed over, and is not taken yet; and whether that was the last of it.
+        self._received: list[Job] = []
+        self._stopping = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
         """Start the thread. Once the database is ready for jobs the future gives its newest signal."""
@@ -105,9 +115,13 @@ class Writer:
         if not self._open:
             raise StoreClosed("this store is closed: nothing was written")
         done: asyncio.Future[T] = self._loop.create_future()
+        job = Job(run_id, work, arguments, done)
         if not self._gathered:
+            # A run that needs no turn of the loop gets none, but it leaves enough of them to others.
+            if run_id == self._last_run and self._took_here < _QUICK and self._commit_here([job]):
+                return done
             self._loop.call_soon(self._hand_over)
-        self._gathered.append(Job(run_id, work, arguments, done))
+        self._gathered.append(job)
         return done
 
     async def stop(self) -> None:
@@ -121,10 +135,14 @@ class Writer:
     # -- in the event loop's thread -----------------------------------------------------------------------------------
 
     def _hand_over(self) -> None:
+        self._took_here = 0.0
         jobs, self._gathered = self._gathered, []
         if not jobs or (len(jobs) == 1 and self._commit_here(jobs)):
             return
         self._queue.put(jobs)
+        if len(jobs) >= _MANY // 2:
+            # The thread would get the interpreter when all other runs have made their steps, or after 5 ms.
+            time.sleep(_PASS_ON)
 
     def _commit_here(self, jobs: list[Job]) -> bool:
         """Commit the only job without the thread, if that is quick. False: the thread has to do it."""
@@ -139,10 +157,18 @@ class Writer:
             return False  # most likely another process writes: the thread can wait for it
         finally:
             self._busy.release()
+        self._took_here += self._last_took
         jobs[0].tell()
         if self._sleeps and self._upkeep.pause() is not None:
             self._queue.put([])
         return True
+
+    def _let_go(self, jobs: list[Job]) -> None:
+        """Let the callers go on: of many, some after others, so that not all of them write at once again."""
+        _tell_all(jobs[:_MANY])
+        if len(jobs) > _MANY:
+            # It comes before the first of these have handed over what they write, and the next go on after that.
+            self._loop.call_soon(self._let_go, jobs[_MANY:])
 
     # -- in the writer's thread ---------------------------------------------------------------------------------------
 
@@ -153,14 +179,21 @@ class Writer:
             self._tell(_fail, started, exc)
             return
         self._tell(_succeed, started, signal)
-        going_on = True
-        while going_on:
-            jobs, going_on = self._next_jobs()
+        jobs: list[Job] = []
+        while jobs or not self._stopping:
+            if not jobs:
+                self._wait()
+                jobs = self._take()
             with self._busy:
-                if jobs:
-                    self._commit_waiting(jobs)
+                done = jobs
+                if done:
+                    self._commit_waiting(done)
+                # Taken first: once these runs go on, the event loop has the interpreter, and hands over more.
+                jobs = self._take()
+                if done:
+                    self._tell(self._let_go, done)
                 # Half as long again as the commit took, so that upkeep keeps up with the writes.
-                self._upkeep.step(self._last_took / 2 if jobs else 0, quiet=not jobs)
+                self._upkeep.step(self._last_took / 2 if done else 0, quiet=not done)
         try:
             with self._busy, store_errors(self._database.path, self._connection):
                 self._upkeep.finish()
@@ -186,21 +219,28 @@ class Writer:
         finally:
             self._may_wait = False
 
-    def _next_jobs(self) -> tuple[list[Job], bool]:
-        """Everything that waits, and whether more may come. Waits for it, unless there is upkeep to do."""
-        jobs: list[Job] = []
+    def _wait(self) -> None:
+        """Until there are jobs to take, or upkeep to do."""
         # Said before it is known: what the other thread leaves to be done from now on, it tells.
         self._sleeps = True
         pause = self._upkeep.pause()
         self._sleeps = pause is None
-        try:
-            handed = self._queue.get(timeout=pause)
-            while handed is not None:
-                jobs += handed
-                handed = self._queue.get_nowait()
-        except Empty:
-            return jobs, True
-        return jobs, False
+        with contextlib.suppress(Empty):
+            self._receive(self._queue.get(timeout=pause))
+
+    def _take(self) -> list[Job]:
+        """Everything that waits."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._receive(self._queue.get_nowait())
+        jobs, self._received = self._received, []
+        return jobs
+
+    def _receive(self, handed: list[Job] | None) -> None:
+        if handed is None:
+            self._stopping = True
+        else:
+            self._received += handed
 
     def _commit_waiting(self, jobs: list[Job]) -> None:
         self._may_wait = True
@@ -211,7 +251,6 @@ class Writer:
                 job.error = self._as_store_error(exc) if isinstance(exc, apsw.Error) else exc
         finally:
             self._may_wait = False
-        self._tell(_tell_all, jobs)
 
     # -- in either, holding `_busy` -----------------------------------------------------------------------------------
 
@@ -222,12 +261,21 @@ class Writer:
             apsw.Error: the transaction could not be begun. No job was done.
         """
         began = time.perf_counter()
-        self._connection.execute(_BEGIN)
-        if not self._commit_begun(jobs) and len(jobs) > 1:
-            self._commit_apart(jobs)
+        if not self._commit_appends(jobs):
+            self._connection.execute(_BEGIN)
+            if not self._commit_begun(jobs) and len(jobs) > 1:
+                self._commit_apart(jobs)
+        self._upkeep.committed()
         self._last_run = jobs[0].run_id if all(job.run_id == jobs[0].run_id for job in jobs) else None
         self._last_end = time.perf_counter()
         self._last_took = self._last_end - began
+
+    def _commit_appends(self, jobs: list[Job]) -> bool:
+        """Whether they were nothing but simple appends, and are committed. If not, nothing has happened."""
+        if len(jobs) > MOST or any(job.work is not append for job in jobs):
+            return False
+        now = to_micros(self._clock.now())
+        return append_together([job.arguments for job in jobs], self._cursor, self._known, now)
 
     def _commit_apart(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -261,13 +309,13 @@ class Writer:
             job.error = error
             return False
         if transaction.littered:
-            self._upkeep.littered()
+            self._upkeep.littered(transaction.littered)
         if signal is not None:
             self._on_signal(signal)
         return True
 
     def _transaction(self) -> Transaction:
-        return Transaction(self._connection, self._cursor, self._clock.now(), self._heads)
+        return Transaction(self._connection, self._cursor, self._clock.now(), self._known)
 
     def _as_store_error(self, exc: apsw.Error) -> StoreError:
         error = as_store_error(exc, self._database.path, self._connection)
@@ -281,12 +329,16 @@ class Writer:
 
 
 def _without_appends(jobs: list[Job], transaction: Transaction) -> list[Job]:
-    """The jobs that are left when the appends among many were done together, as far as that is possible."""
-    if len(jobs) < _MANY:
-        return jobs
+    """The jobs that are left when the appends among them were done together, as far as that is possible."""
     appends = [job for job in jobs if job.work is append]
-    done = append_many([job.arguments for job in appends], transaction)
-    return [*appends[done:], *(job for job in jobs if job.work is not append)] if done else jobs
+    left = [job for job in jobs if job.work is not append]
+    for start in range(0, len(appends), MOST):
+        some = appends[start : start + MOST]
+        transaction.learn_newest_key()
+        arguments = [job.arguments for job in some]
+        if not append_together(arguments, transaction.cursor, transaction.known, transaction.now_micros):
+            left += some
+    return left
 
 
 def _tell_all(jobs: list[Job]) -> None:

@@ -41,22 +41,32 @@ UPDATE runs SET
     last_piece = coalesce(?7, last_piece)
 WHERE run_key = ?10 AND token = ?8 AND status = 'running' AND last_piece = ?11 AND next_seq = coalesce(?9, next_seq)
 
--- name: write_many
--- The same for many runs, none of whose journals starts anew.
-WITH new (count, size, now, progress, finished_step, last_piece, token, first_seq, run_key, last_before) AS (
-    VALUES {rows}
-)
-UPDATE runs SET
-    next_seq = next_seq + new.count,
-    size = runs.size + new.size,
-    updated_at = new.now,
-    progress = new.progress,
-    strikes = iif(new.finished_step, 0, strikes),
-    not_before = iif(new.finished_step, min(not_before, new.now), not_before),
-    last_piece = new.last_piece
-FROM new
-WHERE runs.run_key = new.run_key AND runs.token = new.token AND runs.status = 'running'
-    AND runs.last_piece = new.last_before AND runs.next_seq = new.first_seq
+-- name: prepare_appends
+-- The same, and the new piece, for many runs in one statement: what is put into this view is an append. None of their
+-- journals starts anew. It belongs to the connection: the file knows nothing of it.
+CREATE TEMP VIEW appends (
+    now, count, progress, finished_step, token, piece_key, run_key, before, far, passed, seq, layout, checksum, body
+) AS SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0;
+CREATE TEMP TRIGGER append INSTEAD OF INSERT ON appends WHEN new.run_key IS NOT NULL BEGIN
+    UPDATE runs SET
+        next_seq = next_seq + new.count,
+        size = size + length(new.body),
+        updated_at = new.now,
+        progress = new.progress,
+        strikes = iif(new.finished_step, 0, strikes),
+        not_before = iif(new.finished_step, min(not_before, new.now), not_before),
+        last_piece = new.piece_key
+    WHERE run_key = new.run_key AND token = new.token AND status = 'running'
+        AND last_piece = new.before AND next_seq = new.seq;
+    SELECT raise(ABORT, 'a run did not take its append') WHERE changes() = 0;
+    INSERT INTO pieces (piece_key, run_key, before, far, passed, seq, layout, checksum, body)
+    VALUES (
+        new.piece_key, new.run_key, new.before, new.far, new.passed, new.seq, new.layout, new.checksum, new.body
+    );
+END
+
+-- name: append_together
+INSERT INTO appends VALUES {rows}
 
 -- name: head
 SELECT run_key, last_piece FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
@@ -64,9 +74,6 @@ SELECT run_key, last_piece FROM runs WHERE run_id = ?1 AND token = ?2 AND status
 -- name: insert_piece
 INSERT INTO pieces (piece_key, run_key, before, far, passed, seq, layout, checksum, body)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
-
--- name: insert_pieces
-INSERT INTO pieces (piece_key, run_key, before, far, passed, seq, layout, checksum, body) VALUES {rows}
 
 -- name: settle
 UPDATE runs SET
@@ -111,15 +118,49 @@ WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled') ORDER BY ex
 -- name: add_garbage
 INSERT INTO garbage (last_piece, run_key) VALUES (?1, ?2)
 
--- name: drop_garbage
-DELETE FROM garbage WHERE last_piece = ?1
+-- name: prepare_sweep
+-- What is about to be deleted; and, put into the view, the order to do so. They belong to the connection.
+CREATE TEMP TABLE doomed (piece_key INTEGER PRIMARY KEY, run_key INTEGER, before INTEGER);
+CREATE TEMP VIEW sweeps (journals) AS SELECT 0;
+CREATE TEMP TRIGGER sweep INSTEAD OF INSERT ON sweeps BEGIN
+    DELETE FROM pieces WHERE piece_key IN (SELECT piece_key FROM doomed)
+        -- Meanwhile another process may have deleted it, too, and given its key to another run's.
+        AND run_key = (SELECT doomed.run_key FROM doomed WHERE doomed.piece_key = pieces.piece_key);
+    INSERT OR IGNORE INTO garbage (last_piece, run_key)
+    SELECT before, run_key FROM doomed
+    WHERE before BETWEEN 1 AND piece_key - 1 AND before NOT IN (SELECT piece_key FROM doomed);
+    DELETE FROM garbage WHERE last_piece IN (
+        SELECT last_piece FROM garbage AS newest ORDER BY last_piece DESC LIMIT new.journals
+    ) AND NOT EXISTS (
+        SELECT 1 FROM pieces WHERE pieces.piece_key = garbage.last_piece AND pieces.run_key = garbage.run_key
+    );
+    DELETE FROM doomed;
+END
 
--- name: newest_garbage
--- From the end of the file, so that journals that lie between one another are deleted page by page.
-SELECT last_piece, run_key FROM garbage ORDER BY last_piece DESC LIMIT ?1
+-- name: doom
+-- The newest pieces that nobody can reach, of 1 journals at most: no more than 2 pieces, nor many more than 3 bytes. From the
+-- end of the file, so that journals that lie between one another are deleted page by page. A damaged journal ends early.
+INSERT INTO doomed (piece_key, run_key, before)
+WITH RECURSIVE
+ends AS (SELECT last_piece, run_key FROM garbage ORDER BY last_piece DESC LIMIT ?1),
+way (piece_key, run_key, before, size) AS (
+    SELECT pieces.piece_key, pieces.run_key, pieces.before, length(pieces.body)
+    FROM ends CROSS JOIN pieces ON pieces.piece_key = ends.last_piece AND pieces.run_key = ends.run_key
+    UNION ALL
+    SELECT pieces.piece_key, pieces.run_key, pieces.before, length(pieces.body)
+    FROM way CROSS JOIN pieces ON pieces.piece_key = way.before AND pieces.run_key = way.run_key
+    WHERE way.before < way.piece_key
+    ORDER BY 1 DESC LIMIT ?2
+)
+SELECT piece_key, run_key, before
+FROM (SELECT piece_key, run_key, before, size, sum(size) OVER (ORDER BY piece_key DESC) AS total FROM way)
+WHERE total - size < ?3
 
--- name: delete_piece
-DELETE FROM pieces WHERE piece_key = ?1 AND run_key = ?2 RETURNING before, length(body)
+-- name: sweep
+INSERT INTO sweeps VALUES (?1)
+
+-- name: spare
+DELETE FROM doomed
 
 -- == reading =========================================================================================================
 
