@@ -15,7 +15,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessIdentity
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The right to drive one run, until a larger token exists.
 
     The holder keeps the token it was given and hands it to every write. It never reads a newer one from the store:

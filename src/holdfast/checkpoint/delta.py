@@ -1,7 +1,8 @@
 """What is new in a run since its last successful save, found without looking at what is old."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,6 +19,9 @@ _encode = msgspec.json.Encoder().encode
 _Body = tuple[EntryKind, bytes]
 
 
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
 class Mark:
     """How far the store has come with a run. Moves only when a write has succeeded."""
 
@@ -26,18 +30,20 @@ class Mark:
     def __init__(self, state: RunState | None = None, *, next_seq: int = 0, size: int = 0) -> None:
         """The mark of a run all of which is in the store; without a state, of one that is not there at all."""
         self.next_seq, self.size = next_seq, size
-        self.history: History | None = None
-        self.messages = self.rewrites = self.phases = self.iteration = 0
         #: Saved results that are not in the history yet, by identity; holding them keeps the identities theirs.
-        self.results: dict[int, tuple[str, Any]] = {}
-        self.notes: dict[str, Any] = {}
-        if state is not None:
-            self.history, self.messages, self.rewrites = state.history, len(state.history), state.history.rewrites
-            self.phases, self.iteration = len(state.phases), state.iteration
-            if state.results:
-                self.results = {id(result): (call, result) for call, result in state.results.items()}
-            if state.notes:
-                self.notes = dict(state.notes)
+        self.results: Mapping[int, tuple[str, Any]] = _NOTHING
+        self.notes: Mapping[str, Any] = _NOTHING
+        if state is None:
+            self.history: History | None = None
+            self.messages = self.rewrites = self.phases = self.iteration = 0
+            return
+        self.history = history = state.history
+        self.messages, self.rewrites = len(history), history.rewrites
+        self.phases, self.iteration = len(state.phases), state.iteration
+        if state.results:
+            self.results = {id(result): (call, result) for call, result in state.results.items()}
+        if state.notes:
+            self.notes = dict(state.notes)
 
 
 class Delta:
@@ -69,13 +75,10 @@ class Delta:
         self.progress = _encode(Progress.of(state))
         if self.finished_step:
             bodies.append((EntryKind.STEP, _encode(Step(at=now, progress=msgspec.Raw(self.progress)))))
-        self.entries: list[Entry] = []
-        seq, size = mark.next_seq, since.size
-        for kind, body in bodies:
-            self.entries.append(Entry(seq=seq, kind=kind, body=body))
-            seq += 1
-            size += len(body)
-        self.after = Mark(state, next_seq=seq, size=size)
+        first = mark.next_seq
+        self.entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies, first)]
+        size = since.size + sum([len(body) for _, body in bodies])
+        self.after = Mark(state, next_seq=first + len(bodies), size=size)
 
     def is_empty(self, mark: Mark) -> bool:
         """Whether there is nothing to write."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -27,6 +27,10 @@ _T = TypeVar("_T")
 
 #: A claim that was proven by a write so recently need not be proven again before a `once` tool starts.
 PROOF_LASTS = timedelta(seconds=1)
+
+
+#: Before a store that did not answer is asked again. The pauses after it grow.
+_FIRST_PAUSE = timedelta(milliseconds=50)
 
 
 class HandleSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +107,7 @@ class StoreCheckpointer:
 
     # -- saving -------------------------------------------------------------------------------------------------
 
-    async def save(self, state: RunState, *, urgent: bool = False) -> None:
+    def save(self, state: RunState, *, urgent: bool = False) -> Coroutine[Any, Any, None]:
         """Write what is new since the last successful save, in one atomic, fenced write.
 
         Inside the throttle window the save is held back, and the newest held back is written when the window closes.
@@ -111,12 +115,12 @@ class StoreCheckpointer:
         sends all of it. After the run was settled a save does nothing.
         """
         if self._closed:
-            return
+            return _nothing()
         self._latest = state
         if self._throttled and not urgent and (wait := self._window()) > 0:
             self._hold_back(state, timedelta(seconds=wait))
-            return
-        await self._write(state, patient=urgent)
+            return _nothing()
+        return self._write(state, patient=urgent)
 
     def _window(self) -> float:
         """Seconds until the throttle lets the next save through."""
@@ -156,10 +160,12 @@ class StoreCheckpointer:
                 return
             if self._settings.max_bytes is not None and self._is_too_large(delta):
                 raise TranscriptTooLarge(self._meta.run_id, delta.after.size, self._settings.max_bytes)
-            if patient:
-                await self._patiently(lambda: self._send(delta))
-            else:
+            try:
                 await self._send(delta)
+            except StoreUnavailable as exc:
+                if not patient:
+                    raise
+                await self._patiently(lambda: self._send(delta), failed=exc)
             self._mark, self._progress = delta.after, delta.progress
             self._progressed = self._progressed or delta.finished_step
             self._saved_at = self._proven_at = self._clock.monotonic()
@@ -327,19 +333,25 @@ class StoreCheckpointer:
 
     # -- trouble ------------------------------------------------------------------------------------------------
 
-    async def _patiently(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work`, again and again while the store does not answer, within the patience."""
-        pause = timedelta(milliseconds=50)
+    async def _patiently(self, work: Callable[[], Awaitable[None]], failed: StoreUnavailable | None = None) -> None:
+        """Do `work`, which may have `failed` already, again and again while the store does not answer."""
+        pause = _FIRST_PAUSE
         end = self._clock.monotonic() + self._settings.patience.total_seconds()
         while True:
+            if failed is not None:
+                if self._clock.monotonic() + pause.total_seconds() > end:
+                    raise failed
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, timedelta(seconds=2))
             try:
                 await work()
                 return
-            except StoreUnavailable:
-                if self._clock.monotonic() + pause.total_seconds() > end:
-                    raise
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, timedelta(seconds=2))
+            except StoreUnavailable as exc:
+                failed = exc
+
+
+async def _nothing() -> None:
+    """What a save does that has nothing to do."""
 
 
 class NoCheckpointer:

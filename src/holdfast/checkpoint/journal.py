@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return zlib.crc32(self.body, zlib.crc32(b"%d %s " % (self.seq, self.kind.encode())))
 
 
-class Write(msgspec.Struct, frozen=True, kw_only=True):
+class Write(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one save hands to a store: all of it is written, or none."""
 
     entries: Sequence[Entry]

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from holdfast.checkpoint.journal import Entry, EntryKind
 
 #: In a layout a kind is its first letter: no two have the same.
-_LETTERS = {kind: kind.value[0] for kind in EntryKind}
-_KINDS = {letter: kind for kind, letter in _LETTERS.items()}
+_KINDS = {kind.value[0]: kind for kind in EntryKind}
 assert len(_KINDS) == len(EntryKind)
 
 
@@ -31,16 +30,12 @@ def packed(entries: Sequence[Entry]) -> Piece:
     Raises:
         ValueError: they do not count up.
     """
-    words: list[str] = []
-    bodies: list[bytes] = []
-    seq = due = entries[0].seq
-    for entry in entries:
+    seq = entries[0].seq
+    for due, entry in enumerate(entries, seq):
         if entry.seq != due:
             raise ValueError(f"entry {entry.seq} came where {due} is due")
-        words.append(f"{_LETTERS[entry.kind]}{len(entry.body)}")
-        bodies.append(entry.body)
-        due += 1
-    layout, body = " ".join(words), b"".join(bodies)
+    layout = " ".join([f"{entry.kind[0]}{len(entry.body)}" for entry in entries])
+    body = b"".join([entry.body for entry in entries])
     return Piece(seq, layout, _checksum(seq, layout, body), body)
 
 

@@ -11,7 +11,6 @@ from holdfast.run.call import _CURRENT, CallContext
 from holdfast.run.children import Brood, StartChild
 from holdfast.run.effects import DID_NOT_HAPPEN, Effect, Happened, InDoubt, Reconcile
 from holdfast.run.errors import IterationsExceeded, RunParked
-from holdfast.run.intents import Intent
 from holdfast.run.live import LiveRun, log
 from holdfast.run.ports import RunEvent
 from holdfast.run.state import RunState
@@ -100,7 +99,7 @@ class Drive:
         self._outstanding = 0
         self._doubtful = _NONE
         self._ran_once = False
-        self._intent: Intent | None = None
+        self._intends = False
         self._background: set[asyncio.Task[bool]] = set()
         #: Children whose results are in this step.
         self._raised: list[str] = []
@@ -150,8 +149,10 @@ class Drive:
 
     async def end_step(self) -> None:
         """The reply and all its tool results are in the history: the step is finished and saved."""
-        self._cancel_intent()
         live, state = self._live, self.state
+        if self._intends:
+            self._intends = False
+            live.intents.end(self)
         state.iteration += 1
         state.results.clear()
         self._outstanding, self._doubtful = 0, _NONE
@@ -204,7 +205,8 @@ class Drive:
             # If this takes the process down, it is known what did.
             await self._live.save(urgent=True)
         elif self._live.checkpointer is not None:
-            self._intent = self._live.intents.call_later(self._save_intent)
+            self._intends = True
+            self._live.intents.begin(self)
 
     async def call(self, request: Requested) -> Any:
         """The result of the call: the recorded one, or that of making it now. Recorded when this returns."""
@@ -288,8 +290,9 @@ class Drive:
 
     # -- the intent of harmless calls ---------------------------------------------------------------------------
 
-    def _save_intent(self) -> None:
-        self._intent = None
+    def save_intent(self) -> None:
+        """The calls take a while: have the reply that asks for them written meanwhile."""
+        self._intends = False
         task = asyncio.get_running_loop().create_task(self._live.save())
         self._background.add(task)
         task.add_done_callback(self._intent_saved)
@@ -300,9 +303,9 @@ class Drive:
             self._live.stop(error)
 
     def _cancel_intent(self) -> None:
-        if self._intent is not None:
-            self._intent.cancel()
-            self._intent = None
+        if self._intends:
+            self._intends = False
+            self._live.intents.end(self)
 
     async def close(self) -> None:
         """The conversation is over, one way or the other: leave nothing running behind it."""

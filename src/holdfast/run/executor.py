@@ -263,6 +263,7 @@ class Executor:
         limit = agent.bounds.max_runtime
         if self._ports.critic is not None:
             live.watch = self._ports.critic.begin(live.info, live.state, live, limit)
+            live.is_watched = live.is_watched or live.watch is not None
         if limit is None or live.watch is not None:
             return None
         error = RuntimeExceeded(live.info.run_id, limit)

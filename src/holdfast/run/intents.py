@@ -1,8 +1,7 @@
-"""Callbacks that all wait equally long, at the cost of one timer."""
+"""Those who will have to save what they intend, unless they are done with it soon: at the cost of one timer for all."""
 
-from collections import deque
-from collections.abc import Callable
 from datetime import timedelta
+from typing import Protocol
 
 from holdfast.clock import Clock, Timer
 
@@ -13,42 +12,40 @@ INTENT_DELAY = timedelta(milliseconds=2)
 _SLACK = 1e-6
 
 
-class Intent:
-    """A callback that waits for its time. One that is cancelled in time has cost next to nothing."""
+class Intending(Protocol):
+    """Somebody who is about to do something, and can save that."""
 
-    __slots__ = ("callback", "due")
-
-    def __init__(self, due: float, callback: Callable[[], None]) -> None:
-        self.due = due
-        self.callback: Callable[[], None] | None = callback
-
-    def cancel(self) -> None:
-        self.callback = None
+    def save_intent(self) -> None:
+        """The delay is over. Raises nothing."""
+        ...
 
 
 class Intents:
     """Calls back after one and the same delay, for all runs of an executor.
 
-    They come due in the order they were asked for, so that only the first needs a timer of the clock.
+    They come due in the order in which they began, so that only the first needs a timer of the clock.
     """
 
     def __init__(self, clock: Clock, delay: timedelta) -> None:
         self._clock, self._delay = clock, delay
         self._seconds = delay.total_seconds()
-        self._waiting: deque[Intent] = deque()
+        #: Since when each waits; the first to begin comes first.
+        self._since: dict[Intending, float] = {}
         self._timer: Timer | None = None
 
-    def call_later(self, callback: Callable[[], None]) -> Intent:
-        """Call `callback`, which raises nothing, once the delay has passed."""
-        intent = Intent(self._clock.monotonic() + self._seconds, callback)
-        self._waiting.append(intent)
+    def begin(self, intending: Intending) -> None:
+        """Have its intent saved once the delay has passed. It waits for one at a time."""
+        self._since[intending] = self._clock.monotonic()
         if self._timer is None:
             self._timer = self._clock.call_later(self._delay, self._ring)
-        return intent
+
+    def end(self, intending: Intending) -> None:
+        """It is done, or saves by itself. One that ends in time has cost next to nothing."""
+        self._since.pop(intending, None)
 
     def clear(self) -> None:
         """Nobody waits any more."""
-        self._waiting.clear()
+        self._since.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -56,10 +53,11 @@ class Intents:
     def _ring(self) -> None:
         self._timer = None
         now = self._clock.monotonic()
-        while self._waiting and (self._waiting[0].callback is None or self._waiting[0].due <= now + _SLACK):
-            callback = self._waiting.popleft().callback
-            if callback is not None:
-                callback()
-        if self._waiting and self._timer is None:
-            wait = timedelta(seconds=self._waiting[0].due - now)
-            self._timer = self._clock.call_later(wait, self._ring)
+        while self._since:
+            intending, since = next(iter(self._since.items()))
+            wait = since + self._seconds - now
+            if wait > _SLACK:
+                self._timer = self._clock.call_later(timedelta(seconds=wait), self._ring)
+                return
+            del self._since[intending]
+            intending.save_intent()

@@ -41,6 +41,8 @@ class LiveRun:
         self.resumed = resumed
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
+        #: Whether anybody would hear of an event: if not, it need not be made.
+        self.is_watched = ports.delivery is not None
         self.draining = False
         #: What ends the run while its other tool calls are still being ended for it.
         self.failing: BaseException | None = None
@@ -154,7 +156,18 @@ class LiveRun:
             return True
         self.count_time()
         try:
-            await self._see_through(self.checkpointer.save(self.state, urgent=urgent or essential))
+            write = self.checkpointer.save(self.state, urgent=urgent or essential)
+            if asyncio.current_task() is not self._task:
+                await uninterrupted(write)
+                return True
+            # As `_see_through` does: one layer less, for what happens at every step.
+            self._writing = True
+            try:
+                await write
+            finally:
+                self._writing = False
+            if self._stopped_by is not None:
+                raise asyncio.CancelledError
         except RunError:
             raise
         except Exception as exc:  # whatever a store raises: it must never become the run's result
@@ -203,11 +216,6 @@ class LiveRun:
                 stopped_by = self._stopped_by or self.failing
                 if task.done() or stopped_by is None or not self.is_left_by(stopped_by):
                     raise
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether anybody would hear of an event: if not, it need not be made."""
-        return self.watch is not None or self.ports.delivery is not None
 
     async def emit(self, event: RunEvent) -> None:
         """Tell the critic and the delivery that something happened."""

@@ -116,7 +116,8 @@ class _Conversation:
         reply = _checked(await drive.profile.model(self._history, self._schemas))
         self._history.append(reply)
         drive.used(_with_a_request(reply.usage))
-        await drive.said(reply.text)
+        if drive.live.is_watched:
+            await drive.said(reply.text)
         if self._repeats.count(_asked(reply)) > drive.profile.max_repeats:
             raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, drive.profile.max_repeats)
         return reply
@@ -198,15 +199,14 @@ class _ToolCall(_Call):
     __slots__ = ("_checked", "_live", "_tool")
 
     def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], live: LiveRun) -> None:
-        super().__init__(call)
+        self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
         self.effect, self.reconcile, self.in_doubt = tool.effect, tool.reconcile, tool.in_doubt
-        self._tool, self._checked, self._live = tool, arguments, live
+        self._tool, self._checked, self._live, self._refusal = tool, arguments, live, ""
 
     async def execute(self) -> ToolResult:
         tool, live = self._tool, self._live
         try:
-            call = tool.call(self._checked)
-            given = await (live.outlast(call) if tool.in_thread else call)
+            given = await (live.outlast(tool.call(self._checked)) if tool.in_thread else tool.function(**self._checked))
             content = plain(given, f"the result of {tool.name}")
         except (Exception, asyncio.CancelledError) as exc:  # the user's code may raise anything: the model is told
             if live.is_left_by(exc):

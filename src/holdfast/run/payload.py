@@ -11,6 +11,9 @@ Plain = Any
 
 _BINARY = (bytes, bytearray, memoryview)
 
+#: An integer below it is one for whoever reads the JSON.
+_SAFE = 2**53
+
 
 def plain(value: Any, what: str) -> Plain:
     """`value` as plain data of its own that reads back equal.
@@ -21,8 +24,10 @@ def plain(value: Any, what: str) -> Plain:
         PayloadError: it holds something that would come back changed or not at all, such as NaN, raw bytes, a lone
             surrogate, a key that is no string, or an object of a class of its own.
     """
-    if value is None or value is True or value is False or (type(value) is str and value.isascii()):
+    if _is_simple(value):
         return value
+    if type(value) is dict and _is_flat(value):
+        return value.copy()
     try:
         lowered = msgspec.to_builtins(value, builtin_types=_BINARY)
         body = msgspec.json.encode(value)
@@ -37,6 +42,19 @@ def plain(value: Any, what: str) -> Plain:
             "same text have no JSON form; convert them first"
         )
     return back
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether a look is enough to see that it reads back as it is."""
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    return value is None or kind is bool or (kind is int and -_SAFE < value < _SAFE)
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Whether that can be seen of all that is in it. Most arguments of tools are like this."""
+    return all(type(key) is str and key.isascii() and _is_simple(item) for key, item in value.items())
 
 
 def _same(lowered: Any, back: Any) -> bool:
