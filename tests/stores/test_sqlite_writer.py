@@ -201,6 +201,44 @@ async def test_what_comes_with_many_appends_is_done_with_them(tmp_path: Path) ->
         assert left == {*(f"run-{n}" for n in range(30)), *(f"new-{n}" for n in range(10))}
 
 
+async def test_among_many_removals_at_once_each_is_refused_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(20)]
+        await store.create(a_run("child", parent_run_id="run-2"))
+        await store.claim("run-3", worker, statuses=frozenset(Status), steal=True)
+        await store.remove("run-5", claim=claims[5])
+        removals = [store.remove(claim.run_id, claim=claim) for claim in claims]
+        results = await asyncio.gather(*removals, return_exceptions=True)
+        assert {n: type(result) for n, result in enumerate(results) if result is not None} == {
+            3: ClaimLost,
+            5: ClaimLost,
+        }
+        assert {record.run_id async for record in store.records()} == {"run-3"}, "the child goes with its parent"
+
+
+async def test_a_run_that_never_waits_leaves_turns_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound, value in {"_IN_PACE": 60.0, "_QUICK": 60.0, "_TURN": 1e-9}.items():
+        monkeypatch.setattr(writer, bound, value)
+    written = unattended = 0
+
+    async def attend() -> None:
+        nonlocal unattended
+        while True:
+            before = written
+            await asyncio.sleep(0)
+            unattended = max(unattended, written - before)
+
+    async with opened(tmp_path / "runs.db") as store:
+        claim = await begun(store, await enlisted(store))
+        attending = asyncio.create_task(attend())
+        for seq in range(1, 200):
+            await store.append(claim, a_write(seq, b"more"))
+            written = seq
+        attending.cancel()
+    assert unattended <= 2
+
+
 async def test_appends_of_one_run_at_once_are_written_in_their_order(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
         claim = await begun(store, await enlisted(store))

@@ -1,12 +1,9 @@
 """Many appends in one statement.
 
-The interpreter is let go for every statement, and to get it back takes long while the event loop is busy: with a few
-statements for each run, a commit for many runs would wait as many times. So the appends of a batch share one. It is a
-transaction by itself, too: while SQLite does all of the work, the event loop has the interpreter to itself.
+It is a transaction by itself, too: while SQLite does all of the work, the event loop has the interpreter to itself.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import apsw
@@ -14,11 +11,8 @@ import apsw
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.pieces import packed
-from holdfast.checkpoint.stores.sqlite.statements import statement
+from holdfast.checkpoint.stores.sqlite.together import done_together
 from holdfast.checkpoint.stores.sqlite.transaction import Head, Known, leap
-
-#: So many share a statement at most. SQLite does not keep longer texts by heart.
-MOST = 512
 
 #: Bindings of one append, without the time, which they share.
 _WIDTH = 13
@@ -34,11 +28,7 @@ def append_together(appends: Sequence[tuple[Claim, Write]], cursor: apsw.Cursor,
     heads = _bind(appends, known, bindings)
     if heads is None:
         return False
-    count = _padded(len(appends))
-    bindings += (None,) * (_WIDTH * (count - len(appends)))
-    try:
-        cursor.execute(_statement(count), bindings)
-    except apsw.ConstraintError:
+    if not done_together(cursor, "append_together", _WIDTH, len(appends), bindings):
         # A run did not take its append, or another process has used the keys. Whose fault it is shows one by one.
         known.last_key = None
         return False
@@ -69,15 +59,3 @@ def _bind(appends: Sequence[tuple[Claim, Write]], known: Known, bindings: list[A
         bindings += piece
         after.append(Head(run_key, key, (*recent, key)))
     return after
-
-
-def _padded(count: int) -> int:
-    """A size not much larger; rows without a run are left out. Few sizes, so that SQLite knows all of them by heart."""
-    coarse = 1 << max(0, count.bit_length() - 4)
-    return -(-count // coarse) * coarse
-
-
-@cache
-def _statement(count: int) -> str:
-    row = f"(?1{',?' * _WIDTH})"
-    return statement("append_together").replace("{rows}", ",".join([row] * count))

@@ -70,8 +70,8 @@ class Database:
             connection.pragma("journal_size_limit", _WAL_KEPT)
             connection.wal_autocheckpoint(0)
             connection.pragma("temp_store", 2)  # in memory, for the little that follows
-            connection.execute(statement("prepare_appends"))
-            connection.execute(statement("prepare_sweep"))
+            for what in ("appends", "removals", "sweep"):
+                connection.execute(statement(f"prepare_{what}"))
             sync_each_commit(connection, self._durability == "full")
         return connection
 

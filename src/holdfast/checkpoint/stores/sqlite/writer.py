@@ -11,11 +11,13 @@ from typing import Any, TypeVar, TypeVarTuple
 import apsw
 
 from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
-from holdfast.checkpoint.stores.sqlite.appends import MOST, append_together
+from holdfast.checkpoint.stores.sqlite.appends import append_together
 from holdfast.checkpoint.stores.sqlite.database import Database
 from holdfast.checkpoint.stores.sqlite.failures import as_store_error, store_errors
+from holdfast.checkpoint.stores.sqlite.jobs import Job, left_alone
 from holdfast.checkpoint.stores.sqlite.runs import append
 from holdfast.checkpoint.stores.sqlite.statements import statement
+from holdfast.checkpoint.stores.sqlite.together import MOST
 from holdfast.checkpoint.stores.sqlite.transaction import Known, Transaction, to_micros
 from holdfast.checkpoint.stores.sqlite.upkeep import Upkeep
 from holdfast.clock import Clock
@@ -34,31 +36,8 @@ _PASS_ON = 0.0001
 _IN_PACE = 0.010
 #: And if that write took no longer than this, the event loop can bear to do the next one itself.
 _QUICK = 0.001
-
-
-class Job:
-    """One caller's write, and what became of it."""
-
-    __slots__ = ("arguments", "done", "error", "result", "run_id", "work")
-
-    def __init__(
-        self, run_id: str | None, work: Callable[..., Any], arguments: tuple[Any, ...], done: asyncio.Future[Any]
-    ) -> None:
-        self.run_id = run_id
-        self.work = work
-        self.arguments = arguments
-        self.done = done
-        self.result: Any = None
-        self.error: Exception | None = None
-
-    def tell(self) -> None:
-        """Let the caller go on. Only in the event loop's thread."""
-        if self.done.done():
-            return  # cancelled meanwhile
-        if self.error is None:
-            self.done.set_result(self.result)
-        else:
-            self.done.set_exception(self.error)
+#: But after so long it has to look after others, too.
+_TURN = 0.001
 
 
 class Writer:
@@ -118,7 +97,7 @@ class Writer:
         job = Job(run_id, work, arguments, done)
         if not self._gathered:
             # A run that needs no turn of the loop gets none, but it leaves enough of them to others.
-            if run_id == self._last_run and self._took_here < _QUICK and self._commit_here([job]):
+            if run_id == self._last_run and self._took_here < _TURN and self._commit_here([job]):
                 return done
             self._loop.call_soon(self._hand_over)
         self._gathered.append(job)
@@ -165,7 +144,8 @@ class Writer:
 
     def _let_go(self, jobs: list[Job]) -> None:
         """Let the callers go on: of many, some after others, so that not all of them write at once again."""
-        _tell_all(jobs[:_MANY])
+        for job in jobs[:_MANY]:
+            job.tell()
         if len(jobs) > _MANY:
             # It comes before the first of these have handed over what they write, and the next go on after that.
             self._loop.call_soon(self._let_go, jobs[_MANY:])
@@ -275,7 +255,12 @@ class Writer:
         if len(jobs) > MOST or any(job.work is not append for job in jobs):
             return False
         now = to_micros(self._clock.now())
-        return append_together([job.arguments for job in jobs], self._cursor, self._known, now)
+        try:
+            return append_together([job.arguments for job in jobs], self._cursor, self._known, now)
+        except apsw.BusyError:
+            raise
+        except Exception:  # whose fault it is, and what it is called, is found out in the ordinary way
+            return False
 
     def _commit_apart(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -292,7 +277,7 @@ class Writer:
         transaction = self._transaction()
         job = jobs[0]
         try:
-            for job in _without_appends(jobs, transaction):
+            for job in left_alone(jobs, transaction):
                 try:
                     job.result = job.work(*job.arguments, transaction)
                 except CheckpointError as refusal:
@@ -326,24 +311,6 @@ class Writer:
         # A loop that is closed has nobody left who waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
-
-
-def _without_appends(jobs: list[Job], transaction: Transaction) -> list[Job]:
-    """The jobs that are left when the appends among them were done together, as far as that is possible."""
-    appends = [job for job in jobs if job.work is append]
-    left = [job for job in jobs if job.work is not append]
-    for start in range(0, len(appends), MOST):
-        some = appends[start : start + MOST]
-        transaction.learn_newest_key()
-        arguments = [job.arguments for job in some]
-        if not append_together(arguments, transaction.cursor, transaction.known, transaction.now_micros):
-            left += some
-    return left
-
-
-def _tell_all(jobs: list[Job]) -> None:
-    for job in jobs:
-        job.tell()
 
 
 def _succeed(future: asyncio.Future[T], result: T) -> None:

@@ -108,6 +108,22 @@ WITH RECURSIVE family (run_id) AS (
 )
 SELECT run_key, last_piece FROM family JOIN runs USING (run_id)
 
+-- name: prepare_removals
+-- The same for many runs in one statement: what is put into this view is a removal of a run that started no others.
+-- The first column is not used. It belongs to the connection.
+CREATE TEMP VIEW removals (unused, run_id, token) AS SELECT 0, 0, 0;
+CREATE TEMP TRIGGER removal INSTEAD OF INSERT ON removals WHEN new.run_id IS NOT NULL BEGIN
+    SELECT raise(ABORT, 'a run is not to be removed like this')
+    WHERE NOT EXISTS (SELECT 1 FROM runs WHERE run_id = new.run_id AND token = new.token)
+        OR EXISTS (SELECT 1 FROM runs WHERE parent_run_id = new.run_id);
+    INSERT INTO garbage (last_piece, run_key)
+    SELECT last_piece, run_key FROM runs WHERE run_id = new.run_id AND last_piece > 0;
+    DELETE FROM runs WHERE run_id = new.run_id;
+END
+
+-- name: remove_together
+INSERT INTO removals VALUES {rows}
+
 -- name: delete_run
 DELETE FROM runs WHERE run_key = ?1
 
