@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from holdfast.checkpoint.errors import RunDamaged, SchemaTooNew, StoreDenied, St
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.sqlite import SqliteStore
+from holdfast.checkpoint.stores.sqlite.database import Database
 from holdfast.checkpoint.stores.sqlite.statements import migrations
 from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, contents, enlisted, listed
 
@@ -60,6 +62,34 @@ async def test_a_folder_that_cannot_be_made_is_denied_or_named(tmp_path: Path) -
         await SqliteStore(tmp_path / "file" / "folder" / "runs.db").open()
     with pytest.raises(StoreDenied, match="permissions"):
         await SqliteStore("/sys/holdfast/runs.db").open()
+
+
+async def test_a_file_that_is_locked_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is the last to close the file, or the first to read its log, locks it: at any moment of the opening."""
+    path = tmp_path / "runs.db"
+    await _a_store_with_a_run(path)
+    locks: list[apsw.Connection] = []
+    prepare, sleep = Database.prepare, time.sleep
+
+    def prepare_then_lock(database: Database) -> None:
+        prepare(database)
+        other = apsw.Connection(str(path))
+        other.pragma("locking_mode", "exclusive")
+        other.execute("BEGIN IMMEDIATE")
+        locks.append(other)
+
+    def unlock(seconds: float) -> None:
+        if locks:
+            locks.pop().close()
+        sleep(seconds)
+
+    monkeypatch.setattr(Database, "prepare", prepare_then_lock)
+    monkeypatch.setattr(time, "sleep", unlock)
+    async with opened(path) as store:
+        assert not locks, "it was locked, and the opening has waited"
+        assert await bodies_of(store) == [b"begin", b"saved"]
 
 
 @pytest.mark.parametrize("content", [b"not a database\n" * 1000, b"\0" * 100_000], ids=["text", "zeros"])
