@@ -1,8 +1,8 @@
 """A piece of a journal: the entries of one write, kept as one row, which costs about the same however much is in it."""
 
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from holdfast.checkpoint.journal import Entry, EntryKind
 
@@ -39,22 +39,29 @@ def packed(entries: Sequence[Entry]) -> Piece:
     return Piece(seq, layout, _checksum(seq, layout, body), body)
 
 
-def unpacked(seq: int, layout: str, checksum: int, body: bytes) -> list[Entry]:
-    """The entries of a piece again.
+def unpacked(pieces: Iterable[tuple[int, str, int, bytes]]) -> list[Entry]:
+    """The entries of pieces that follow one another.
 
     Raises:
-        ValueError: it is not what was written.
+        ValueError: one of them is missing, or is not what was written.
+        LookupError: the same.
     """
-    if type(body) is not bytes or _checksum(seq, layout, body) != checksum:
-        raise ValueError("the checksum does not fit")
     entries: list[Entry] = []
-    start = 0
-    for word in layout.split(" "):
-        end = start + int(word[1:])
-        entries.append(Entry(seq=seq, kind=_KINDS[word[0]], body=body[start:end]))
-        seq, start = seq + 1, end
+    add, checksum_of, kinds = entries.append, _checksum, _KINDS
+    due: int | None = None
+    # One loop, and no call that it can do without: what a load costs is mostly this.
+    for seq, layout, checksum, body in pieces:
+        if type(body) is not bytes or checksum_of(seq, layout, body) != checksum:
+            raise ValueError(f"what begins with entry {seq} is not what was written")
+        if seq != due is not None:
+            raise ValueError(f"entry {due} is missing")
+        start, due = 0, seq
+        for word in layout.split(" "):
+            end = start + int(word[1:])
+            add(Entry(seq=due, kind=kinds[word[0]], body=body[start:end]))
+            due, start = due + 1, end
     return entries
 
 
 def _checksum(seq: int, layout: str, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(b"%d %s " % (seq, layout.encode(errors="surrogateescape"))))
+    return crc32(body, crc32(f"{seq} {layout} ".encode(errors="surrogateescape")))

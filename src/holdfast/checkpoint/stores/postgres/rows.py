@@ -110,7 +110,7 @@ def stored_run(result: PGresult, after: int) -> StoredRun | None:
         if seq != due and (entries or seq > due):
             raise RunDamaged(record.run_id, f"entry {due} is missing")
         try:
-            entries += unpacked(seq, as_text(value(n, 1)), as_int(value(n, 2)), value(n, 3) or b"")
+            entries += unpacked([(seq, as_text(value(n, 1)), as_int(value(n, 2)), value(n, 3) or b"")])
         except (ValueError, LookupError) as exc:
             raise RunDamaged(record.run_id, f"what begins with entry {seq} is not what was written") from exc
         due = entries[-1].seq + 1

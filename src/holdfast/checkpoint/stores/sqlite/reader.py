@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import apsw
 import msgspec
@@ -16,7 +17,7 @@ from holdfast.checkpoint.record import RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.sqlite.database import Database
 from holdfast.checkpoint.stores.sqlite.inspection import inspect
 from holdfast.checkpoint.stores.sqlite.reading import ReadingThreads
-from holdfast.checkpoint.stores.sqlite.records import journal_from, keys_on, record_from
+from holdfast.checkpoint.stores.sqlite.records import journal_from, keys_in, record_from
 from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Execute
 from holdfast.checkpoint.stores.sqlite.workers import Liveness
@@ -24,6 +25,8 @@ from holdfast.clock import Clock
 
 #: Records read at once. Between two pages no transaction is open: one that stays open keeps the log from starting over.
 _PAGE = 500
+
+_LOAD_RECORD, _READ_PIECE, _READ_PIECES = (statement(name) for name in ("load_record", "read_piece", "read_pieces"))
 
 
 class Reader:
@@ -61,7 +64,7 @@ class Reader:
     # -- in a thread --------------------------------------------------------------------------------------------------
 
     def _load(self, execute: Execute, run_id: str, after: int) -> StoredRun:
-        row = execute(statement("load_record"), (run_id,)).get
+        row = execute(_LOAD_RECORD, (run_id,)).get
         if row is None:
             raise RunNotFound(run_id)
         first_seq, last_piece, *columns = row
@@ -70,16 +73,30 @@ class Reader:
         seqs = range(max(first_seq, after + 1), record.next_seq)
         try:
             entries = self._journal(execute, columns[0], run_id, last_piece, seqs) if seqs else ()
-        except (apsw.CorruptError, UnicodeDecodeError) as exc:
+        except (apsw.CorruptError, UnicodeDecodeError, TypeError) as exc:  # the last: what was a number is none now
             raise RunDamaged(run_id, f"its part of the file cannot be read ({exc})") from exc
         return StoredRun(record=record, entries=entries)
 
     def _journal(self, execute: Execute, run_key: int, run_id: str, last_piece: int, seqs: range) -> tuple[Entry, ...]:
-        # All rows at once: a statement left in the middle would keep its view of the database.
-        way = execute(statement("find_pieces"), (last_piece, seqs.start - 1, run_key)).fetchall()
-        keys = msgspec.json.encode(keys_on(way, run_id)).decode()
-        rows = execute(statement("read_pieces"), (keys, run_key)).fetchall()
-        return journal_from(rows, run_id, seqs)
+        """Backwards from piece to piece, as far as is asked for; then all that the way passed over, at once."""
+        pieces: list[tuple[Any, ...]] = []
+        passed: list[str] = []
+        key = last_piece
+        # A statement for every piece on the way takes half as long as a recursive one for all.
+        while (found := execute(_READ_PIECE, (key, run_key)).get) is not None:
+            before, names, seq = found[:3]
+            pieces.append(found[2:])
+            # Keys have to fall: damage makes no circles.
+            if seq <= seqs.start or not 0 < before < key:
+                break
+            if names is not None:
+                passed.append(names)
+            key = before
+        if passed:
+            keys = msgspec.json.encode(keys_in(passed, run_id)).decode()
+            # All rows at once: a statement left in the middle would keep its view of the database.
+            pieces += execute(_READ_PIECES, (keys, run_key)).fetchall()
+        return journal_from(pieces, run_id, seqs)
 
     def _page(self, execute: Execute, wanted: RunFilter, after: int) -> tuple[list[RunRecord], int | None]:
         """The next records that fit, and the key to go on from; `None` if these were the last."""

@@ -1,6 +1,8 @@
 """From rows to records and journals, checked on the way."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -11,6 +13,9 @@ from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.pieces import unpacked
 from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.stores.sqlite.transaction import from_micros
+
+_KEYS = msgspec.json.Decoder(list[int])
+_SEQ = itemgetter(0)
 
 
 def record_from(row: Sequence[Any], alive: bool) -> RunRecord:
@@ -43,43 +48,35 @@ def record_from(row: Sequence[Any], alive: bool) -> RunRecord:
     )
 
 
-def keys_on(way: Iterable[tuple[int, str | None]], run_id: str) -> list[int]:
-    """The keys of the pieces on a way backwards through a journal: each step, and those that it passed over.
+def keys_in(names: Iterable[str], run_id: str) -> list[int]:
+    """The keys of pieces, from the columns that name many of them.
 
     Raises:
-        RunDamaged: what a step says about those cannot be read.
+        RunDamaged: one of those cannot be read.
     """
     keys: list[int] = []
-    for key, passed in way:
-        keys.append(key)
-        if passed is not None:
-            try:
-                keys += reversed(msgspec.json.decode(passed, type=list[int]))
-            except msgspec.MsgspecError as exc:
-                raise RunDamaged(run_id, f"the way to its entries is lost ({exc})") from exc
+    try:
+        for column in names:
+            keys += _KEYS.decode(column)
+    except msgspec.MsgspecError as exc:
+        raise RunDamaged(run_id, f"the way to its entries is lost ({exc})") from exc
     return keys
 
 
-def journal_from(rows: Iterable[Sequence[Any]], run_id: str, seqs: range) -> tuple[Entry, ...]:
-    """The entries numbered `seqs`, from the rows of their pieces, newest first. The oldest may hold earlier ones.
+def journal_from(pieces: list[tuple[Any, ...]], run_id: str, seqs: range) -> tuple[Entry, ...]:
+    """The entries numbered `seqs`, from the pieces that hold them, in any order. There may be older pieces with them.
 
     Raises:
-        RunDamaged: one is missing, or is not what was written.
+        RunDamaged: an entry is missing, or is not what was written.
     """
-    pieces: list[list[Entry]] = []
-    due = seqs.stop
-    for row in rows:
-        if due <= seqs.start:
-            break  # the way there passed over more than was asked for
-        try:
-            piece = unpacked(*row)
-        except (ValueError, LookupError, AttributeError) as exc:
-            raise RunDamaged(run_id, f"what is before entry {due} is not what was written") from exc
-        if piece[-1].seq != due - 1:
-            raise RunDamaged(run_id, f"something else is in the place of entry {due - 1}")
-        due = piece[0].seq
-        pieces.append(piece)
-    if due > seqs.start:
-        raise RunDamaged(run_id, f"entry {due - 1} is missing")
-    entries = [entry for piece in reversed(pieces) for entry in piece]
-    return tuple(entries[seqs.start - due :])
+    try:
+        pieces.sort(key=_SEQ)
+        first = bisect_right(pieces, seqs.start, key=_SEQ) - 1
+        entries = unpacked(pieces[max(first, 0) :])
+    except (ValueError, LookupError) as exc:
+        raise RunDamaged(run_id, str(exc)) from exc
+    if first < 0:
+        raise RunDamaged(run_id, f"entry {seqs.start} is missing")
+    if entries[-1].seq != seqs.stop - 1:
+        raise RunDamaged(run_id, f"its last entry is {entries[-1].seq}, and not {seqs.stop - 1}")
+    return tuple(entries[seqs.start - entries[0].seq :])

@@ -187,21 +187,15 @@ not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress
 -- name: load_record
 SELECT first_seq, last_piece, {record} FROM runs WHERE run_id = ?1
 
--- name: find_pieces
--- Backwards from piece 1 to the one that holds what comes after seq 2. Keys have to fall: damage makes no circles. CROSS: in this order.
-WITH RECURSIVE way (piece_key) AS (
-    SELECT ?1
-    UNION ALL
-    SELECT coalesce(pieces.far, pieces.before) FROM way CROSS JOIN pieces ON pieces.piece_key = way.piece_key
-    WHERE pieces.run_key = ?3 AND pieces.seq > ?2 + 1
-        AND coalesce(pieces.far, pieces.before) BETWEEN 1 AND pieces.piece_key - 1
-)
-SELECT way.piece_key, pieces.passed FROM way CROSS JOIN pieces ON pieces.piece_key = way.piece_key
+-- name: read_piece
+-- With the next piece on the way backwards, and those that the way there passes over.
+SELECT coalesce(far, before), passed, seq, layout, checksum, body FROM pieces WHERE piece_key = ?1 AND run_key = ?2
 
 -- name: read_pieces
+-- +?2: SQLite would prepare the statement anew for every run, to look at the key while it plans.
 SELECT seq, layout, checksum, body
 FROM json_each(?1) AS place CROSS JOIN pieces ON pieces.piece_key = place.value
-WHERE run_key = ?2
+WHERE run_key = +?2
 
 -- name: list_runs
 SELECT {record} FROM runs
