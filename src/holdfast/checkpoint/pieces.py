@@ -55,11 +55,14 @@ def unpacked(pieces: Iterable[tuple[int, str, int, bytes]]) -> list[Entry]:
             raise ValueError(f"what begins with entry {seq} is not what was written")
         if seq != due is not None:
             raise ValueError(f"entry {due} is missing")
-        start, due = 0, seq
-        for word in layout.split(" "):
+        *words, last = layout.split(" ")
+        start = 0
+        for word in words:
             end = start + int(word[1:])
-            add(Entry(seq=due, kind=kinds[word[0]], body=body[start:end]))
-            due, start = due + 1, end
+            add(Entry(seq=seq, kind=kinds[word[0]], body=body[start:end]))
+            seq, start = seq + 1, end
+        add(Entry(seq=seq, kind=kinds[last[0]], body=body[start:]))
+        due = seq + 1
     return entries
 
 

@@ -112,16 +112,18 @@ class ReadingThreads:
 
     def _read(self, connection: apsw.Connection, work: Callable[[Execute], T]) -> T:
         with store_errors(self._database.path, connection):
-            connection.execute("BEGIN")
+            # One cursor for all statements of a read, each of which is read to its end before the next.
+            execute = connection.cursor().execute
+            execute("BEGIN")
             try:
-                result = work(connection.execute)
+                result = work(execute)
             except BaseException:
                 # After some errors SQLite has ended it by itself. After others it refuses to commit, though nothing
                 # was written: that would hide which run is damaged.
                 if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+                    execute("ROLLBACK")
                 raise
-            connection.execute("COMMIT")
+            execute("COMMIT")
             return result
 
     def _tell(self, settle: _Settle, done: asyncio.Future[Any], result: object, error: Exception | None) -> None:
