@@ -1,5 +1,6 @@
 """The folder of a file store: names, versions, leftovers, and what else may lie in it."""
 
+import json
 import os
 import re
 import shutil
@@ -62,12 +63,12 @@ def test_plain_ids_are_their_own_names() -> None:
 async def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     async with opened(tmp_path / "store") as store:
         await store.create(a_run())
-    (tmp_path / "store" / "format.json").write_text('{"format":"holdfast file store","version":2,"more":[]}')
+    (tmp_path / "store" / "format.json").write_text('{"format":"holdfast file store","version":3,"more":[]}')
     shutil.rmtree(tmp_path / "store" / "children")
     before = _image(tmp_path / "store")
     with pytest.raises(SchemaTooNew) as refused:
         await FileStore(tmp_path / "store").open()
-    assert (refused.value.found, refused.value.known) == (2, 1)
+    assert (refused.value.found, refused.value.known) == (3, 2)
     assert _image(tmp_path / "store") == before
     assert not (tmp_path / "store" / "children").exists()
 
@@ -103,9 +104,25 @@ async def test_a_folder_of_version_1_opens(tmp_path: Path) -> None:
         claim = await store.claim("interrupted-run", await enlisted(store))
         assert claim.token == 4, "the counter goes on"
         await store.append(claim, a_write(3, b"goes on"))
-        assert len(await bodies_of(store, "interrupted-run")) == 4
+        await store.append(claim, a_write(4, b'{"at":0,"progress":{"iteration":2}}', progress=b'{"iteration":2}'))
+        rewritten = await store.claim("compacted-run", claim.worker_id, statuses={Status.PARKED})
+        await store.append(rewritten, a_write(3, b"short again", replace=True))
+    async with opened(folder) as store:
+        goes_on = await store.load("interrupted-run")
+        assert (goes_on.entries[:3], goes_on.record.progress) == (interrupted.entries, b'{"iteration":2}')
+        assert [entry.seq for entry in goes_on.entries] == [0, 1, 2, 3, 4]
+        assert await bodies_of(store, "compacted-run") == [b"short again"]
         await store.remove("interrupted-run", claim=claim)
         assert await listed(store) == ["failed-run", "compacted-run"], "the child went with its parent"
+
+
+async def test_a_folder_of_version_1_that_was_opened_is_refused_by_version_1(tmp_path: Path) -> None:
+    """It would take what is written now for damage."""
+    folder = tmp_path / "store"
+    shutil.copytree(FIXTURES / "file-v1", folder)
+    async with opened(folder):
+        assert json.loads((folder / "format.json").read_text())["version"] == 2
+        assert not list((folder / "temporary").iterdir())
 
 
 async def test_what_else_lies_in_the_folder_is_no_run(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import RunDamaged
-from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.stores.file import FileStore
@@ -51,20 +51,26 @@ def lock(folder: Path) -> Path:
     return folder / "locks" / "run-1.lock"
 
 
+#: The last entry of a write: as it comes; or a step, whose progress the line that commits it does not repeat.
+LAST_BODIES = {"any": b"\0two", "step": b'{"at":"noon","progress":{"step":1}}'}
+last_body = pytest.mark.parametrize("last", LAST_BODIES.values(), ids=LAST_BODIES.keys())
+
+
 async def _before_and_after_an_append(
-    store: FileStore, claim: Claim, journal: Path, lock: Path
+    store: FileStore, claim: Claim, journal: Path, lock: Path, last: bytes
 ) -> tuple[StoredRun, StoredRun, bytes, bytes]:
     """The run before and after a write of two entries, and its file; the mark is put back to before it."""
     before, before_bytes, mark = await store.load("run-1"), journal.read_bytes(), lock.read_bytes()
-    await store.append(claim, a_write(2, b'{"a":"message"}', b"\0two", progress=b'{"step":1}'))
+    await store.append(claim, a_write(2, b'{"a":"message"}', last, progress=b'{"step":1}'))
     lock.write_bytes(mark)
     return before, await store.load("run-1"), before_bytes, journal.read_bytes()
 
 
+@last_body
 async def test_a_write_torn_at_any_byte_is_passed_over_by_readers_and_cut_by_the_next_write(
-    store: FileStore, claim: Claim, journal: Path, lock: Path
+    store: FileStore, claim: Claim, journal: Path, lock: Path, last: bytes
 ) -> None:
-    before, after, whole, longer = await _before_and_after_an_append(store, claim, journal, lock)
+    before, after, whole, longer = await _before_and_after_an_append(store, claim, journal, lock, last)
     mark = lock.read_bytes()
     for length in range(len(whole), len(longer) + 1):
         for rest in (b"", b"\0" * 100):
@@ -81,10 +87,11 @@ async def test_a_write_torn_at_any_byte_is_passed_over_by_readers_and_cut_by_the
                 lock.write_bytes(mark)
 
 
+@last_body
 async def test_a_write_whose_beginning_never_reached_the_disk_is_passed_over(
-    store: FileStore, claim: Claim, journal: Path, lock: Path
+    store: FileStore, claim: Claim, journal: Path, lock: Path, last: bytes
 ) -> None:
-    before, _, whole, longer = await _before_and_after_an_append(store, claim, journal, lock)
+    before, _, whole, longer = await _before_and_after_an_append(store, claim, journal, lock, last)
     for lost in range(1, len(longer) - len(whole)):
         journal.write_bytes(whole + b"\0" * lost + longer[len(whole) + lost :])
         assert await store.load("run-1") == before
@@ -108,8 +115,9 @@ async def test_lines_of_two_attempts_at_one_write_do_not_make_a_write(
 
 
 async def test_no_flipped_bit_goes_unnoticed(store: FileStore, claim: Claim, journal: Path) -> None:
-    await store.append(claim, a_write(2, b'{"a":"message"}', progress=b'{"step":1}'))
-    await store.append(claim, a_write(3, b"last", progress=b'{"step":2}'))
+    await store.append(claim, a_write(2, b'{"a":"message"}', progress=b'{"step":1}', finished_step=True))
+    await store.append(claim, a_write(3, b'{"at":"noon","progress":{"step":2}}', progress=b'{"step":2}'))
+    await store.append(claim, a_write(4, b"last", progress=b'{"step":2}'))
     await store.create(a_run("other"))
     good = journal.read_bytes()
     for position in range(len(good)):
@@ -122,7 +130,7 @@ async def test_no_flipped_bit_goes_unnoticed(store: FileStore, claim: Claim, jou
         assert journal.read_bytes() == bad, "it is left untouched"
         assert "other" in await listed(store)
     journal.write_bytes(good)
-    assert len(await bodies_of(store)) == 4
+    assert len(await bodies_of(store)) == 5
 
 
 async def test_a_journal_whose_end_is_damaged_is_not_claimed_nor_written_to(
@@ -146,12 +154,13 @@ async def test_a_journal_whose_end_is_damaged_is_not_claimed_nor_written_to(
     assert await listed(store) == []
 
 
+@last_body
 async def test_without_its_mark_a_flipped_bit_is_damage_or_a_torn_end_and_never_read(
-    store: FileStore, claim: Claim, journal: Path, lock: Path
+    store: FileStore, claim: Claim, journal: Path, lock: Path, last: bytes
 ) -> None:
     await store.append(claim, a_write(2, b'{"a":"message"}', progress=b'{"step":1}'))
     before, end = await store.load("run-1"), len(journal.read_bytes())
-    await store.append(claim, a_write(3, b"last", progress=b'{"step":2}'))
+    await store.append(claim, a_write(3, last, progress=b'{"step":1}'))
     good = journal.read_bytes()
     lock.unlink()
     for position in range(len(good)):
@@ -188,11 +197,34 @@ async def test_a_journal_is_lines_of_json_with_readable_bodies(store: FileStore,
     await store.append(claim, a_write(2, '{"text":"Käse ☂"}'.encode(), progress=b'{"step":1}'))
     first, *lines = (json.loads(line) for line in journal.read_text().splitlines())
     assert (first["run"]["run_id"], first["meta"]) == ("run-1", {"prompt": "hi"})
-    entries = [line for line in lines if "seq" in line]
-    assert [entry["body"] for entry in entries] == [{"version": 1}, {"base64": "/w=="}, {"text": "Käse ☂"}]
-    states = [line for line in lines if "state" in line]
-    assert [state["progress"] for state in states] == [{"step": 0}, {"step": 1}]
-    assert states[-1]["state"]["status"] == Status.RUNNING
+    entries = [line for line in lines if not {"state", "saved"} & line.keys()]
+    assert entries == [{"begin": {"version": 1}}, {"begin": {"base64": "/w=="}}, {"message": {"text": "Käse ☂"}}]
+    state, saved = [line for line in lines if {"state", "saved"} & line.keys()]
+    assert (state["progress"], saved["progress"]) == ({"step": 0}, {"step": 1})
+    assert (state["state"]["status"], saved["next_seq"]) == (Status.RUNNING, 3)
+
+
+async def test_a_write_says_again_only_what_changed(store: FileStore, claim: Claim, journal: Path) -> None:
+    async def added(write: Write) -> dict[str, object]:
+        before = await store.load("run-1")
+        await store.append(claim, write)
+        after, last = await store.load("run-1"), json.loads(journal.read_bytes().splitlines()[-1])
+        assert (after.record.progress, after.record.next_seq) == (write.progress, before.record.next_seq + 1)
+        assert (after.record.owner, after.record.token) == (before.record.owner, before.record.token)
+        assert isinstance(last, dict)
+        return last
+
+    first = await added(a_write(2, b"one", progress=b'{"step":1}', finished_step=True))
+    assert "state" in first, "the strikes are gone"
+    step = await added(a_write(3, b'{"at":0,"progress":{"step":2}}', progress=b'{"step":2}', finished_step=True))
+    assert step.keys() == {"saved", "next_seq", "size", "at", "sum", "since", "crc"}
+    other = await added(a_write(4, b'{"at":0,"progress":{"step":3}}', progress=b'{"step":4}', finished_step=True))
+    assert other["progress"] == {"step": 4}
+    await store.request_cancel("run-1")
+    assert (await store.load("run-1")).record.cancel_requested
+    again = await added(a_write(5, b'{"at":0,"progress":{"step":5}}', progress=b'{"step":5}', finished_step=True))
+    assert again["since"] != step["since"]
+    assert (await store.load("run-1")).record.cancel_requested
 
 
 @given(
@@ -204,9 +236,9 @@ async def test_a_journal_is_lines_of_json_with_readable_bodies(store: FileStore,
 def test_any_bytes_come_back_as_they_were(body: bytes, seq: int) -> None:
     entry = Entry(seq=seq, kind=EntryKind.RESULT, body=body)
     line = entry_line(entry)
-    assert parse_entry(line) == entry
+    assert parse_entry(line) == (None, entry.kind, body)
     assert line.index(b"\n") == len(line) - 1
-    shown = json.loads(line)["body"]
+    shown = json.loads(line)["result"]
     if isinstance(shown, dict) and "base64" in shown:
         assert base64.b64decode(shown["base64"]) == body
     else:
@@ -229,7 +261,7 @@ def test_any_bytes_come_back_as_they_were(body: bytes, seq: int) -> None:
 def test_bodies_that_look_like_something_else_come_back_as_they_were(body: bytes) -> None:
     entry = Entry(seq=7, kind=EntryKind.MESSAGE, body=body)
     line = entry_line(entry)
-    assert parse_entry(line) == entry
+    assert parse_entry(line) == (None, entry.kind, body)
     json.loads(line)
 
 
@@ -276,6 +308,23 @@ async def test_a_save_costs_one_sync_and_the_same_bytes_however_long_the_journal
     assert max(written for _, written, _ in costs[-10:]) <= max(written for _, written, _ in costs[:10]) + 20
     assert max(read for _, _, read in costs[-10:]) <= max(read for _, _, read in costs[:10]) + 2000
     assert os.stat(folder / "runs" / "run-1.jsonl").st_size < 1.25 * 999 * 2000
+
+
+async def test_a_run_occupies_little_more_than_its_transcript(folder: Path) -> None:
+    """Steps as the loop saves them: a reply, a tool result, and the entry that ends the step."""
+    reply = b'{"role":"reply","text":"%s","tool_calls":[{"id":"4321","name":"look","arguments":{"number":4321}}]}'
+    result = b'{"role":"tool","call_id":"4321","tool":"look","content":"%s"}'
+    store = FileStore(folder, durability="process")
+    await store.open()
+    claim = await begun(store, await enlisted(store), a_run())
+    for n in range(1000, 2000):
+        usage = b'{"requests":%d,"input_tokens":%d,"output_tokens":%d,"tool_calls":%d}' % (n, n * 1000, n * 100, n)
+        progress = b'{"iteration":%d,"own_usage":%s,"elapsed":"PT%d.077715S"}' % (n, usage, n)
+        step = b'{"at":"2026-11-16T03:18:45.208232Z","progress":%s}' % progress
+        bodies = [reply % (b"x" * 1000), result % (b"y" * 1000), step]
+        await store.append(claim, a_write(3 * n - 2999, *bodies, progress=progress, finished_step=True))
+    await store.close()
+    assert os.stat(folder / "runs" / "run-1.jsonl").st_size < 1.3 * 1000 * 2000
 
 
 @counts_reads

@@ -9,12 +9,14 @@ from holdfast.checkpoint.stores.file.runs import Runs
 
 
 def inspect(layout: Layout, runs: Runs) -> Inspection:
-    """Look at every file once. A folder that is open has the version this code knows."""
+    """Look at every file once. A folder that may only be read keeps the older version it has."""
     size = 0
     for path in layout.folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # runs come to their end while we look
             size += path.stat().st_size if path.is_file() else 0
-    return Inspection(version=VERSION, known_version=VERSION, size=size, problems=_problems(layout, runs))
+    return Inspection(
+        version=layout.version() or VERSION, known_version=VERSION, size=size, problems=_problems(layout, runs)
+    )
 
 
 def _problems(layout: Layout, runs: Runs) -> list[str]:

@@ -12,7 +12,8 @@ import msgspec
 from holdfast.checkpoint.errors import SchemaTooNew, StoreError
 from holdfast.checkpoint.stores.file.disk import Disk
 
-VERSION = 1
+#: 2: entries under their kind, and short `saved` lines (see `lines.py`); what version 1 wrote is read as it is.
+VERSION = 2
 JOURNAL_SUFFIX = ".jsonl"
 LOCK_SUFFIX = ".lock"
 #: Whoever writes a temporary file is done in moments. Should its file go nevertheless, its call fails, and no more.
@@ -75,27 +76,30 @@ class Layout:
         Raises:
             SchemaTooNew: a newer holdfast wrote it. Nothing was changed.
         """
-        known = self._check_version()
+        found = self.version()
         try:
             self._make_folders(disk)
-            if not known:
+            if found is None:
                 self._publish_format(disk)
+            elif found < VERSION:
+                self._raise_format(disk)
         except OSError:
-            if not known:
+            if found is None:
                 raise
 
-    def _check_version(self) -> bool:
+    def version(self) -> int | None:
+        """Which version the folder has; `None` if it is none of ours yet."""
         try:
             text = self.format.read_bytes()
         except FileNotFoundError:
-            return False
+            return None
         try:
             found = msgspec.json.decode(text, type=_Format)
         except msgspec.DecodeError as error:
             raise StoreError(f"{self.format} does not say which format this folder has: {error}") from error
         if found.version > VERSION:
             raise SchemaTooNew(str(self.folder), found.version, VERSION)
-        return True
+        return found.version
 
     def _make_folders(self, disk: Disk) -> None:
         missing = [folder for folder in reversed(self.folder.absolute().parents) if not folder.exists()]
@@ -114,6 +118,13 @@ class Layout:
         with created(disk, temporary, msgspec.json.encode(_Format()) + b"\n"), contextlib.suppress(FileExistsError):
             disk.link(temporary, self.format)
         disk.sync_folder(self.folder)
+
+    def _raise_format(self, disk: Disk) -> None:
+        """From now on an older holdfast refuses the folder: it would take what is written now for damage."""
+        temporary = self.new_temporary("format")
+        with created(disk, temporary, msgspec.json.encode(_Format()) + b"\n"):
+            disk.replace(temporary, self.format)
+            disk.sync_folder(self.folder)
 
     def remove_leftovers(self, disk: Disk) -> None:
         """Delete the temporary files of processes that died."""

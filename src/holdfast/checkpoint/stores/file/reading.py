@@ -9,22 +9,28 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.stores.file.disk import read_at
 from holdfast.checkpoint.stores.file.lines import (
+    SAVED_START,
     STATE_START,
     NotALine,
     Origin,
+    SavedHead,
     State,
     StateHead,
     checksum,
     parse_entry,
     parse_origin,
+    parse_saved,
     parse_state,
+    refers_above,
 )
 from holdfast.checkpoint.stores.file.locks import Mark
 
-_BLOCK = 4096
+#: What is read at first: more than the last write of most journals, and more than one of our own lines.
+_BLOCK, _LINE = 4096, 1024
+_COMMIT_STARTS = (SAVED_START, STATE_START)
 
 
 class Damaged(Exception):
@@ -39,6 +45,9 @@ class Head:
     meta: bytes
     state: State
     progress: bytes
+    #: The last state line: where it begins and what it says.
+    since: int
+    base: State
     #: Where the first write begins.
     start: int
     #: Where the last whole write ends.
@@ -50,11 +59,12 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
-    """The last line of a whole write."""
+class _Commit:
+    """The line that ends a whole write."""
 
-    head: StateHead
+    head: StateHead | SavedHead
     progress: bytes
+    begin: int
     end: int
 
 
@@ -67,23 +77,32 @@ def read_head(fd: int, mark: Mark | None) -> Head:
     length = os.fstat(fd).st_size
     origin, meta, start = _read_origin(fd)
     saved = _saved(origin, mark)
-    write = _last_write(fd, length, start=start, saved=saved)
-    if write.end < saved:
-        raise Damaged(f"what follows byte {write.end} is not what was written, and it was saved up to byte {saved}")
-    return _head(origin, meta, write, start=start, length=length, saved=saved)
+    commit = _last_commit(fd, length, start=start, saved=saved)
+    if commit.end < saved:
+        raise Damaged(f"what follows byte {commit.end} is not what was written, and it was saved up to byte {saved}")
+    if isinstance(commit.head, StateHead):
+        since, base = commit.begin, commit.head.state
+    else:
+        since = commit.head.since
+        base = _state_at(fd, since)
+    return _head(origin, meta, commit, since, base, start=start, length=length, saved=saved)
 
 
-def _head(origin: Origin, meta: bytes, write: _Write, *, start: int, length: int, saved: int) -> Head:
+def _head(
+    origin: Origin, meta: bytes, commit: _Commit, since: int, base: State, *, start: int, length: int, saved: int
+) -> Head:
     return Head(
         origin=origin,
         meta=meta,
-        state=write.head.state,
-        progress=write.progress,
+        state=base if isinstance(commit.head, StateHead) else commit.head.state(base),
+        progress=commit.progress,
+        since=since,
+        base=base,
         start=start,
-        end=write.end,
+        end=commit.end,
         length=length,
         # A new file is synced before it gets its name.
-        safe=write.end <= saved or write.head.at == start,
+        safe=commit.end <= saved or commit.head.at == start,
     )
 
 
@@ -93,59 +112,77 @@ def _saved(origin: Origin, mark: Mark | None) -> int:
 
 
 def _read_origin(fd: int) -> tuple[Origin, bytes, int]:
-    block = read_at(fd, _BLOCK, 0)
-    while b"\n" not in block:
-        more = read_at(fd, 4 * len(block), len(block))
-        if not more:
-            raise Damaged("its first line has no end")
-        block += more
-    end = block.index(b"\n") + 1
+    line = _line_at(fd, 0)
     try:
-        return *parse_origin(block[:end]), end
+        return *parse_origin(line), len(line)
     except NotALine as error:
         raise Damaged(f"its first line is not what was written: {error}") from error
 
 
-def _last_write(fd: int, length: int, *, start: int, saved: int) -> _Write:
-    """The last whole write, looked for backwards from the end of the file."""
+def _state_at(fd: int, begin: int) -> State:
+    try:
+        return parse_state(_line_at(fd, begin))[0].state
+    except NotALine as error:
+        raise Damaged(f"the state at byte {begin} is not what was written: {error}") from error
+
+
+def _line_at(fd: int, begin: int) -> bytes:
+    block = read_at(fd, _LINE, begin)
+    while b"\n" not in block:
+        more = read_at(fd, 4 * len(block), begin + len(block))
+        if not more:
+            raise Damaged(f"the line at byte {begin} has no end")
+        block += more
+    return block[: block.index(b"\n") + 1]
+
+
+def _last_commit(fd: int, length: int, *, start: int, saved: int) -> _Commit:
+    """The end of the last whole write, looked for backwards from the end of the file."""
     end, window = length, _BLOCK
     while end > start:
         begin = max(start, end - window)
         block = read_at(fd, end - begin, begin)
-        found = _last_state(block, begin, at_line_start=begin == start)
+        found = _commit_in(block, begin, at_line_start=begin == start)
         if found is None:
             if begin == start:
                 break
             window *= 4
             continue
-        # The state line may have reached the disk and what it commits not.
+        # This line may have reached the disk and what it commits not.
         if found.end <= saved or found.head.at == start or _commits(fd, found):
             return found
         end, window = min(found.head.at, end - 1), _BLOCK
     raise Damaged("no state of the run is left in it")
 
 
-def _last_state(block: bytes, begin: int, *, at_line_start: bool) -> _Write | None:
-    """The last state line in the block, which begins at the offset `begin` of the file."""
+def _commit_in(block: bytes, begin: int, *, at_line_start: bool) -> _Commit | None:
+    """The last commit in the block, which begins at the offset `begin` of the file."""
     line_end = block.rfind(b"\n")
     while line_end >= 0:
         line_start = block.rfind(b"\n", 0, line_end) + 1
         if line_start == 0 and not at_line_start:
             return None
         line = block[line_start : line_end + 1]
-        if line.startswith(STATE_START):
+        if line.startswith(_COMMIT_STARTS):
+            above_start = block.rfind(b"\n", 0, max(0, line_start - 1)) + 1
+            if above_start == 0 and not at_line_start and line.startswith(SAVED_START) and refers_above(line):
+                return None
             try:
-                return _Write(*parse_state(line), begin + line_end + 1)
+                return _parse_commit(line, block[above_start:line_start], begin + line_start)
             except NotALine:
                 pass
         line_end = line_start - 1
     return None
 
 
-def _commits(fd: int, write: _Write) -> bool:
-    written = read_at(fd, write.end - write.head.at, write.head.at)
-    # The state line itself has no line end but its last.
-    return checksum(written[: written.rfind(b"\n", 0, -1) + 1]) == write.head.sum
+def _parse_commit(line: bytes, above: bytes, begin: int) -> _Commit:
+    """The commit at the offset `begin`; `above` is the line before it."""
+    head, progress = parse_state(line) if line.startswith(STATE_START) else parse_saved(line, above)
+    return _Commit(head, progress, begin, begin + len(line))
+
+
+def _commits(fd: int, commit: _Commit) -> bool:
+    return checksum(read_at(fd, commit.begin - commit.head.at, commit.head.at)) == commit.head.sum
 
 
 def read_journal(fd: int, mark: Mark | None) -> tuple[Head, Sequence[Entry]]:
@@ -157,64 +194,88 @@ def read_journal(fd: int, mark: Mark | None) -> tuple[Head, Sequence[Entry]]:
     data = read_at(fd, os.fstat(fd).st_size, 0)
     origin, meta, start = _read_origin(fd)
     saved = _saved(origin, mark)
-    entries: list[Entry] = []
-    write: _Write | None = None
-    end, trouble = start, ""
-    while end < len(data):
+    writes, trouble = _Writes(data, start), ""
+    while writes.end < len(data):
         try:
-            write = _read_write(data, end, entries)
+            writes.read_next()
         except NotALine as error:
             trouble = str(error)
             break
-        end = write.end
-    if write is None or end < saved or (trouble and _continued(data, end)):
+    end, last = writes.end, writes.last
+    if last is None or writes.base is None or end < saved or (trouble and _continued(data, end)):
         raise Damaged(f"what follows byte {end} is not what was written: {trouble or 'it ends there'}")
-    _check_count(entries, write.head.state)
-    return _head(origin, meta, write, start=start, length=len(data), saved=saved), entries
+    head = _head(origin, meta, last, writes.since, writes.base, start=start, length=len(data), saved=saved)
+    if sum(len(entry.body) for entry in writes.entries) != head.state.size:
+        raise Damaged("entries are missing")
+    return head, writes.entries
 
 
-def _read_write(data: bytes, begin: int, entries: list[Entry]) -> _Write:
-    """The write that begins there; its entries are added to `entries`."""
-    found: list[Entry] = []
-    position = begin
-    while True:
-        line_end = data.find(b"\n", position) + 1
-        if not line_end:
-            raise NotALine(f"the line at byte {position} has no end")
-        line = data[position:line_end]
-        try:
-            if not line.startswith(STATE_START):
+class _Writes:
+    """The writes of a journal, read one after another."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data = data
+        self.entries: list[Entry] = []
+        self.end = start
+        self.last: _Commit | None = None
+        #: The last state line: where it begins and what it says.
+        self.since = 0
+        self.base: State | None = None
+        self._next_seq: int | None = None
+
+    def read_next(self) -> None:
+        """Raises:
+        NotALine: what follows is no whole write.
+        Damaged: it is one, of another journal.
+        """
+        found: list[tuple[int | None, EntryKind, bytes]] = []
+        position, above = self.end, b""
+        while True:
+            line_end = self._data.find(b"\n", position) + 1
+            if not line_end:
+                raise NotALine(f"the line at byte {position} has no end")
+            line = self._data[position:line_end]
+            try:
+                if line.startswith(_COMMIT_STARTS):
+                    self._take(_parse_commit(line, above, position), found)
+                    return
                 found.append(parse_entry(line))
-                position = line_end
-                continue
-            head, progress = parse_state(line)
-        except NotALine as error:
-            raise NotALine(f"the line at byte {position}: {error}") from error
-        if head.at != begin or head.sum != checksum(data[begin:position]):
-            raise NotALine(f"the line at byte {position} does not belong to the lines before it")
-        entries.extend(found)
-        return _Write(head, progress, line_end)
+            except NotALine as error:
+                raise NotALine(f"the line at byte {position}: {error}") from error
+            position, above = line_end, line
+
+    def _take(self, commit: _Commit, found: Sequence[tuple[int | None, EntryKind, bytes]]) -> None:
+        head = commit.head
+        if head.at != self.end or head.sum != checksum(self._data[self.end : commit.begin]):
+            raise NotALine("it does not belong to the lines before it")
+        if isinstance(head, StateHead):
+            self.since, self.base, next_seq = commit.begin, head.state, head.state.next_seq
+        else:
+            next_seq = head.next_seq
+            if self.base is None or head.since != self.since:
+                raise NotALine("it does not belong to the state before it")
+        first = next_seq - len(found)
+        for seq, (numbered, kind, body) in enumerate(found, first):
+            if numbered not in (None, seq):
+                raise Damaged("entries are missing")
+            self.entries.append(Entry(seq=seq, kind=kind, body=body))
+        if self._next_seq not in (None, first):
+            raise Damaged("entries are missing")
+        self.end, self.last, self._next_seq = commit.end, commit, next_seq
 
 
 def _continued(data: bytes, end: int) -> bool:
     """Whether a later write follows: then the one at `end` was whole once."""
     position = data.find(b"\n", end) + 1
+    above = data[end:position]
     while position:
         line_end = data.find(b"\n", position) + 1
         line = data[position:line_end]
-        if line.startswith(STATE_START):
+        if line.startswith(_COMMIT_STARTS):
             try:
-                if parse_state(line)[0].at > end:
+                if _parse_commit(line, above, position).head.at > end:
                     return True
             except NotALine:
                 pass
-        position = line_end
+        position, above = line_end, line
     return False
-
-
-def _check_count(entries: Sequence[Entry], state: State) -> None:
-    """The entries are numbered without a gap up to the one that is due, and are as long as the state says."""
-    first = state.next_seq - len(entries)
-    gap = any(entry.seq != seq for seq, entry in enumerate(entries, first))
-    if gap or sum(len(entry.body) for entry in entries) != state.size:
-        raise Damaged("entries are missing")

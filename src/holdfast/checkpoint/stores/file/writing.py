@@ -11,7 +11,16 @@ from holdfast.checkpoint.errors import RunExists
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.stores.file.disk import Disk
 from holdfast.checkpoint.stores.file.layout import Layout, created
-from holdfast.checkpoint.stores.file.lines import Origin, State, entry_line, origin_line, state_line
+from holdfast.checkpoint.stores.file.lines import (
+    Origin,
+    SavedHead,
+    State,
+    checksum,
+    entry_line,
+    origin_line,
+    saved_line,
+    state_line,
+)
 from holdfast.checkpoint.stores.file.locks import write_mark
 from holdfast.checkpoint.stores.file.reading import Damaged, Head, read_journal
 
@@ -84,10 +93,8 @@ class Journal:
 
     def add(self, state: State, progress: bytes, entries: Sequence[Entry] = ()) -> None:
         """Append the entries and the state that is true with them, in one write. All of it is there, or nothing."""
-        lines = b"".join(map(entry_line, entries))
-        state = msgspec.structs.replace(state, kept=self.head.state.kept + len(lines))
         at = self.head.end
-        data = lines + state_line(state, progress, at=at, written=lines)
+        state, data = self._write_of(state, progress, entries)
         if self.head.length > at:
             # Nobody else is writing now, so what is there is torn.
             self._disk.cut(self._fd, at)
@@ -104,6 +111,18 @@ class Journal:
         write_mark(self._lock, self._disk, self.head.origin.journal, at + len(data))
         if at + len(data) - self.head.start - state.kept > max(STALE_BYTES, state.kept):
             self._clear_stale_lines()
+
+    def _write_of(self, state: State, progress: bytes, entries: Sequence[Entry]) -> tuple[State, bytes]:
+        """What commits the entries is a short line where the last state line says the rest."""
+        head = self.head
+        entry_lines = [entry_line(entry) for entry in entries]
+        lines = b"".join(entry_lines)
+        saved = SavedHead(state.updated_at, state.next_seq, state.size, head.end, checksum(lines), head.since)
+        short = saved.state(head.base)
+        if msgspec.structs.replace(state, kept=short.kept) == short:
+            return short, lines + saved_line(saved, progress, above=entry_lines[-1] if entries else b"")
+        state = msgspec.structs.replace(state, kept=head.state.kept + len(lines))
+        return state, lines + state_line(state, progress, at=head.end, written=lines)
 
     def replace(self, state: State, progress: bytes, entries: Iterable[Entry]) -> None:
         """The journal is exactly these entries from now on. The old one or the new one is there, never neither."""
