@@ -270,7 +270,15 @@ class CountingDisk(Disk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.syncs = self.written = 0
+        self.opened = self.syncs = self.written = 0
+
+    def open(self, path: AnyPath) -> int:
+        self.opened += 1
+        return super().open(path)
+
+    def open_or_create(self, path: AnyPath) -> int:
+        self.opened += 1
+        return super().open_or_create(path)
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         self.written += len(data)
@@ -300,9 +308,10 @@ async def test_a_save_costs_one_sync_and_the_same_bytes_however_long_the_journal
     claim = await begun(store, await enlisted(store), a_run())
     costs = []
     for seq in range(1, 1000):
-        disk.syncs, disk.written, read = 0, 0, _read_by_this_process()
+        disk.opened, disk.syncs, disk.written, read = 0, 0, 0, _read_by_this_process()
         await store.append(claim, a_write(seq, b'"%s"' % (b"x" * 2000), progress=b"{}"))
         costs.append((disk.syncs, disk.written, _read_by_this_process() - read))
+        assert disk.opened == (2 if seq == 1 else 0), "lock and journal stay open"
     await store.close()
     assert {syncs for syncs, _, _ in costs} == {1}
     assert max(written for _, written, _ in costs[-10:]) <= max(written for _, written, _ in costs[:10]) + 20

@@ -10,18 +10,22 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.stores.file.disk import AnyPath, Disk, read_at
+from holdfast.checkpoint.stores.file.disk import AnyPath, Disk
 from holdfast.checkpoint.stores.file.lines import NotALine, sealed, unsealed
 
-_MARK_WIDTH = 192
+#: More than any mark is long.
+_MARK_WIDTH = 256
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.02
 
 
 class LockHeld(Exception):
     """Somebody else holds the lock and did not let go in time."""
 
+    def __init__(self, path: AnyPath) -> None:
+        super().__init__(str(path))
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a journal was acknowledged.
 
     Written after the sync and never synced itself, so it is at or behind the truth: what lies below it and cannot be
@@ -34,43 +38,75 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     boot: str = ""
 
 
+_encode = msgspec.json.Encoder().encode
 _mark = msgspec.json.Decoder(Mark)
 
 
+class LockFile:
+    """A lock that is held. Let go of, it may stay open and be taken again."""
+
+    __slots__ = ("_path", "fd", "stays_open")
+
+    def __init__(self, fd: int, path: AnyPath) -> None:
+        self.fd, self._path = fd, path
+        #: Whether letting go leaves the file open.
+        self.stays_open = False
+
+    def let_go(self) -> None:
+        # Said aloud: a child that was forked meanwhile has the descriptor too, and closing ours would not free it.
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        if not self.stays_open:
+            os.close(self.fd)
+
+    def take_again(self, *, patience: float) -> None:
+        """Raises:
+        LockHeld: it was not to be had within `patience` seconds.
+        """
+        if not _try_lock(self.fd):
+            _wait_for_lock(self.fd, self._path, time.monotonic() + patience)
+
+    def is_there(self) -> bool:
+        """Whether the file still has its name: else others lock another one."""
+        return os.fstat(self.fd).st_nlink > 0
+
+
 @contextlib.contextmanager
-def locked(path: AnyPath, disk: Disk, *, patience: float) -> Iterator[int]:
-    """Hold the lock at `path`; its file descriptor. Nobody else, in this process or another, is in such a block.
+def locked(path: AnyPath, disk: Disk, *, patience: float) -> Iterator[LockFile]:
+    """Hold the lock at `path`. Nobody else, in this process or another, is in such a block.
 
     The file may be unlinked by its holder: whoever waited for it then finds out and takes the new one.
 
     Raises:
         LockHeld: it was not to be had within `patience` seconds.
     """
-    fd = _acquire(path, disk, time.monotonic() + patience)
+    lock = LockFile(_acquire(path, disk, time.monotonic() + patience), path)
     try:
-        yield fd
+        yield lock
     finally:
-        # Said aloud: a child that was forked meanwhile has the descriptor too, and closing ours would not free it.
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        os.close(fd)
+        lock.let_go()
 
 
 def _acquire(path: AnyPath, disk: Disk, deadline: float) -> int:
-    pause = _SHORTEST_PAUSE
     while True:
         fd = disk.open_or_create(path)
         try:
-            while not _try_lock(fd):
-                if time.monotonic() >= deadline:
-                    raise LockHeld(str(path))
-                time.sleep(pause)
-                pause = min(pause * 1.5, _LONGEST_PAUSE)
+            if not _try_lock(fd):
+                _wait_for_lock(fd, path, deadline)
             if _is_at(fd, path):
                 return fd
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def _wait_for_lock(fd: int, path: AnyPath, deadline: float) -> None:
+    pause = _SHORTEST_PAUSE
+    while not _try_lock(fd):
+        if time.monotonic() >= deadline:
+            raise LockHeld(path)
+        time.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
 def _try_lock(fd: int) -> bool:
@@ -94,10 +130,10 @@ def write_mark(fd: int, disk: Disk, journal: str, saved: int) -> None:
     boot = "" if disk.synced else _boot()
     if boot is None:
         return
-    line = sealed(msgspec.json.encode(Mark(journal=journal, saved=saved, boot=boot)))
+    line = sealed(_encode(Mark(journal=journal, saved=saved, boot=boot)))
     # A mark that is missing or behind only makes a later flipped bit harder to tell from a torn write.
     with contextlib.suppress(OSError):
-        disk.write(fd, line.rstrip(b"\n").ljust(_MARK_WIDTH - 1) + b"\n", 0)
+        disk.write(fd, line, 0)
 
 
 def read_mark(path: AnyPath) -> Mark | None:
@@ -114,9 +150,10 @@ def read_mark(path: AnyPath) -> Mark | None:
 
 def mark_in(fd: int) -> Mark | None:
     """The mark in the lock file, if there is a whole one that still counts."""
-    text = read_at(fd, _MARK_WIDTH, 0)
+    # What follows its line is left of longer ones; those of version 1 were filled up with blanks.
+    line = os.pread(fd, _MARK_WIDTH, 0).partition(b"\n")[0].rstrip()
     try:
-        mark = _mark.decode(unsealed(text.rstrip() + b"\n"))
+        mark = _mark.decode(unsealed(line + b"\n"))
     except (NotALine, msgspec.DecodeError):
         return None
     return None if mark.boot and mark.boot != _boot() else mark

@@ -9,6 +9,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.stores.file.disk import read_at
 from holdfast.checkpoint.stores.file.lines import (
@@ -37,8 +39,7 @@ class Damaged(Exception):
     """What is stored is not what was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True, kw_only=True):
     """A journal without its entries."""
 
     origin: Origin

@@ -20,9 +20,10 @@ from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.lifecycle import OVER, Status
 from holdfast.checkpoint.record import Ending, NewRun
 from holdfast.checkpoint.stores.file.disk import Disk
+from holdfast.checkpoint.stores.file.holds import Holds
 from holdfast.checkpoint.stores.file.layout import Layout
 from holdfast.checkpoint.stores.file.lines import Origin
-from holdfast.checkpoint.stores.file.locks import LockHeld, locked, mark_in, read_mark
+from holdfast.checkpoint.stores.file.locks import LockFile, LockHeld, locked, mark_in, read_mark
 from holdfast.checkpoint.stores.file.names import file_name
 from holdfast.checkpoint.stores.file.reading import Damaged, Head, read_head, read_journal
 from holdfast.checkpoint.stores.file.tokens import Tokens
@@ -38,6 +39,7 @@ class Runs:
     def __init__(self, layout: Layout, disk: Disk, workers: Workers, *, clock: Clock, patience: float) -> None:
         self._layout, self._disk, self._workers = layout, disk, workers
         self._clock, self._patience = clock, patience
+        self._holds = Holds()
         self._tokens = Tokens(layout.tokens, disk, patience=patience, largest_in_use=self._largest_token)
 
     # -- reading, without a lock --------------------------------------------------------------------------------
@@ -92,20 +94,52 @@ class Runs:
         return None if worker_id is None else claim_of(run.run_id, state)
 
     def append(self, claim: Claim, write: Write) -> None:
+        name = file_name(claim.run_id)
+        journal = self._holds.take(name)
+        if journal is not None and self._append_again(journal, claim, write):
+            return
         with self._held(claim) as journal:
-            state = written(journal.head.state, write, self._clock.now())
-            if write.replace:
-                journal.replace(state, write.progress, write.entries)
-            else:
-                journal.add(state, write.progress, write.entries)
+            self._write(journal, write)
+            stays_open = journal.keep_open()
+        if stays_open:
+            self._holds.bring_back(name, journal)
+
+    def _append_again(self, journal: Journal, claim: Claim, write: Write) -> bool:
+        """False, and nothing is done, if the journal is not any more what it was after our last save."""
+        stays_open = False
+        try:
+            if not journal.take_again(patience=self._patience):
+                return False
+            _check_claim(claim, journal.head)
+            self._write(journal, write)
+            stays_open = journal.keep_open()
+        except LockHeld:
+            raise self._unavailable(claim.run_id) from None
+        finally:
+            journal.let_go()
+        if stays_open:
+            self._holds.bring_back(file_name(claim.run_id), journal)
+        return True
+
+    def _write(self, journal: Journal, write: Write) -> None:
+        state = written(journal.head.state, write, self._clock.now())
+        if write.replace:
+            journal.replace(state, write.progress, write.entries)
+        else:
+            journal.add(state, write.progress, write.entries)
 
     def settle(self, claim: Claim, ending: Ending) -> None:
+        self._holds.drop(file_name(claim.run_id))
         with self._held(claim) as journal:
             head = journal.head
             progress = head.progress if ending.progress is None else ending.progress
             journal.add(settled(head.state, ending, self._clock.now()), progress, ending.entries)
             if head.state.cancel_requested and ending.status in OVER:
                 self._disk.unlink(self._layout.cancels / file_name(claim.run_id))
+
+    def close(self) -> None:
+        """Let go of the files that are kept open."""
+        self._holds.close()
 
     # -- from outside -------------------------------------------------------------------------------------------
 
@@ -143,6 +177,7 @@ class Runs:
 
     def remove(self, run_id: str, claim: Claim | None) -> None:
         name = file_name(run_id)
+        self._holds.drop(name)
         if claim is not None:
             with self._open(run_id, lost=claim) as journal:
                 if journal.head.state.token != claim.token:
@@ -174,7 +209,7 @@ class Runs:
     @contextlib.contextmanager
     def _locked(
         self, name: str, run_id: str, *, patience: float | None = None, must_exist: bool = False
-    ) -> Iterator[int]:
+    ) -> Iterator[LockFile]:
         """The lock on a run, which may not be there yet.
 
         Raises:
@@ -199,10 +234,13 @@ class Runs:
         except LockHeld:
             if patience is not None:
                 raise
-            raise StoreUnavailable(
-                f"run {run_id}: another process has been changing it for {self._patience:g} s and may be stopped: "
-                "see to that process, then try again"
-            ) from None
+            raise self._unavailable(run_id) from None
+
+    def _unavailable(self, run_id: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"run {run_id}: another process has been changing it for {self._patience:g} s and may be stopped: "
+            "see to that process, then try again"
+        )
 
     @contextlib.contextmanager
     def _open(self, run_id: str, *, patience: float | None = None, lost: Claim | None = None) -> Iterator[Journal]:
@@ -215,10 +253,14 @@ class Runs:
         name = file_name(run_id)
         try:
             with self._locked(name, run_id, patience=patience, must_exist=True) as lock:
-                mark = mark_in(lock)
-                with _opened(self._disk.open(self._layout.journal(name))) as fd:
+                mark = mark_in(lock.fd)
+                fd = self._disk.open(self._layout.journal(name))
+                try:
                     head = _checked(name, read_head(fd, mark))
                     yield Journal(self._disk, self._layout, name, fd=fd, lock=lock, head=head)
+                finally:
+                    if not lock.stays_open:
+                        os.close(fd)
         except Damaged as damage:
             raise RunDamaged(run_id, str(damage)) from damage
         except RunNotFound:
@@ -230,11 +272,7 @@ class Runs:
     def _held(self, claim: Claim) -> Iterator[Journal]:
         """The journal, if the claim is still the right to write to it."""
         with self._open(claim.run_id, lost=claim) as journal:
-            state = journal.head.state
-            if state.token != claim.token:
-                raise ClaimLost(claim.run_id, claim.token, state.token)
-            if state.status is not Status.RUNNING:
-                raise ClaimLost(claim.run_id, claim.token, None)
+            _check_claim(claim, journal.head)
             yield journal
 
     def _driven(self, head: Head) -> bool:
@@ -291,6 +329,13 @@ def _opened(fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _check_claim(claim: Claim, head: Head) -> None:
+    if head.state.token != claim.token:
+        raise ClaimLost(claim.run_id, claim.token, head.state.token)
+    if head.state.status is not Status.RUNNING:
+        raise ClaimLost(claim.run_id, claim.token, None)
 
 
 def _checked(name: str, head: Head) -> Head:

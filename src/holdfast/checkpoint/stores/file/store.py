@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from holdfast.checkpoint.claim import Claim, Worker
 from holdfast.checkpoint.errors import StoreClosed, StoreUnavailable
@@ -21,13 +20,14 @@ from holdfast.checkpoint.stores.file.layout import Layout
 from holdfast.checkpoint.stores.file.locks import LockHeld
 from holdfast.checkpoint.stores.file.runs import Runs
 from holdfast.checkpoint.stores.file.signals import Signals
+from holdfast.checkpoint.stores.file.threads import Threads
 from holdfast.checkpoint.stores.file.workers import Workers
 from holdfast.clock import SYSTEM_CLOCK, Clock
 
 T = TypeVar("T")
 
 #: Syncs of several runs go to the disk side by side, which then takes them together.
-_THREADS = 8
+_THREADS = 16
 _LOOK_EVERY = 0.1
 
 
@@ -61,15 +61,14 @@ class FileStore:
         self._runs = Runs(self._layout, self._disk, self._workers, clock=clock, patience=patience.total_seconds())
         self._finder = Finder(self._layout, self._runs, self._workers, clock=clock)
         self._signals = Signals(self._layout.changes, self._disk)
-        self._pool: ThreadPoolExecutor | None = None
-        self._under_way: set[asyncio.Future[Any]] = set()
+        self._threads: Threads | None = None
         #: Set, and replaced by a new one, at each change made through this store.
         self._sign = asyncio.Event()
         self._seen = (0, 0)
 
     async def open(self) -> None:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-file")
+        if self._threads is None:
+            self._threads = Threads(_THREADS, "holdfast-file")
             try:
                 await self._do(self._prepare)
             except BaseException:
@@ -77,13 +76,12 @@ class FileStore:
                 raise
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
+        threads, self._threads = self._threads, None
         self._wake()
-        while self._under_way:
-            await asyncio.wait(self._under_way)
-        if pool is not None:
-            await asyncio.to_thread(self._workers.stop)
-            pool.shutdown()
+        if threads is not None:
+            await threads.do(self._workers.stop)
+            await threads.finish()
+            self._runs.close()
 
     # -- workers ------------------------------------------------------------------------------------------------
 
@@ -188,21 +186,11 @@ class FileStore:
 
     async def _do(self, work: Callable[[], T]) -> T:
         """The result of `work`, done in a thread. A caller that is cancelled still waits for its end."""
-        if self._pool is None:
+        if self._threads is None:
             raise StoreClosed(
                 f"the file store {self._layout.folder} is not open: call open() first, and nothing after close()"
             )
-        job = asyncio.get_running_loop().run_in_executor(self._pool, self._translated, work)
-        self._under_way.add(job)
-        job.add_done_callback(self._under_way.discard)
-        try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            while not job.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([job])
-            job.exception()
-            raise
+        return await self._threads.do(lambda: self._translated(work))
 
     def _translated(self, work: Callable[[], T]) -> T:
         try:

@@ -32,7 +32,8 @@ class Tokens:
 
     def next(self, *, above: int) -> int:
         """A token larger than `above` and than any that was ever given out. Safe on disk when this returns."""
-        with self._turn, locked(self._path, self._disk, patience=self._patience) as fd:
+        with self._turn, locked(self._path, self._disk, patience=self._patience) as lock:
+            fd = lock.fd
             slots = [self._read(fd, n) for n in (0, 1)]
             known = [token for token in slots if token is not None]
             token = max([above, *(known or [self._largest_in_use()])]) + 1
