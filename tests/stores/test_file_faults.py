@@ -98,7 +98,8 @@ CALLS: dict[str, Call] = {
     "settle": lambda store, claim: store.settle(claim, Ending(status=Status.DONE, reason="over")),
     "claim": lambda store, claim: store.claim("run-1", claim.worker_id, steal=True),
     "cancel": lambda store, claim: store.request_cancel("run-1"),
-    "remove": lambda store, claim: store.remove("run-1", claim=claim),
+    "remove": lambda store, claim: store.remove("child"),
+    "remove a family": lambda store, claim: store.remove("run-1", claim=claim),
 }
 
 
@@ -119,6 +120,7 @@ async def test_a_call_that_the_disk_refuses_changes_nothing_and_may_be_made_agai
     for n in range(100):
         async with opened(tmp_path / str(n), disk) as store:
             claim = await begun(store, await enlisted(store))
+            await store.create(a_run("child", parent_run_id="run-1"))
             if call is not CALLS["cancel"]:
                 await store.request_cancel("run-1")
             before = await _snapshot(tmp_path / str(n))

@@ -24,6 +24,9 @@ ROUNDS = int(os.environ.get("HOLDFAST_POWER_LOSS_ROUNDS", "2"))
 
 Snapshot = dict[str, StoredRun]
 
+#: Runs that go together.
+FAMILY = {"parent", "child", "grandchild"}
+
 
 @dataclass
 class Moment:
@@ -72,6 +75,7 @@ async def everything_a_store_does(work: Workload) -> None:
     parent = await work.call(store.create(a_run("parent"), worker_id="worker"))
     assert isinstance(parent, Claim)
     await work.call(store.create(a_run("child", parent_run_id="parent")))
+    await work.call(store.create(a_run("grandchild", parent_run_id="child")))
     await work.call_and_die(store.append(first, a_write(5, b"never acknowledged " * 9)))
     stolen = await work.call(store.claim("first", "thief", steal=True))
     assert isinstance(stolen, Claim)
@@ -153,6 +157,8 @@ async def _check(image: Path, allowed: list[Snapshot], token: int, *, where: str
             found = await _snapshot(store)
             for run_id in {run_id for snapshot in allowed for run_id in snapshot} | set(found):
                 assert found.get(run_id) in [snapshot.get(run_id) for snapshot in allowed], f"{where}: {run_id}"
+            families = [FAMILY & snapshot.keys() for snapshot in allowed]
+            assert FAMILY & found.keys() in families, f"{where}: a family was torn apart"
             await _check_that_it_goes_on(store, token, where)
     except CheckpointError as error:
         raise AssertionError(f"{where}: {error}") from error
@@ -188,6 +194,7 @@ LEFT_OUT: dict[str, Callable[[RecordingDisk, Operation], bool]] = {
     "after an append": lambda disk, sync: sync.what == "sync" and sync.path.startswith("runs/"),
     "of a new journal": lambda disk, sync: sync.what == "sync" and sync.path.startswith("temporary/"),
     "of the names of journals": lambda disk, sync: (sync.what, sync.path) == ("sync folder", "runs"),
+    "of a promise to remove a family": lambda disk, sync: (sync.what, sync.path) == ("sync folder", "removals"),
     "of the names of children": lambda disk, sync: (sync.what, sync.path) == ("sync folder", "children"),
     "of the folder itself": lambda disk, sync: (sync.what, sync.path) == ("sync folder", "."),
     "of the tokens": lambda disk, sync: (sync.what, sync.path) == ("sync", "tokens"),

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.lifecycle import OVER, Status
 from holdfast.checkpoint.record import RunFilter, RunRecord
+from holdfast.checkpoint.stores.file.access import Access
 from holdfast.checkpoint.stores.file.layout import Layout
 from holdfast.checkpoint.stores.file.reading import Damaged, Head
 from holdfast.checkpoint.stores.file.runs import Runs
@@ -21,8 +22,9 @@ _logger = logging.getLogger(__name__)
 class Finder:
     """Reads of each journal the first line and the last, whatever lies between them."""
 
-    def __init__(self, layout: Layout, runs: Runs, workers: Workers, *, clock: Clock) -> None:
-        self._layout, self._runs, self._workers, self._clock = layout, runs, workers, clock
+    def __init__(self, layout: Layout, access: Access, runs: Runs, workers: Workers, *, clock: Clock) -> None:
+        self._layout, self._access, self._runs = layout, access, runs
+        self._workers, self._clock = workers, clock
         #: Said once, not at every look.
         self._reported: set[str] = set()
 
@@ -38,6 +40,7 @@ class Finder:
         return self._record(head, {})
 
     def claim_next(self, worker_id: str, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        self._runs.keep_promises()
         claims: list[Claim] = []
         if limit > 0 and agents:
             for record in self._fairly(self._ready(agents)):
@@ -52,13 +55,14 @@ class Finder:
         asked: list[str] = []
         for name in os.listdir(self._layout.cancels):
             with contextlib.suppress(FileNotFoundError, Damaged):
-                head = self._runs.head(name)
+                head = self._access.head(name)
                 state = head.state
                 if state.cancel_requested and state.status is Status.RUNNING and state.owner == worker_id:
                     asked.append(head.origin.run_id)
         return tuple(asked)
 
     def purge(self, limit: int) -> int:
+        self._runs.keep_promises()
         now = self._clock.now()
         over = self.records(RunFilter(statuses=OVER))
         expired = [record.run_id for record in over if record.expires_at is not None and record.expires_at <= now]
@@ -67,7 +71,7 @@ class Finder:
     def _heads(self) -> Iterator[Head]:
         for name in self._layout.run_names():
             try:
-                yield self._runs.head(name)
+                yield self._access.head(name)
             except FileNotFoundError:
                 continue
             except Damaged as damage:

@@ -3,27 +3,27 @@
 import contextlib
 
 from holdfast.checkpoint.inspection import Inspection
+from holdfast.checkpoint.stores.file.access import Access
 from holdfast.checkpoint.stores.file.layout import VERSION, Layout
 from holdfast.checkpoint.stores.file.reading import Damaged
-from holdfast.checkpoint.stores.file.runs import Runs
 
 
-def inspect(layout: Layout, runs: Runs) -> Inspection:
+def inspect(layout: Layout, access: Access) -> Inspection:
     """Look at every file once. A folder that may only be read keeps the older version it has."""
     size = 0
     for path in layout.folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # runs come to their end while we look
             size += path.stat().st_size if path.is_file() else 0
     return Inspection(
-        version=layout.version() or VERSION, known_version=VERSION, size=size, problems=_problems(layout, runs)
+        version=layout.version() or VERSION, known_version=VERSION, size=size, problems=_problems(layout, access)
     )
 
 
-def _problems(layout: Layout, runs: Runs) -> list[str]:
+def _problems(layout: Layout, access: Access) -> list[str]:
     problems = []
     for name in layout.run_names():
         try:
-            runs.head(name)
+            access.head(name)
         except FileNotFoundError:
             continue
         except Damaged as damage:

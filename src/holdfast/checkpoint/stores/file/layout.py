@@ -45,6 +45,8 @@ class Layout:
         self.cancels = folder / "cancels"
         #: An empty file `parent+child` for each run that was started by another.
         self.children = folder / "children"
+        #: For each run that is being removed together with its children, the promise to do so.
+        self.removals = folder / "removals"
         self._runs, self._locks = str(self.runs), str(self.locks)
 
     def journal(self, name: str) -> str:
@@ -103,7 +105,7 @@ class Layout:
 
     def _make_folders(self, disk: Disk) -> None:
         missing = [folder for folder in reversed(self.folder.absolute().parents) if not folder.exists()]
-        inner = (self.runs, self.locks, self.temporary, self.workers, self.cancels, self.children)
+        inner = (self.runs, self.locks, self.temporary, self.workers, self.cancels, self.children, self.removals)
         for folder in (*missing, self.folder, *inner):
             if not folder.exists():
                 with contextlib.suppress(FileExistsError):

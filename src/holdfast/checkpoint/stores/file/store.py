@@ -13,6 +13,7 @@ from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
+from holdfast.checkpoint.stores.file.access import Access
 from holdfast.checkpoint.stores.file.disk import Disk, store_error
 from holdfast.checkpoint.stores.file.finding import Finder
 from holdfast.checkpoint.stores.file.inspection import inspect
@@ -58,8 +59,9 @@ class FileStore:
         self._layout = Layout(Path(folder))
         self._disk = disk or Disk(synced=durability == "full")
         self._workers = Workers(self._layout, self._disk, dead_after=dead_after)
-        self._runs = Runs(self._layout, self._disk, self._workers, clock=clock, patience=patience.total_seconds())
-        self._finder = Finder(self._layout, self._runs, self._workers, clock=clock)
+        self._access = Access(self._layout, self._disk, patience=patience.total_seconds())
+        self._runs = Runs(self._layout, self._disk, self._access, self._workers, clock=clock)
+        self._finder = Finder(self._layout, self._access, self._runs, self._workers, clock=clock)
         self._signals = Signals(self._layout.changes, self._disk)
         self._threads: Threads | None = None
         #: Set, and replaced by a new one, at each change made through this store.
@@ -101,7 +103,7 @@ class FileStore:
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         def load() -> StoredRun:
-            head, entries = self._runs.load(run_id, after)
+            head, entries = self._access.load(run_id, after)
             return StoredRun(record=self._finder.record(head), entries=entries)
 
         return await self._do(load)
@@ -156,7 +158,7 @@ class FileStore:
         return await self._change(lambda: self._finder.purge(limit))
 
     async def inspect(self) -> Inspection:
-        return await self._do(lambda: inspect(self._layout, self._runs))
+        return await self._do(lambda: inspect(self._layout, self._access))
 
     # -- within -------------------------------------------------------------------------------------------------
 
@@ -165,6 +167,7 @@ class FileStore:
         self._seen = self._signals.last()
         # What others left behind can wait, and in a folder we may only read it has to.
         with contextlib.suppress(OSError):
+            self._runs.keep_promises()
             self._layout.remove_leftovers(self._disk)
             self._workers.forget_the_dead()
 

@@ -169,7 +169,7 @@ class Journal:
             self._clear_stale_lines()
 
     def _write_of(self, state: State, progress: bytes, entries: Sequence[Entry]) -> tuple[Head, bytes]:
-        """What is to be written, and what is true then. A short line will do where the last state line says the rest."""
+        """What is to be written, and what is true then. A short line does where the last state line says the rest."""
         head = self.head
         at, since, base = head.end, head.since, head.base
         entry_lines = [entry_line(entry) for entry in entries]
