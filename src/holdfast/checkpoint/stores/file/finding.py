@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Collection, Iterator, Sequence
 
 from holdfast.checkpoint.claim import Claim
@@ -16,17 +17,23 @@ from holdfast.checkpoint.stores.file.transitions import fits, record_of
 from holdfast.checkpoint.stores.file.workers import Workers
 from holdfast.clock import Clock
 
+#: Nanoseconds. What changed a moment ago may change again, or be another file, without any sign of it: file systems
+#: count time in steps of some milliseconds, and use inodes again.
+_SETTLED_AFTER = 1_000_000_000
+
 _logger = logging.getLogger(__name__)
 
 
 class Finder:
-    """Reads of each journal the first line and the last, whatever lies between them."""
+    """Reads of each journal the first line, the last, and the last state, whatever lies between them."""
 
     def __init__(self, layout: Layout, access: Access, runs: Runs, workers: Workers, *, clock: Clock) -> None:
         self._layout, self._access, self._runs = layout, access, runs
         self._workers, self._clock = workers, clock
         #: Said once, not at every look.
         self._reported: set[str] = set()
+        #: By name, a journal's inode, length and time at the last look, and what was in it.
+        self._known: dict[str, tuple[tuple[int, int, int], Head]] = {}
 
     def records(self, wanted: RunFilter | None = None) -> Sequence[RunRecord]:
         """The records that fit, oldest first."""
@@ -69,15 +76,24 @@ class Finder:
         return sum(self._runs.remove_expired(run_id) for run_id in expired[: max(0, limit)])
 
     def _heads(self) -> Iterator[Head]:
+        """The head of every run. What did not change since the last look is not read again."""
+        known, self._known = self._known, {}
         for name in self._layout.run_names():
             try:
-                yield self._access.head(name)
+                seen = os.stat(self._layout.journal(name))
+                file = (seen.st_ino, seen.st_size, seen.st_mtime_ns)
+                last = known.get(name)
+                head = last[1] if last is not None and last[0] == file else self._access.head(name)
             except FileNotFoundError:
                 continue
             except Damaged as damage:
                 if name not in self._reported:
                     self._reported.add(name)
                     _logger.warning("left out of listings: %s is damaged: %s", self._layout.journal(name), damage)
+                continue
+            if time.time_ns() - seen.st_mtime_ns > _SETTLED_AFTER:
+                self._known[name] = file, head
+            yield head
 
     def _record(self, head: Head, known: dict[str, bool]) -> RunRecord:
         owner, alive = head.state.owner, False

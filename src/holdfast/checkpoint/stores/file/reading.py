@@ -30,8 +30,8 @@ from holdfast.checkpoint.stores.file.lines import (
 )
 from holdfast.checkpoint.stores.file.locks import Mark
 
-#: What is read at first: more than the last write of most journals, and more than one of our own lines.
-_BLOCK, _LINE = 4096, 1024
+#: What is read at once: more than the last write of most journals, and than what comes before their first step's end.
+_BLOCK = 4096
 _COMMIT_STARTS = (SAVED_START, STATE_START)
 
 
@@ -69,24 +69,49 @@ class _Commit:
     end: int
 
 
+class _File:
+    """A journal's bytes. The first block is read once: most of what a head takes is in it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self.length = fd, os.fstat(fd).st_size
+        self._first = os.pread(fd, _BLOCK, 0)
+
+    def read(self, begin: int, end: int) -> bytes:
+        if end <= len(self._first):
+            return self._first[begin:end]
+        return read_at(self._fd, end - begin, begin)
+
+    def line_at(self, begin: int) -> bytes:
+        line_end = self._first.find(b"\n", begin) + 1
+        if line_end:
+            return self._first[begin:line_end]
+        block = read_at(self._fd, _BLOCK, begin)
+        while b"\n" not in block:
+            more = read_at(self._fd, 4 * _BLOCK, begin + len(block))
+            if not more:
+                raise Damaged(f"the line at byte {begin} has no end")
+            block += more
+        return block[: block.index(b"\n") + 1]
+
+
 def read_head(fd: int, mark: Mark | None) -> Head:
     """The first line and the last state, without the entries between them.
 
     Raises:
         Damaged: there is no such thing in the file, or something that was saved is missing at its end.
     """
-    length = os.fstat(fd).st_size
-    origin, meta, start = _read_origin(fd)
+    file = _File(fd)
+    origin, meta, start = _read_origin(file)
     saved = _saved(origin, mark)
-    commit = _last_commit(fd, length, start=start, saved=saved)
+    commit = _last_commit(file, start=start, saved=saved)
     if commit.end < saved:
         raise Damaged(f"what follows byte {commit.end} is not what was written, and it was saved up to byte {saved}")
     if isinstance(commit.head, StateHead):
         since, base = commit.begin, commit.head.state
     else:
         since = commit.head.since
-        base = _state_at(fd, since)
-    return _head(origin, meta, commit, since, base, start=start, length=length, saved=saved)
+        base = _state_at(file, since)
+    return _head(origin, meta, commit, since, base, start=start, length=file.length, saved=saved)
 
 
 def _head(
@@ -112,37 +137,27 @@ def _saved(origin: Origin, mark: Mark | None) -> int:
     return mark.saved if mark is not None and mark.journal == origin.journal else 0
 
 
-def _read_origin(fd: int) -> tuple[Origin, bytes, int]:
-    line = _line_at(fd, 0)
+def _read_origin(file: _File) -> tuple[Origin, bytes, int]:
+    line = file.line_at(0)
     try:
         return *parse_origin(line), len(line)
     except NotALine as error:
         raise Damaged(f"its first line is not what was written: {error}") from error
 
 
-def _state_at(fd: int, begin: int) -> State:
+def _state_at(file: _File, begin: int) -> State:
     try:
-        return parse_state(_line_at(fd, begin))[0].state
+        return parse_state(file.line_at(begin))[0].state
     except NotALine as error:
         raise Damaged(f"the state at byte {begin} is not what was written: {error}") from error
 
 
-def _line_at(fd: int, begin: int) -> bytes:
-    block = read_at(fd, _LINE, begin)
-    while b"\n" not in block:
-        more = read_at(fd, 4 * len(block), begin + len(block))
-        if not more:
-            raise Damaged(f"the line at byte {begin} has no end")
-        block += more
-    return block[: block.index(b"\n") + 1]
-
-
-def _last_commit(fd: int, length: int, *, start: int, saved: int) -> _Commit:
+def _last_commit(file: _File, *, start: int, saved: int) -> _Commit:
     """The end of the last whole write, looked for backwards from the end of the file."""
-    end, window = length, _BLOCK
+    end, window = file.length, _BLOCK
     while end > start:
         begin = max(start, end - window)
-        block = read_at(fd, end - begin, begin)
+        block = file.read(begin, end)
         found = _commit_in(block, begin, at_line_start=begin == start)
         if found is None:
             if begin == start:
@@ -150,7 +165,7 @@ def _last_commit(fd: int, length: int, *, start: int, saved: int) -> _Commit:
             window *= 4
             continue
         # This line may have reached the disk and what it commits not.
-        if found.end <= saved or found.head.at == start or _commits(fd, found):
+        if found.end <= saved or found.head.at == start or _commits(file, found):
             return found
         end, window = min(found.head.at, end - 1), _BLOCK
     raise Damaged("no state of the run is left in it")
@@ -182,8 +197,8 @@ def _parse_commit(line: bytes, above: bytes, begin: int) -> _Commit:
     return _Commit(head, progress, begin, begin + len(line))
 
 
-def _commits(fd: int, commit: _Commit) -> bool:
-    return checksum(read_at(fd, commit.begin - commit.head.at, commit.head.at)) == commit.head.sum
+def _commits(file: _File, commit: _Commit) -> bool:
+    return checksum(file.read(commit.head.at, commit.begin)) == commit.head.sum
 
 
 def read_journal(fd: int, mark: Mark | None) -> tuple[Head, Sequence[Entry]]:
@@ -192,8 +207,9 @@ def read_journal(fd: int, mark: Mark | None) -> tuple[Head, Sequence[Entry]]:
     Raises:
         Damaged: something that was saved is missing or is not what was written.
     """
-    data = read_at(fd, os.fstat(fd).st_size, 0)
-    origin, meta, start = _read_origin(fd)
+    file = _File(fd)
+    data = file.read(0, file.length)
+    origin, meta, start = _read_origin(file)
     saved = _saved(origin, mark)
     writes, trouble = _Writes(data, start), ""
     while writes.end < len(data):
