@@ -311,6 +311,32 @@ async def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path) -> No
         await save
 
 
+class MeetingDisk(Disk):
+    """No sync of a journal ends before so many are under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meeting: threading.Barrier | None = None
+
+    def sync(self, fd: int) -> None:
+        if self.meeting is not None:
+            self.meeting.wait(60)
+        super().sync(fd)
+
+
+async def test_saves_of_different_runs_are_synced_side_by_side(tmp_path: Path) -> None:
+    disk = MeetingDisk()
+    async with opened(tmp_path / "store", disk) as store:
+        worker = await enlisted(store)
+        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(8)]
+        disk.meeting = threading.Barrier(len(claims))
+        for seq in (1, 2, 3):
+            await asyncio.gather(*(store.append(claim, a_write(seq, b"%d" % seq)) for claim in claims))
+        disk.meeting = None
+        for n in range(8):
+            assert await bodies_of(store, f"run-{n}") == [b"begin", b"1", b"2", b"3"]
+
+
 async def test_a_save_that_is_cancelled_ends_before_its_caller_does(tmp_path: Path) -> None:
     disk = SlowDisk()
     async with opened(tmp_path / "store", disk) as store:

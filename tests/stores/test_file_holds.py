@@ -45,6 +45,13 @@ def _open_files(folder: Path) -> list[str]:
     return [link.removeprefix(f"{folder}/") for link in links if link.startswith(f"{folder}/")]
 
 
+def _open_in_a_forked_child(folder: Path) -> int:
+    child = os.fork()
+    if not child:
+        os._exit(len(_open_files(folder)))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 async def test_what_another_store_wrote_is_kept(tmp_path: Path) -> None:
     async with opened(tmp_path) as store, opened(tmp_path) as other:
         claim = await _saving(store)
@@ -141,3 +148,15 @@ async def test_many_runs_do_not_use_up_the_files_that_a_process_may_open(tmp_pat
                 assert await bodies_of(store, f"run-{n}") == [b"begin", b"one", b"two"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@needs_proc
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it is only looked at what a fork leaves open
+async def test_a_child_that_is_forked_has_none_of_them(tmp_path: Path) -> None:
+    """Else it would keep the lock of a parent that is killed in mid-save."""
+    async with opened(tmp_path) as store:
+        claim = await _saving(store)
+        assert len(_open_files(tmp_path)) == 2
+        assert _open_in_a_forked_child(tmp_path) == 0
+        await store.append(claim, a_write(2, b"two"))
+        assert len(_open_files(tmp_path)) == 2

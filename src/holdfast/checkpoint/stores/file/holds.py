@@ -1,13 +1,18 @@
 """The journals that this process saves to, kept open between saves."""
 
+import os
 import resource
 import threading
+import weakref
 
 from holdfast.checkpoint.stores.file.writing import Journal
 
 #: Of the files that the process may have open, a run takes two; the host needs some, too.
 _SHARE = 4
 _MOST = 1024
+
+
+_all: "weakref.WeakSet[Holds]" = weakref.WeakSet()
 
 
 class Holds:
@@ -21,6 +26,7 @@ class Holds:
         self._journals: dict[str, Journal] = {}
         self._guard = threading.Lock()
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        _all.add(self)
         self._most = _MOST if allowed == resource.RLIM_INFINITY else min(_MOST, allowed // (2 * _SHARE))
 
     def take(self, name: str) -> Journal | None:
@@ -41,8 +47,22 @@ class Holds:
         if journal is not None:
             journal.close()
 
+    def close_in_child(self) -> None:
+        """After a fork. The child has one thread, which must not wait for a guard that another had."""
+        self._guard = threading.Lock()
+        self.close()
+
     def close(self) -> None:
         with self._guard:
             journals, self._journals = self._journals, {}
         for journal in journals.values():
             journal.close()
+
+
+def _close_all_in_child() -> None:
+    """A child that lives on with an open lock file would hold the lock of a parent that was killed in mid-save."""
+    for holds in _all:
+        holds.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)
