@@ -116,6 +116,32 @@ async def test_a_folder_of_version_1_opens(tmp_path: Path) -> None:
         assert await listed(store) == ["failed-run", "compacted-run"], "the child went with its parent"
 
 
+async def test_a_folder_of_version_2_opens(tmp_path: Path) -> None:
+    """As above; and a process was killed while it removed a family."""
+    folder = tmp_path / "store"
+    shutil.copytree(FIXTURES / "file-v2", folder)
+    os.utime(folder / "workers" / "worker-1.json", (0, 0))
+    async with opened(folder) as store:
+        assert await listed(store) == ["interrupted-run", "Queued:Run", "failed-run", "compacted-run"]
+        interrupted = await store.load("interrupted-run")
+        assert [(entry.seq, entry.kind, entry.body) for entry in interrupted.entries] == [
+            (0, "begin", b'{"version":1,"prompt":"Write a poem"}'),
+            (1, "message", '{"role":"assistant","text":"Käse, ☂"}'.encode()),
+            (2, "result", b"\x00\xffnot json"),
+            (3, "step", b'{"at":"2026-11-16T12:00:03Z","progress":{"iteration":2}}'),
+        ]
+        record = interrupted.record
+        assert (record.progress, record.cancel_requested, record.token) == (b'{"iteration":2}', True, 1)
+        assert (await store.load("Queued:Run")).record.meta == b"\xff"
+        assert (await store.load("failed-run")).record.reason == "the model refused"
+        compacted = await store.load("compacted-run")
+        assert ([entry.seq for entry in compacted.entries], compacted.record.progress) == ([2], b"plain words")
+        claim = await store.claim("interrupted-run", await enlisted(store))
+        assert claim.token == 4, "the counter goes on"
+        await store.append(claim, a_write(4, b"goes on"))
+        assert len(await bodies_of(store, "interrupted-run")) == 5
+
+
 async def test_a_folder_of_version_1_that_was_opened_is_refused_by_version_1(tmp_path: Path) -> None:
     """It would take what is written now for damage."""
     folder = tmp_path / "store"
