@@ -47,7 +47,7 @@ class Layout:
         self.children = folder / "children"
         #: For each run that is being removed together with its children, the promise to do so.
         self.removals = folder / "removals"
-        self._runs, self._locks = str(self.runs), str(self.locks)
+        self._runs, self._locks, self._removals = str(self.runs), str(self.locks), str(self.removals)
 
     def journal(self, name: str) -> str:
         """A plain string, as for `lock`: a save asks for it, and a `Path` costs more than opening the file."""
@@ -55,6 +55,9 @@ class Layout:
 
     def lock(self, name: str) -> str:
         return f"{self._locks}/{name}{LOCK_SUFFIX}"
+
+    def removal(self, name: str) -> str:
+        return f"{self._removals}/{name}"
 
     def worker(self, name: str) -> Path:
         return self.workers / f"{name}.json"

@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 import msgspec
 
@@ -82,10 +83,13 @@ class Removals:
         Raises:
             LockHeld: somebody is at one of the runs that it started.
         """
+        path = self._layout.removal(name)
+        if not os.path.exists(path):
+            return
         try:
-            promise = _promise.decode((self._layout.removals / name).read_bytes())
+            promise = _promise.decode(Path(path).read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):
-            return  # there is none, or what lies there is none of ours
+            return  # it has been kept, or what lies there is none of ours
         head = self._head(name)
         exists = os.path.exists(self._layout.journal(name))
         if exists and head is None and promise.created_at is not None:
@@ -128,7 +132,7 @@ class Removals:
         return family
 
     def _make_promise(self, promise: _Promise, name: str) -> None:
-        path, temporary = self._layout.removals / name, self._layout.new_temporary(name)
+        path, temporary = self._layout.removal(name), self._layout.new_temporary(name)
         with created(self._disk, temporary, msgspec.json.encode(promise) + b"\n"):
             try:
                 self._disk.replace(temporary, path)
@@ -161,12 +165,12 @@ class Removals:
         for child in self._layout.children_of(name):
             self._disk.unlink(self._layout.child(name, child))
         self._disk.unlink(self._layout.cancels / name)
-        self._disk.unlink(self._layout.removals / name)
+        self._disk.unlink(self._layout.removal(name))
         if head is not None and head.origin.parent_run_id is not None:
             self._disk.unlink(self._layout.child(file_name(head.origin.parent_run_id), name))
 
     def _end_promise(self, name: str) -> None:
-        self._disk.unlink(self._layout.removals / name)
+        self._disk.unlink(self._layout.removal(name))
         # Before anybody makes a run with this name: brought back, the promise would be about that one.
         self._disk.sync_folder(self._layout.removals)
 
