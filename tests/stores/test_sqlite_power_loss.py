@@ -171,7 +171,7 @@ async def _wrong_after_cuts(
 @pytest.fixture(autouse=True)
 def _small_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short day sees checkpoints and starts its log over."""
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_BYTES", 25 * 1024)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_BYTES", 25 * 16384)
 
 
 async def test_a_power_cut_loses_nothing_acknowledged_and_leaves_nothing_half_written(tmp_path: Path) -> None:

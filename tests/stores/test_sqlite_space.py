@@ -157,7 +157,7 @@ async def test_saves_go_on_while_journals_are_deleted(tmp_path: Path) -> None:
 
 
 async def test_the_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_BYTES", 50 * 1024)
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_BYTES", 50 * 16384)
     monkeypatch.setattr(reader, "_PAGE", 5)
     path, log = tmp_path / "runs.db", tmp_path / "runs.db-wal"
     async with opened(path) as store:
@@ -168,6 +168,6 @@ async def test_the_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: py
         await anext(listing)
         for seq in range(1, 500):
             await store.append(claim, a_write(seq, KILOBYTE))
-        assert log.stat().st_size < 8 * 50 * 1024, "a listing that was begun must not hold the log"
+        assert log.stat().st_size < 8 * 50 * 16384, "a listing that was begun must not hold the log"
         assert len([record async for record in listing]) == 20
     assert not log.exists()
