@@ -77,6 +77,11 @@ class EmbeddedServer:
         return self._folder
 
     @property
+    def programs(self) -> Path:
+        """Where the server's programs are."""
+        return self._programs
+
+    @property
     def socket(self) -> Path:
         """The Unix socket on which the server listens."""
         return self._folder / ".s.PGSQL.5432"

@@ -254,6 +254,17 @@ class TestWhenPatienceEndsBeforeTheAnswerComes:
         assert [entry.body for entry in journal] == [b"begin", b"another", b"more"]
         assert record.size == len(b"beginanothermore")
 
+    async def test_what_was_cut_at_the_end_of_a_page_makes_way_too(
+        self, url: str, store: PostgresStore, unanswered: Harmed
+    ) -> None:
+        claim = await begun(store, await enlisted(store))
+        await store.append(claim, a_write(1, b"1" * 6000))
+        await unanswered(store.append(claim, a_write(2, b"2" * 6000)))
+        assert _rests(url) == 1, "it was cut"
+        await store.append(claim, a_write(2, b"3" * 6000))
+        assert _rests(url) == 1, "so was what came in its place"
+        assert await bodies_of(store) == [b"begin", b"1" * 6000, b"3" * 6000]
+
     async def test_the_next_append_may_be_a_rewrite(self, store: PostgresStore, unanswered: Harmed) -> None:
         claim = await begun(store, await enlisted(store))
         await unanswered(store.append(claim, a_write(1, b"one", b"two")))
@@ -312,6 +323,13 @@ class TestWhenPatienceEndsBeforeTheAnswerComes:
             await witness.claim("queued", other)
         await store.create(a_run("another"))
         assert (await witness.claim("queued", other)).strikes == 1
+
+
+def _rests(url: str) -> int:
+    with psycopg.connect(url) as connection:
+        [(count,)] = connection.execute("select count(*) from holdfast.piece where run < 0").fetchall()
+        assert isinstance(count, int)
+        return count
 
 
 class TestAConnectionThatFallsSilent:

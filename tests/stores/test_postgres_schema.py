@@ -14,12 +14,14 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests.postgres_server import fresh_database, shared_server
-from tests.stores.postgres_cases import LONG, bounded, opened
+from tests.stores.postgres_cases import LONG, bounded, opened, until
+from tests.stores.postgres_fixture import kept, restore
 
 from holdfast.checkpoint.errors import RunNotFound, SchemaTooNew, StoreDenied, StoreError
+from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.stores.postgres import PostgresStore
 from holdfast.checkpoint.stores.postgres.scripts import Scripts
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted, listed
+from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, contents, enlisted, listed
 
 VERSION = len(Scripts("holdfast").migrations)
 
@@ -70,6 +72,42 @@ async def test_a_schema_that_a_newer_holdfast_wrote_is_refused_and_left_alone(ur
         await PostgresStore(url).open()
     assert (refused.value.found, refused.value.known) == (VERSION + 1, VERSION)
     assert asked(url, "select run_id from holdfast.run") == [("run-1",)]
+
+
+@pytest.mark.parametrize("version", range(1, VERSION + 1))
+async def test_a_schema_of_every_earlier_version_opens_and_goes_on(url: str, version: int) -> None:
+    """How what was kept is made: tests/stores/postgres_fixture.py."""
+    expected = restore(url, version)
+    async with opened(url) as store:
+        assert await kept(store) == expected
+        assert asked(url, "select max(version) from holdfast.schema_version") == [(VERSION,)]
+        worker = await enlisted(store)
+        for run_id in reversed(await listed(store)):
+            record, journal = await contents(store, run_id)
+            claim = await store.claim(run_id, worker, statuses=frozenset(Status))
+            assert claim.token > record.token
+            new = [b"%d" % n * 3000 for n in range(3)]
+            for seq, body in enumerate(new, record.next_seq):
+                await store.append(claim, a_write(seq, body))
+            assert (await bodies_of(store, run_id))[len(journal) :] == new
+            await store.remove(run_id, claim=claim)
+        assert await listed(store) == []
+        await until(lambda: _nothing_left(url))
+
+
+async def _nothing_left(url: str) -> bool:
+    return asked(url, "select count(*) from holdfast.piece") == [(0,)]
+
+
+async def test_who_has_a_schema_open_that_is_brought_to_a_newer_version_goes_on(url: str) -> None:
+    """Processes of both versions run beside each other while a new one is rolled out."""
+    restore(url, 1)
+    with psycopg.connect(url, autocommit=True) as connection:
+        calls = "select oid::regprocedure::text from pg_proc where pronamespace = 'holdfast'::regnamespace"
+        before = {name for (name,) in connection.execute(calls).fetchall()}
+        async with opened(url):
+            after = {name for (name,) in connection.execute(calls).fetchall()}
+    assert before <= after, "what they call is still there"
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
@@ -185,8 +223,8 @@ async def test_rows_of_processes_that_are_long_gone_are_tidied_away(url: str) ->
         asked(url, "update holdfast.worker set alive_until = now() - interval '8 days'")
         asked(url, "update holdfast.writer set used_at = now() - interval '8 days'")
         async with opened(url) as second:
-            assert asked(url, "select from holdfast.worker") == []
-            assert asked(url, "select from holdfast.writer") == []
+            assert asked(url, "select 1 from holdfast.worker") == []
+            assert asked(url, "select 1 from holdfast.writer") == []
             await store.create(a_run("run-2"))
             assert await listed(second) == ["run-1", "run-2"]
 

@@ -261,7 +261,7 @@ async def _lengthen(url: str, run_id: str, count: int) -> None:
 
 
 async def _swept(url: str, *, left: int) -> bool:
-    garbage = done(url, "select from holdfast.garbage")
+    garbage = done(url, "select 1 from holdfast.garbage")
     return not garbage and done(url, "select count(*) from holdfast.piece") == [(left,)]
 
 

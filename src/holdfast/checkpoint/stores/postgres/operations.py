@@ -10,6 +10,7 @@ from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.pieces import Piece, packed
 from holdfast.checkpoint.stores.postgres import wire
+from holdfast.checkpoint.stores.postgres.pages import Pages
 from holdfast.checkpoint.stores.postgres.text import to_text
 
 #: What the server says of an operation beyond that it was done.
@@ -86,14 +87,21 @@ TYPES = (
 )
 
 
-def arguments(appends: Sequence[Append], others: Sequence[Other]) -> list[bytes | None]:
+def arguments(appends: Sequence[Append], others: Sequence[Other], pages: Pages) -> list[bytes | None]:
     """Of `write_batch`, from the fourth on. The appends are its items from 1 on, the others follow."""
     items: list[int] = []
     pieces: list[Piece] = []
     for item, operation in enumerate((*appends, *others), 1):
-        if operation.piece is not None:
+        piece = operation.piece
+        if piece is None:
+            continue
+        cut = pages.cut(len(piece.layout), len(piece.body))
+        if cut:
             items.append(item)
-            pieces.append(operation.piece)
+            pieces.append(piece._replace(layout="+" + piece.layout, body=piece.body[:cut]))
+            piece = Piece(piece.seq, "", 0, piece.body[cut:])
+        items.append(item)
+        pieces.append(piece)
     rewinds = [append.rewind for append in appends]
     return [
         wire.texts([to_text(append.run_id or "") for append in appends]),

@@ -22,6 +22,7 @@ from holdfast.checkpoint.stores.postgres.operations import (
     arguments,
     decoded,
 )
+from holdfast.checkpoint.stores.postgres.pages import Pages
 from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_about_one_item, passes, translated
 from holdfast.checkpoint.stores.postgres.wire import Link
 
@@ -57,6 +58,7 @@ class Writer:
         #: A batch that was sent and not answered yet: its number, and what was in it.
         self._unanswered: tuple[int, Sequence[Operation]] | None = None
         self._late = LateCommits()
+        self._pages = Pages()
         self._task = asyncio.create_task(self._work(), name="holdfast-postgres-writer")
 
     def commit(self, operation: Operation) -> asyncio.Future[Answer | None]:
@@ -164,7 +166,7 @@ class Writer:
         self._number += 2
         number = self._number
         durable = self._durable or any(other.do in _GRANTS for other in others)
-        values = [self._id, wire.bigint(number), b"\1" if durable else b"\0", *arguments(appends, others)]
+        values = [self._id, wire.bigint(number), b"\1" if durable else b"\0", *arguments(appends, others, self._pages)]
 
         async def attempt() -> bytes | None:
             self._unanswered = (number, items)

@@ -18,7 +18,12 @@ begin
     body := convert_to(holdfast.record(found_run, found_worker)::text, 'UTF8');
     return next;
     return query
-    select p.seq, p.layout, p.checksum, p.body
+    select p.seq, ltrim(p.layout, '+'), p.checksum,
+        case
+            when starts_with(p.layout, '+')
+                then p.body || (select rest.body from holdfast.piece rest where rest.run = -p.run and rest.seq = p.seq)
+            else p.body
+        end
     from holdfast.piece p
     where p.run = found_run.id and p.seq >= found_run.first_seq
         -- From the one that holds what comes next.

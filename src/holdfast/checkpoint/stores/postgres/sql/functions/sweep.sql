@@ -3,6 +3,7 @@ create or replace function holdfast.sweep(p_slice bigint) returns bigint
 language plpgsql as $$
 declare
     heap record;
+    side bigint;
     swept bigint;
     total bigint := 0;
 begin
@@ -12,17 +13,20 @@ begin
         select g.id, g.run, g.below into heap
         from holdfast.garbage g order by g.id limit 1 for update skip locked;
         exit when not found;
-        delete from holdfast.piece p using (
-            select s.run, s.seq from holdfast.piece s
-            where s.run = heap.run and s.seq < heap.below order by s.seq limit p_slice - total
-        ) slice
-        where p.run = slice.run and p.seq = slice.seq;
-        get diagnostics swept = row_count;
-        if swept < p_slice - total then
+        -- The rests of pieces that were cut, then the pieces.
+        foreach side in array array[-heap.run, heap.run] loop
+            delete from holdfast.piece p using (
+                select s.run, s.seq from holdfast.piece s
+                where s.run = side and s.seq < heap.below order by s.seq limit p_slice - total
+            ) slice
+            where p.run = slice.run and p.seq = slice.seq;
+            get diagnostics swept = row_count;
+            total := total + swept;
+        end loop;
+        if total < p_slice then
             delete from holdfast.garbage g where g.id = heap.id;
-            swept := swept + 1;
+            total := total + 1;
         end if;
-        total := total + swept;
     end loop;
     return total;
 end

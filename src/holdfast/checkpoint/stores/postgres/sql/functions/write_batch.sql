@@ -1,7 +1,8 @@
 -- Everything that is waiting to be written, in one round trip and one commit. Each item stands or falls alone.
 --
 -- The appends come as arrays, one element for each; they are the items from 1 on. The other operations, few in comparison,
--- follow as an array of objects. The entries of each come at the end, as one piece, with the number of its item.
+-- follow as an array of objects. The entries of each come at the end, as one piece, with the number of its item; the rest
+-- of a piece that was cut follows it, with no layout.
 --
 -- Gives the answers by item, for every item that has more to say than that it was done. A batch that was committed before
 -- is not done again: it gives the answers it gave then. `null` says that a later batch was sent meanwhile.
@@ -46,11 +47,19 @@ declare
     done record;
     sign boolean := false;
 begin
-    insert into holdfast.writer as w (writer_id, batch) values (p_writer, p_batch)
-    on conflict (writer_id) do update set batch = excluded.batch, answers = '{}', used_at = now()
-        where w.batch < excluded.batch;
+    -- What is not changed is not logged. Nearly always the row is there, and an insertion would lock it first.
+    update holdfast.writer w set
+        batch = p_batch,
+        answers = '{}',
+        used_at = case when w.used_at < now() - interval '1 hour' then now() else w.used_at end
+    where w.writer_id = p_writer and w.batch < p_batch;
     if not found then
-        return (select w.answers from holdfast.writer w where w.writer_id = p_writer and w.batch = p_batch);
+        insert into holdfast.writer as w (writer_id, batch) values (p_writer, p_batch)
+        on conflict (writer_id) do update set batch = excluded.batch, answers = '{}', used_at = now()
+            where w.batch < excluded.batch;
+        if not found then
+            return (select w.answers from holdfast.writer w where w.writer_id = p_writer and w.batch = p_batch);
+        end if;
     end if;
     if not p_durable then
         perform set_config('synchronous_commit', 'off', true);
@@ -90,8 +99,8 @@ begin
     if p_rewinds is not null then
         -- Entries of a write that was committed without its writer's knowing, which now says what comes there instead.
         delete from holdfast.piece p
-        using unnest(keys, p_firsts, p_rewinds) as a (key, first, rewind)
-        where a.rewind is not null and p.run = a.key and p.seq >= a.first;
+        using unnest(keys, p_firsts, p_rewinds) as a (key, first, rewind), unnest(array[a.key, -a.key]) as side (run)
+        where a.rewind is not null and p.run = side.run and p.seq >= a.first;
     end if;
     if true = any (p_replaces) then
         insert into holdfast.garbage (run, below)
@@ -117,7 +126,7 @@ begin
     end if;
 
     insert into holdfast.piece (run, seq, layout, checksum, body)
-    select keys[p.item], p.seq, p.layout, p.checksum, p.body
+    select case when p.layout = '' then -keys[p.item] else keys[p.item] end, p.seq, p.layout, p.checksum, p.body
     from unnest(p_items, p_seqs, p_layouts, p_checksums, p_bodies) as p (item, seq, layout, checksum, body)
     where keys[p.item] > 0;
 

@@ -1,0 +1,86 @@
+"""Makes the dump that a release leaves behind for later ones to open: `python -m tests.stores.postgres_fixture`.
+
+Run once for each new version of the schema; the files are kept for good. `restore` brings such a dump into a database.
+"""
+
+import asyncio
+import json
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+from tests.postgres_server import EmbeddedServer, fresh_database
+
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
+from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.checkpoint.stores.postgres.scripts import Scripts
+from holdfast.testing.store_suite.subject import a_run, a_write, begun, contents, enlisted, listed
+
+FOLDER = Path(__file__).parent / "fixtures"
+#: Comments, and settings of the program that dumps and of the server that was dumped. Others need not know them.
+_NOT_OURS = ("--", "\\", "SET ", "SELECT pg_catalog.set_config(")
+#: The functions come before the tables.
+_FIRST = "SET check_function_bodies = off;"
+
+
+async def make(url: str) -> dict[str, object]:
+    """A store with runs in every status; what is in it."""
+    store = PostgresStore(url)
+    await store.open()
+    worker = await enlisted(store)
+    await store.create(a_run("queued", b"zero", caller_id="someone"))
+    rewritten = await begun(store, worker, a_run("rewritten", b"zero", b"one"))
+    await store.append(rewritten, a_write(2, b"two", replace=True))
+    await store.append(rewritten, a_write(3, b"three", b"four", finished_step=True))
+    await store.create(a_run("child", b"zero", parent_run_id="rewritten"))
+    for status in (Status.INTERRUPTED, Status.PARKED, Status.DONE, Status.FAILED, Status.CANCELLED):
+        claim = await begun(store, worker, a_run(status, b"zero"))
+        await store.append(claim, a_write(1, b"x" * 300))
+        await store.settle(claim, Ending(status=status, reason="because", strikes=2, keep=timedelta(days=36500)))
+    # More than a page of the server holds, and more than a row.
+    long = await begun(store, worker, a_run("long", b"zero"))
+    for seq in range(1, 11):
+        await store.append(long, a_write(seq, b"%d" % seq * 1200))
+    await store.append(long, a_write(11, b"long " * 2000))
+    await store.discharge(worker)
+    found = await kept(store)
+    await store.close()
+    return found
+
+
+async def kept(store: PostgresStore) -> dict[str, object]:
+    """What is in a store, as the JSON beside a dump has it."""
+    found = {run_id: await contents(store, run_id) for run_id in await listed(store)}
+    return {
+        run_id: [record.status, record.strikes, [f"{entry.kind} {entry.body.decode()}" for entry in journal]]
+        for run_id, (record, journal) in found.items()
+    }
+
+
+def restore(url: str, version: int) -> dict[str, object]:
+    """Bring the dump of that version into an empty database. Gives what a store has to find there."""
+    dump = (FOLDER / f"postgres-v{version}.sql").read_text()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(dump.encode())
+    expected: dict[str, object] = json.loads((FOLDER / f"postgres-v{version}.json").read_text())
+    return expected
+
+
+def main() -> None:
+    name = f"postgres-v{len(Scripts('holdfast').migrations)}"
+    if (FOLDER / f"{name}.sql").exists():
+        raise SystemExit(f"{name}.sql is there already, and is kept for good")
+    server = EmbeddedServer()
+    with fresh_database(server) as url:
+        expected = asyncio.run(make(url))
+        command = [str(server.programs / "pg_dump"), "--schema=holdfast", "--inserts", "--no-owner", "--no-privileges"]
+        dump = subprocess.run([*command, url], check=True, capture_output=True, text=True).stdout
+    lines = [line for line in dump.splitlines() if line and not line.startswith(_NOT_OURS)]
+    (FOLDER / f"{name}.sql").write_text("\n".join([_FIRST, *lines]) + "\n")
+    (FOLDER / f"{name}.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
