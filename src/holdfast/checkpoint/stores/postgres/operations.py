@@ -8,10 +8,10 @@ import msgspec
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Entry, Write
-from holdfast.checkpoint.pieces import Piece, packed
+from holdfast.checkpoint.pieces import packed
 from holdfast.checkpoint.stores.postgres import wire
 from holdfast.checkpoint.stores.postgres.pages import Pages
-from holdfast.checkpoint.stores.postgres.text import to_text
+from holdfast.checkpoint.stores.postgres.text import to_text, to_texts
 
 #: What the server says of an operation beyond that it was done.
 Answer = dict[str, Any]
@@ -20,19 +20,18 @@ Answer = dict[str, Any]
 class Operation:
     """One write, waiting for its commit."""
 
-    __slots__ = ("answer", "asked_at", "entries", "first", "piece", "run_id", "size", "token")
+    __slots__ = ("answer", "asked_at", "entries", "first", "run_id", "size", "token")
 
     #: Set when it is handed in: the time by the event loop's clock, and where its answer will be.
     asked_at: float
     answer: asyncio.Future[Answer | None]
-
-    def __init__(self, run_id: str | None, token: int | None = None, entries: Sequence[Entry] = ()) -> None:
-        """`run_id` is `None` if it names no run beforehand."""
-        self.run_id, self.token, self.entries = run_id, token, entries
-        self.piece = packed(entries) if entries else None
-        #: The number of its first entry.
-        self.first = None if self.piece is None else self.piece.seq
-        self.size = 0 if self.piece is None else len(self.piece.body)
+    #: `None` if it names no run beforehand.
+    run_id: str | None
+    token: int | None
+    #: Those to be added, the number of the first, and how many bytes are in them.
+    entries: Sequence[Entry]
+    first: int | None
+    size: int
 
 
 class Append(Operation):
@@ -40,8 +39,10 @@ class Append(Operation):
 
     __slots__ = ("finished_step", "progress", "replace", "rewind", "rewound_size")
 
-    def __init__(self, claim: Claim, write: Write) -> None:
-        super().__init__(claim.run_id, claim.token, write.entries)
+    def __init__(self, claim: Claim, write: Write, size: int) -> None:
+        entries = write.entries
+        self.run_id, self.token, self.entries, self.size = claim.run_id, claim.token, entries, size
+        self.first = entries[0].seq if entries else None
         self.progress, self.finished_step, self.replace = write.progress, write.finished_step, write.replace
         #: Where the journal ends now, if an earlier write of this claim got further than its caller was told.
         self.rewind: int | None = None
@@ -62,9 +63,11 @@ class Other(Operation):
         *,
         token: int | None = None,
         entries: Sequence[Entry] = (),
+        size: int = 0,
     ) -> None:
         """`about` goes as JSON to that function. Strings in it are escaped as text already."""
-        super().__init__(run_id, token, entries)
+        self.run_id, self.token, self.entries, self.size = run_id, token, entries, size
+        self.first = entries[0].seq if entries else None
         self.do, self.about = do, about
 
     def encoded(self) -> dict[str, Any]:
@@ -89,22 +92,9 @@ TYPES = (
 
 def arguments(appends: Sequence[Append], others: Sequence[Other], pages: Pages) -> list[bytes | None]:
     """Of `write_batch`, from the fourth on. The appends are its items from 1 on, the others follow."""
-    items: list[int] = []
-    pieces: list[Piece] = []
-    for item, operation in enumerate((*appends, *others), 1):
-        piece = operation.piece
-        if piece is None:
-            continue
-        cut = pages.cut(len(piece.layout), len(piece.body))
-        if cut:
-            items.append(item)
-            pieces.append(piece._replace(layout="+" + piece.layout, body=piece.body[:cut]))
-            piece = Piece(piece.seq, "", 0, piece.body[cut:])
-        items.append(item)
-        pieces.append(piece)
     rewinds = [append.rewind for append in appends]
     return [
-        wire.texts([to_text(append.run_id or "") for append in appends]),
+        wire.texts(to_texts([append.run_id or "" for append in appends])),
         wire.bigints([append.token or 0 for append in appends]),
         wire.bigints_or_null([append.first for append in appends]),
         wire.bigints([len(append.entries) for append in appends]),
@@ -114,12 +104,38 @@ def arguments(appends: Sequence[Append], others: Sequence[Other], pages: Pages) 
         wire.bools([append.replace for append in appends]),
         wire.bigints_or_null(rewinds) if any(rewinds) else None,
         wire.jsonb(msgspec.json.encode([other.encoded() for other in others])) if others else None,
-        wire.bigints(items),
-        wire.bigints([piece.seq for piece in pieces]),
-        wire.texts([piece.layout for piece in pieces]),
-        wire.bigints([piece.checksum for piece in pieces]),
-        wire.byteas([piece.body for piece in pieces]),
+        *_pieces((*appends, *others), pages),
     ]
+
+
+def _pieces(operations: Sequence[Operation], pages: Pages) -> list[bytes]:
+    """The entries of all operations: the item, number, layout, checksum and body of each piece."""
+    items: list[int] = []
+    seqs: list[int] = []
+    layouts: list[str] = []
+    checksums: list[int] = []
+    bodies: list[bytes] = []
+    for item, operation in enumerate(operations, 1):
+        if not operation.entries:
+            continue
+        # Not before: what is packed now is still at hand when it is put together for the wire.
+        seq, layout, checksum, body = packed(operation.entries)
+        cut = pages.cut(len(layout), len(body))
+        if cut:
+            items.append(item)
+            seqs.append(seq)
+            layouts.append("+" + layout)
+            checksums.append(checksum)
+            bodies.append(body[:cut])
+            layout, checksum, body = "", 0, body[cut:]
+        items.append(item)
+        seqs.append(seq)
+        layouts.append(layout)
+        checksums.append(checksum)
+        bodies.append(body)
+    return [
+        wire.bigints(items), wire.bigints(seqs), wire.texts(layouts), wire.bigints(checksums), wire.byteas(bodies)
+    ]  # fmt: skip
 
 
 #: Of a batch in which everything was done, and there is no more to say.

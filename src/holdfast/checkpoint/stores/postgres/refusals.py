@@ -40,15 +40,21 @@ def _refusal(operation: Operation, run_id: str, answer: Answer) -> CheckpointErr
             return StoreError(f"run {run_id}: the server refused for a reason this holdfast does not know: {unknown}")
 
 
-def check_order(run_id: str, entries: Sequence[Entry], first: int | None = None) -> None:
-    """Raises `StoreError` unless the entries count up by one, from `first` if that is given."""
+def checked_size(run_id: str, entries: Sequence[Entry], first: int | None = None) -> int:
+    """How many bytes are in the entries.
+
+    Raises:
+        StoreError: they do not count up by one, from `first` if that is given.
+    """
     if not entries:
-        return
-    due = entries[0].seq if first is None else first
+        return 0
+    size, due = 0, entries[0].seq if first is None else first
     for entry in entries:
         if entry.seq != due:
             raise out_of_order(run_id, entry.seq, due)
         due += 1
+        size += len(entry.body)
+    return size
 
 
 def out_of_order(run_id: str, seq: int | None, due: int) -> StoreError:

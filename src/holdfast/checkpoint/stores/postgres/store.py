@@ -19,7 +19,7 @@ from holdfast.checkpoint.stores.postgres.heartbeat import Heartbeat
 from holdfast.checkpoint.stores.postgres.inspection import inspect
 from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Other
 from holdfast.checkpoint.stores.postgres.reading import Questions
-from holdfast.checkpoint.stores.postgres.refusals import check_order, refuse
+from holdfast.checkpoint.stores.postgres.refusals import checked_size, refuse
 from holdfast.checkpoint.stores.postgres.schema import prepare
 from holdfast.checkpoint.stores.postgres.scripts import Scripts
 from holdfast.checkpoint.stores.postgres.signs import Signs
@@ -149,12 +149,13 @@ class PostgresStore:
     # -- one run ------------------------------------------------------------------------------------------------
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        check_order(run.run_id, run.entries, first=0)
+        size = checked_size(run.run_id, run.entries, first=0)
         answer = await self._commit(
             Other(
                 "create",
                 run.run_id,
                 entries=run.entries,
+                size=size,
                 about={
                     "agent_name": to_text(run.agent_name),
                     "caller_id": to_text(run.caller_id),
@@ -169,8 +170,7 @@ class PostgresStore:
         return None if worker_id is None else _claim(run.run_id, worker_id, answer)
 
     async def append(self, claim: Claim, write: Write) -> None:
-        check_order(claim.run_id, write.entries)
-        parts, operation = self._opened(), Append(claim, write)
+        parts, operation = self._opened(), Append(claim, write, checked_size(claim.run_id, write.entries))
         refusal = await parts.writer.commit(operation)
         if refusal is not None:
             refuse(operation, refusal)
@@ -184,13 +184,14 @@ class PostgresStore:
         return stored
 
     async def settle(self, claim: Claim, ending: Ending) -> None:
-        check_order(claim.run_id, ending.entries)
+        size = checked_size(claim.run_id, ending.entries)
         await self._commit(
             Other(
                 "settle",
                 claim.run_id,
                 token=claim.token,
                 entries=ending.entries,
+                size=size,
                 about={
                     "status": ending.status.value,
                     "reason": to_text(ending.reason),

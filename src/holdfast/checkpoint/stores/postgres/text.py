@@ -5,6 +5,7 @@ a backslash, and so is the backslash itself; all other text is stored as it is.
 """
 
 import re
+from collections.abc import Sequence
 
 _REFUSED = re.compile("[\\\\\0\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\(\\|[0-9a-f]{4})")
@@ -12,6 +13,11 @@ _ESCAPED = re.compile(r"\\(\\|[0-9a-f]{4})")
 
 def to_text(value: str) -> str:
     return _REFUSED.sub(_escape, value) if _REFUSED.search(value) else value
+
+
+def to_texts(values: Sequence[str]) -> Sequence[str]:
+    """Each of them. Nearly never is there anything to escape, so one look at all of them has to do."""
+    return [to_text(value) for value in values] if _REFUSED.search("".join(values)) else values
 
 
 def from_text(stored: str) -> str:

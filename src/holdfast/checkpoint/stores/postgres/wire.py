@@ -7,6 +7,7 @@ sends and gets values in PostgreSQL's binary form, and does nothing else.
 import asyncio
 import struct
 from collections.abc import Sequence
+from typing import cast
 
 import psycopg
 from psycopg import pq
@@ -42,6 +43,8 @@ def bigints(values: Sequence[int]) -> bytes:
 
 def bigints_or_null(values: Sequence[int | None]) -> bytes:
     """As `bigints`, where some may be missing."""
+    if None not in values:
+        return bigints(cast("Sequence[int]", values))
     parts = [_NULL if value is None else b"\0\0\0\x08" + bigint(value) for value in values]
     return _header(BIGINT, len(values)) + b"".join(parts)
 

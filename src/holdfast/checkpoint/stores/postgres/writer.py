@@ -26,11 +26,12 @@ from holdfast.checkpoint.stores.postgres.pages import Pages
 from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_about_one_item, passes, translated
 from holdfast.checkpoint.stores.postgres.wire import Link
 
-#: Of one batch. Beyond them a larger one is no faster, and a server has to hold all of it in memory.
-MOST_OPERATIONS, MOST_BYTES = 2000, 8 * 1024 * 1024
+#: Of one batch. A larger one is no faster: runs that begin together would all wait for it, and nobody would work
+#: meanwhile. And the server has to hold all of it in memory.
+MOST_OPERATIONS, MOST_BYTES = 500, 8 * 1024 * 1024
 
-#: So many writes of one batch are many.
-_MANY = 32
+#: So many are told at once what came of their writes.
+_AT_ONCE = 32
 
 #: These grant tokens. A server that forgot one in a crash would grant it again: they are always committed to its disk.
 _GRANTS = frozenset({"create", "claim", "take"})
@@ -57,6 +58,9 @@ class Writer:
         self._closing = False
         #: A batch that was sent and not answered yet: its number, and what was in it.
         self._unanswered: tuple[int, Sequence[Operation]] | None = None
+        #: Committed, but those who wait do not know yet; and the answers to some of them.
+        self._untold: deque[Operation] = deque()
+        self._said: dict[Operation, Answer] = {}
         self._late = LateCommits()
         self._pages = Pages()
         self._task = asyncio.create_task(self._work(), name="holdfast-postgres-writer")
@@ -69,29 +73,34 @@ class Writer:
         """
         if self._closing:
             raise StoreClosed("this PostgreSQL store is closed; nothing was written")
-        loop = self._loop
-        operation.asked_at, operation.answer = loop.time(), loop.create_future()
-        self._waiting.append(operation)
-        if not self._wake.is_set():
+        loop, waiting = self._loop, self._waiting
+        operation.asked_at = loop.time()
+        operation.answer = answer = loop.create_future()
+        waiting.append(operation)
+        if len(waiting) >= len(self._untold) and not self._wake.is_set():
             self._wake.set()
-        return operation.answer
+        return answer
 
     async def close(self) -> None:
         """Commit what is waiting, then let go of the connection."""
         self._closing = True
         self._wake.set()
         await asyncio.wait([self._task])
+        while self._untold:
+            self._tell_some()
         await self._drop_link()
 
     # -- within -------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        while True:
-            batch = self._next_batch()
-            if batch:
-                await self._settle(batch)
-            elif self._closing:
-                return
+        while self._waiting or not self._closing:
+            # Who is told goes on and writes again soon. Until then the others wait: a small batch costs as much of this
+            # process's time as a large one. Nor does it wait for all of them, so that the server has something to do
+            # while the rest are told.
+            if self._waiting and len(self._waiting) >= len(self._untold):
+                batch = self._next_batch()
+                if batch:
+                    await self._settle(batch)
             else:
                 self._wake.clear()
                 await self._wake.wait()
@@ -139,21 +148,30 @@ class Writer:
         else:
             if self._late:
                 self._late.forget(batch)
-            await self._tell(batch, answers)
+            self._tell(batch, answers)
 
-    async def _tell(self, batch: Sequence[Operation], answers: Mapping[Operation, Answer]) -> None:
-        """Let everybody go on: half of them a moment later, if they are many and nobody else waits.
+    def _tell(self, batch: Sequence[Operation], answers: Mapping[Operation, Answer]) -> None:
+        """Let everybody go on, a few at a time, and between them whatever else the event loop has to do.
 
-        Runs whose writes are committed together go on together, and write together again, while the server and this
-        process wait for one another. So they are put out of step: one half goes on while the other is written.
+        That is above all to send the next batch, of which a socket takes only a part at once, and to hear of its end:
+        so the server works on one batch while this process works for the runs of another.
         """
-        first = len(batch) // 2 if len(batch) >= _MANY and not self._waiting else len(batch)
-        try:
-            _succeed(batch[:first], answers)
-            if first < len(batch):
-                await asyncio.sleep(0)
-        finally:
-            _succeed(batch[first:], answers)
+        telling = bool(self._untold)
+        self._untold += batch
+        self._said.update(answers)
+        if not telling:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        for _ in range(min(len(self._untold), _AT_ONCE)):
+            operation = self._untold.popleft()
+            answer = self._said.pop(operation, None) if self._said else None
+            if not operation.answer.done():
+                operation.answer.set_result(answer)
+        if self._untold:
+            self._loop.call_soon(self._tell_some)
+        if self._waiting and len(self._waiting) >= len(self._untold):
+            self._wake.set()
 
     async def _write(self, batch: Sequence[Operation], since: float) -> Mapping[Operation, Answer]:
         """Commit the batch, whatever happens to the connection meanwhile. Gives the answers there are."""
@@ -235,12 +253,6 @@ class Writer:
         link, self._link = self._link, None
         if link is not None:
             await link.close()
-
-
-def _succeed(batch: Sequence[Operation], answers: Mapping[Operation, Answer]) -> None:
-    for operation in batch:
-        if not operation.answer.done():
-            operation.answer.set_result(answers.get(operation))
 
 
 def _fail(batch: Sequence[Operation], exc: StoreError) -> None:

@@ -1,0 +1,83 @@
+"""Many runs that write at once: few batches, and everybody hears of his own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import psycopg
+import pytest
+from tests.postgres_server import fresh_database
+from tests.stores.postgres_cases import bounded, opened
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import ClaimLost
+from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted
+
+#: More than are told at once what came of their writes.
+MANY = 100
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with fresh_database() as url:
+        yield url
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[PostgresStore]:
+    async with opened(url) as store:
+        yield store
+
+
+def batches(url: str) -> int:
+    """How many the store has written. Each has every second number."""
+    with psycopg.connect(url) as connection:
+        [(number,)] = connection.execute("select batch from holdfast.writer").fetchall()
+    assert isinstance(number, int)
+    return number // 2
+
+
+async def claimed(store: PostgresStore) -> list[Claim]:
+    worker = await enlisted(store)
+    return await asyncio.gather(*(begun(store, worker, a_run(f"run-{n}")) for n in range(MANY)))
+
+
+async def test_runs_that_write_in_step_are_put_out_of_step(url: str, store: PostgresStore) -> None:
+    """So that the server writes for some while the others go on; but the batches stay large."""
+    claims, rounds = await claimed(store), 20
+
+    async def write(claim: Claim) -> None:
+        for seq in range(1, rounds + 1):
+            await store.append(claim, a_write(seq, b"%d" % seq))
+
+    before = batches(url)
+    async with bounded():
+        await asyncio.gather(*map(write, claims))
+    assert 1.5 * rounds < batches(url) - before < 4 * rounds
+    assert await bodies_of(store, "run-7") == [b"begin", *(b"%d" % seq for seq in range(1, rounds + 1))]
+
+
+async def test_everybody_hears_what_came_of_his_own_write(store: PostgresStore) -> None:
+    claims = await claimed(store)
+    stolen = {n: await store.claim(f"run-{n}", claims[n].worker_id, steal=True) for n in range(5, MANY, 7)}
+    async with bounded():
+        results = await asyncio.gather(
+            *(store.append(claim, a_write(1, b"more")) for claim in claims), return_exceptions=True
+        )
+    lost = {n: result for n, result in enumerate(results) if result is not None}
+    assert {n: result.current for n, result in lost.items() if isinstance(result, ClaimLost)} == {
+        n: claim.token for n, claim in stolen.items()
+    }
+    assert len(lost) == len(stolen)
+
+
+async def test_a_store_that_is_closed_tells_everybody_first(url: str) -> None:
+    async with opened(url) as store:
+        claims = await claimed(store)
+        writes = [asyncio.ensure_future(store.append(claim, a_write(1, b"more"))) for claim in claims]
+        await asyncio.sleep(0)
+        async with bounded():
+            await store.close()
+            assert await asyncio.gather(*writes) == [None] * MANY
+        await store.open()
+        assert await bodies_of(store, f"run-{MANY - 1}") == [b"begin", b"more"]
