@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, BinaryContent, ModelRetry, RunContext, ToolReturn, UsageLimits
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import ToolFailed, UnexpectedModelBehavior, UsageLimitExceeded
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolReturnPart
 from pydantic_ai.models.function import FunctionModel
@@ -217,6 +218,53 @@ async def test_what_was_put_into_the_queue_is_there_in_the_next_life() -> None:
     assert len(shown) == 2
     assert shown[0] == shown[1]
     assert ("user-prompt", "by the way") in shown[0]
+
+
+async def test_what_a_hook_made_of_a_result_is_recorded_and_no_hook_sees_it_again() -> None:
+    deaths = Deaths("wait")
+    script = Script([call("c1", "look"), call("c2", "wait")], "done")
+    seen: list[str] = []
+
+    class Loud(AbstractCapability[Any]):
+        async def after_tool_execute(self, ctx: RunContext[Any], *, call: Any, result: Any, **more: Any) -> Any:
+            seen.append(call.tool_name)
+            return result.upper()
+
+    agent: Agent[None, str] = Agent(script.model, name="loud", capabilities=[Loud()])
+
+    @agent.tool_plain
+    async def look() -> str:
+        return "seen"
+
+    @agent.tool_plain
+    async def wait() -> str:
+        await deaths.here("wait", results=1)
+        return "waited"
+
+    result = await deaths.run(durable(agent, effects=PURE))
+    assert seen == ["look", "wait"]
+    assert said(list(result.messages))[-3:] == [("tool-return", "SEEN"), ("tool-return", "WAITED"), ("text", "done")]
+
+
+async def test_what_a_hook_put_into_the_queue_for_this_very_request_is_there_in_the_next_life() -> None:
+    deaths = Deaths("model")
+    shown: list[Any] = []
+
+    async def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
+        shown.append(said(messages))
+        await deaths.here("model")
+        return ModelResponse(parts=[TextPart("done")])
+
+    class Reminder(AbstractCapability[Any]):
+        async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
+            if not shown:
+                ctx.enqueue("be brief")
+            return request_context
+
+    result = await deaths.run(durable(Agent(FunctionModel(reply), name="reminded", capabilities=[Reminder()])))
+    assert shown[0] == shown[1]
+    assert said(list(result.messages)) == [*shown[0], ("text", "done")]
+    assert ("user-prompt", "be brief") in shown[0]
 
 
 async def test_a_prompt_that_is_made_anew_in_each_life_is_kept_once() -> None:

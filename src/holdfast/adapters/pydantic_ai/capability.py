@@ -1,11 +1,20 @@
 """What pydantic-ai calls within a turn: a capability that makes tool calls once and hears what the model is sent."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
-from pydantic_ai import DeferredToolRequests, DeferredToolResults, RunContext
-from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, on_event
+from pydantic_ai import AgentRun, DeferredToolRequests, DeferredToolResults, RunContext
+from pydantic_ai.capabilities import AbstractCapability, WrapperCapability, on_event
 from pydantic_ai.capabilities.abstract import WrapToolExecuteHandler
-from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta, ToolCallPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ToolCallPart,
+)
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tools import ToolDefinition
 
@@ -16,25 +25,48 @@ from holdfast.run.drive import Drive
 from holdfast.run.ports import RunEvent
 
 
-class Journal(AbstractCapability[Any]):
-    """Stands between one run of an agent and its tools and model."""
+class Journal(WrapperCapability[Any]):
+    """Stands between one run of an agent and its tools and model, around all capabilities that the run has.
 
-    def __init__(self, drive: Drive, conversation: Conversation, batch: Batch, notes: Notes) -> None:
+    Outside of the agent's own: what they made of a result is what is recorded, and a recorded result does not go
+    through them again. Around the root and not one among them, because pydantic-ai makes a context for each capability
+    at each of some twenty hooks a step: that alone would be most of what a durable run costs beside a bare one.
+    """
+
+    def __init__(
+        self, wrapped: AbstractCapability[Any], drive: Drive, conversation: Conversation, batch: Batch, notes: Notes
+    ) -> None:
+        super().__init__(wrapped=wrapped)
         self._drive, self._conversation, self._batch, self._notes = drive, conversation, batch, notes
 
-    def get_ordering(self) -> CapabilityOrdering:
-        # Outside of the agent's own capabilities: what they made of a result is what is recorded, and a recorded
-        # result does not go through them again.
-        return CapabilityOrdering(position="outermost")
+    @classmethod
+    def around(
+        cls, run: AgentRun[Any, Any], drive: Drive, conversation: Conversation, batch: Batch, notes: Notes
+    ) -> Self:
+        """Let all hooks of a run that has not begun go through a journal."""
+        deps = run.ctx.deps
+        tools = deps.tool_manager
+        assert tools.root_capability is deps.root_capability, "tools are called through the run's capabilities"
+        journal = cls(deps.root_capability, drive, conversation, batch, notes)
+        deps.root_capability = tools.root_capability = journal
+        return journal
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        # What tools and hooks have put into the queue joins the request only now.
-        if self._conversation.ask(open_parts(request_context.messages)):
-            await self._drive.live.save()
+        # Before history processors see it; what tools have put into the queue joins the request only within.
+        queued = _queued(ctx)
+        await self._ask([*request_context.messages, *queued] if queued else request_context.messages)
         self._notes.restore_tool_retries(ctx.tool_manager)
+        request_context = await self.wrapped.before_model_request(ctx, request_context)
+        queued = _queued(ctx)
+        if queued and isinstance(request_context.messages[-1], ModelRequest):
+            await self._ask(queued)  # by hooks, just now: it joins this request, too
         return request_context
+
+    async def _ask(self, messages: Sequence[ModelMessage]) -> None:
+        if self._conversation.ask(open_parts(messages)):
+            await self._drive.live.save()
 
     async def wrap_tool_execute(
         self,
@@ -45,12 +77,21 @@ class Journal(AbstractCapability[Any]):
         args: dict[str, Any],
         handler: WrapToolExecuteHandler,
     ) -> Any:
-        return await self._batch.execute(ctx, call, args, handler)
+        async def within(args: dict[str, Any]) -> Any:
+            return await self.wrapped.wrap_tool_execute(ctx, call=call, tool_def=tool_def, args=args, handler=handler)
+
+        return await self._batch.execute(ctx, call, args, within)
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        return self._batch.answers(requests)
+        answers = self._batch.answers(requests)
+        rest = requests if answers is None else requests.remaining(answers)
+        others = None if rest is None else await self.wrapped.handle_deferred_tool_calls(ctx, requests=rest)
+        if answers is None or others is None:
+            return answers or others
+        answers.update(others)
+        return answers
 
 
 class StreamingJournal(Journal):
@@ -70,3 +111,8 @@ class StreamingJournal(Journal):
         if text:
             live = self._drive.live
             await live.emit(RunEvent(kind="text", iteration=live.state.iteration + 1, text=text))
+
+
+def _queued(ctx: RunContext[Any]) -> list[ModelMessage]:
+    """What waits in the run's queue to join the next request."""
+    return [message for each in ctx.pending_messages or () if each.priority == "asap" for message in each.messages]

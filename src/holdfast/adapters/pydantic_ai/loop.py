@@ -104,10 +104,11 @@ class PydanticAILoop:
         if not conversation.has_begun:
             notes.new_conversation()
         batch = Batch(drive, notes, self._options.policies, conversation.final_results())
-        journal = (StreamingJournal if self._options.stream else Journal)(drive, conversation, batch, notes)
+        journal = StreamingJournal if self._options.stream else Journal
         try:
             async with AsyncExitStack() as stack:
-                run = await self._open(drive, conversation, journal, notes.usage, stack)
+                run = await self._open(drive, conversation, notes.usage, stack)
+                journal.around(run, drive, conversation, batch, notes)
                 turns = Turns(drive, run, conversation, batch, notes)
                 output = await turns.take()
         except (ModelAPIError, FallbackExceptionGroup) as exc:
@@ -123,7 +124,7 @@ class PydanticAILoop:
         return output
 
     async def _open(
-        self, drive: Drive, conversation: Conversation, journal: Journal, usage: RunUsage, stack: AsyncExitStack
+        self, drive: Drive, conversation: Conversation, usage: RunUsage, stack: AsyncExitStack
     ) -> AgentRun[Any, Any]:
         begins = not conversation.has_begun
         toolsets = [as_toolset(drive.profile.tools)] if drive.profile.tools else None
@@ -138,7 +139,6 @@ class PydanticAILoop:
                 usage_limits=self._options.usage_limits or UsageLimits(request_limit=None),
                 conversation_id=drive.run_id,
                 toolsets=toolsets,
-                capabilities=[journal],
                 infer_name=False,
             )
         )
