@@ -1,0 +1,17 @@
+"""What is compared saves alike: else the bare loop beside the durable one would be no measure."""
+
+from bench.parts.pydantic_ai import Script, bare_agent, run_with_saves
+from tests.probe_store import ProbeStore
+
+from holdfast import Checkpoints, Executor, Ports
+from holdfast.adapters.pydantic_ai import durable
+from holdfast.checkpoint.stores.memory import MemoryStore
+
+
+async def test_the_bare_loop_makes_the_saves_of_a_durable_run() -> None:
+    agent = bare_agent(Script(3))
+    bare, kept = ProbeStore(MemoryStore()), ProbeStore(MemoryStore())
+    await run_with_saves(agent, Checkpoints(bare))
+    await Executor(Ports(checkpoints=Checkpoints(kept))).run(durable(agent), "go")
+    assert bare.changes == kept.changes
+    assert bare.kinds == kept.kinds
