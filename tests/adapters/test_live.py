@@ -17,6 +17,7 @@ from holdfast.adapters.pydantic_ai import durable
 from holdfast.run.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
 from holdfast.run.ports import RunControl, RunEvent, Watch
 from holdfast.run.state import RunState
+from holdfast.testing.clock import ManualClock
 
 TURNS: list[Any] = [
     ModelResponse(parts=[TextPart("let me see"), call("c1", "look", city="Lyon")]),
@@ -206,20 +207,24 @@ async def test_a_critic_sees_signs_of_life_and_may_kill() -> None:
 
 async def test_a_run_that_takes_too_long_is_ended() -> None:
     agent = looking(Script([call("c1", "wait")], "done"))
-    over = asyncio.Event()
+    begun, over = asyncio.Event(), asyncio.Event()
 
     @agent.tool_plain
     async def wait() -> str:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             over.set()
         return "never"
 
-    bounds = Bounds(max_runtime=timedelta(milliseconds=50))
-    async with App([durable(agent, bounds=bounds)], "memory:") as app:
+    clock, limit = ManualClock(), timedelta(minutes=1)
+    async with App([durable(agent, bounds=Bounds(max_runtime=limit))], "memory:", clock=clock) as app:
+        running = asyncio.create_task(app.run("looking", "go"))
+        await begun.wait()
+        await clock.advance(limit)
         with pytest.raises(RuntimeExceeded):
-            await app.run("looking", "go")
+            await running
     assert over.is_set()
 
 
