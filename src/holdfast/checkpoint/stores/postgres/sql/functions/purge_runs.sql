@@ -8,6 +8,10 @@ begin
     from (
         select r.id from holdfast.run r
         where r.expires_at <= now() and r.status in ('done', 'failed', 'cancelled')
+            -- A parent that may go on has to meet its child again.
+            and not exists (
+                select from holdfast.run parent where parent.run_id = r.parent_run_id and parent.status <> 'done'
+            )
         order by r.expires_at
         limit (p ->> 'limit')::bigint
         for update skip locked
