@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.lifecycle import OVER, Status
+from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import RunFilter, RunRecord
 from holdfast.checkpoint.stores.file.access import Access
 from holdfast.checkpoint.stores.file.layout import Layout
@@ -70,9 +70,17 @@ class Finder:
 
     def purge(self, limit: int) -> int:
         self._runs.keep_promises()
-        now = self._clock.now()
-        over = self.records(RunFilter(statuses=OVER))
-        expired = [record.run_id for record in over if record.expires_at is not None and record.expires_at <= now]
+        now, records = self._clock.now(), self.records()
+        may_go_on = {record.run_id for record in records if record.status is not Status.DONE}
+        expired = [
+            record.run_id
+            for record in records
+            if record.over
+            and record.expires_at is not None
+            and record.expires_at <= now
+            # A parent that may go on has to meet its child again.
+            and record.parent_run_id not in may_go_on
+        ]
         return sum(self._runs.remove_expired(run_id) for run_id in expired[: max(0, limit)])
 
     def _heads(self) -> Iterator[Head]:
