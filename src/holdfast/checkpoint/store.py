@@ -141,5 +141,9 @@ class CheckpointStore(Protocol):
         ...
 
     async def purge(self, *, limit: int = 100) -> int:
-        """Remove up to `limit` runs that are over and expired, with the runs they started. Returns how many."""
+        """Remove up to `limit` runs that are over and expired, with the runs they started. Returns how many.
+
+        A run whose parent is in the store and not done is left: the parent may go on, and has to meet it again. It goes
+        with its parent.
+        """
         ...

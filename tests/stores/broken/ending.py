@@ -8,6 +8,7 @@ from holdfast.checkpoint.errors import RunBusy, RunExists
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.lifecycle import OVER, Status
 from holdfast.checkpoint.record import Ending, NewRun
+from holdfast.checkpoint.stores.memory import _Run
 
 
 class LosesTheLastWords(Fragile):
@@ -134,6 +135,22 @@ class PurgesWhatIsToBeKept(Fragile):
             if run.status in OVER and run.expires_at is not None:
                 run.expires_at = self._clock.now()
         return await super().purge(limit=limit)
+
+
+class PurgesWhatAParentWaitsFor(Fragile):
+    """A parent that was down for long starts its child a second time."""
+
+    red = ("test_what_a_child_left_is_kept_while_its_parent_may_go_on",)
+
+    def _awaited(self, run: _Run) -> bool:
+        return False
+
+
+class KeepsOrphansForEver(Fragile):
+    red = ("test_what_a_child_left_is_purged_if_its_parent_is_not_there",)
+
+    def _awaited(self, run: _Run) -> bool:
+        return run.new.parent_run_id is not None
 
 
 class PurgesWithoutLimit(Fragile):

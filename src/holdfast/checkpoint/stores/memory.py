@@ -225,7 +225,7 @@ class MemoryStore:
         expired = [
             run_id
             for run_id, run in self._runs.items()
-            if run.status in OVER and run.expires_at is not None and run.expires_at <= now
+            if run.status in OVER and run.expires_at is not None and run.expires_at <= now and not self._awaited(run)
         ][:limit]
         for run_id in expired:
             self._drop(run_id)
@@ -278,6 +278,11 @@ class MemoryStore:
                 parent = self._runs.get(run.new.parent_run_id or "")
                 if parent is None or parent.status in OVER:
                     yield run
+
+    def _awaited(self, run: _Run) -> bool:
+        """Whether the run's parent may still have to meet it again."""
+        parent = self._runs.get(run.new.parent_run_id or "")
+        return parent is not None and parent.status is not Status.DONE
 
     def _drop(self, run_id: str) -> None:
         """Remove the run and everything it started."""

@@ -1,5 +1,6 @@
 """Clauses about the ways a claim ends and a run goes: settle, remove, purge."""
 
+import itertools
 from datetime import timedelta
 
 import pytest
@@ -183,6 +184,31 @@ class PurgeClauses(StoreUnderTest):
         await store.settle(claim, Ending(status=Status.DONE, keep=timedelta(0)))
         assert await store.purge() >= 1
         assert await listed(store) == ["stranger"]
+
+    async def test_what_a_child_left_is_kept_while_its_parent_may_go_on(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        parents = {status: await begun(store, worker, a_run(status)) for status in sorted(ENDINGS | {Status.RUNNING})}
+        for status, child_end in itertools.product(parents, sorted(OVER)):
+            child = await begun(store, worker, a_run(f"{child_end}-child-of-{status}", parent_run_id=status))
+            await store.settle(child, Ending(status=child_end, keep=timedelta(0)))
+        for status, claim in parents.items():
+            if status is not Status.RUNNING:
+                await store.settle(claim, Ending(status=status))
+        before = await listed(store)
+        assert await store.purge() == len(OVER)
+        assert await listed(store) == [run_id for run_id in before if not run_id.endswith("-child-of-done")]
+        for status in parents.keys() - {Status.DONE}:
+            await store.remove(status, claim=parents[status])
+        assert await listed(store) == [Status.DONE], "they go with their parent"
+
+    async def test_what_a_child_left_is_purged_if_its_parent_is_not_there(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        child = await begun(store, worker, a_run("child", parent_run_id="elsewhere"))
+        await store.settle(child, Ending(status=Status.FAILED, keep=timedelta(0)))
+        assert await store.purge() == 1
+        assert await listed(store) == []
 
     async def test_a_purged_id_may_be_used_again(self, store: CheckpointStore, worker: str) -> None:
         await store.settle(await begun(store, worker), Ending(status=Status.DONE, keep=timedelta(0)))

@@ -175,7 +175,9 @@ class Model:
 
     def purge(self) -> None:
         for run_id, run in list(self.runs.items()):
-            if run.status in OVER and run.keep is not None and run.keep <= timedelta(0):
+            parent = self.runs.get(run.new.parent_run_id or "")
+            awaited = parent is not None and parent.status is not Status.DONE
+            if run.status in OVER and run.keep is not None and run.keep <= timedelta(0) and not awaited:
                 self.drop(run_id)
 
     def agree_with(self, records: Iterable[RunRecord]) -> None:

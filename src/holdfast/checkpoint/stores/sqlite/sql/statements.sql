@@ -129,7 +129,10 @@ DELETE FROM runs WHERE run_key = ?1
 
 -- name: expired
 SELECT run_id FROM runs
-WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled') ORDER BY expires_at LIMIT ?2
+WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled')
+    -- A parent that may go on has to meet its child again.
+    AND NOT EXISTS (SELECT 1 FROM runs AS parent WHERE parent.run_id = runs.parent_run_id AND parent.status <> 'done')
+ORDER BY expires_at LIMIT ?2
 
 -- name: add_garbage
 INSERT INTO garbage (last_piece, run_key) VALUES (?1, ?2)
