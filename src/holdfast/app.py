@@ -316,6 +316,9 @@ class App:
     def steer(self, run_id: str, text: str) -> None:
         """Put a message in front of the next step of a run that this process drives.
 
+        It is saved with the run's next save, at the latest by a shutdown, and is said to a resumed run then. A process
+        that is killed before that takes it along.
+
         Raises:
             RunNotFound: this process does not drive it.
         """

@@ -1,10 +1,12 @@
 """Messages from outside between steps, and histories that are made shorter."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tests.life import Life
+from tests.run.silent import Silent
 from tests.script import Script, asks, call
 
 from holdfast.checkpoint.journal import EntryKind
@@ -14,7 +16,7 @@ from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo
 from holdfast.run.live import LiveRun
 from holdfast.run.message import Message, Reply, System, ToolResult, User
-from holdfast.run.ports import Ports
+from holdfast.run.ports import Ports, RunEvent
 from holdfast.run.state import RunState
 from holdfast.run.tool import ToolSchema, tool
 
@@ -74,6 +76,83 @@ async def test_a_steered_message_survives_a_resume_once_its_step_is_saved() -> N
     after = Script("", "", "done")
     await Life(life.inner).resume(Agent(name="a", model=after, tools=[hint, look]), "r")
     assert User("mind the gap") in after.asked[0]
+
+
+def said(messages: Sequence[Message]) -> list[str]:
+    return [message.text for message in messages if isinstance(message, User)]
+
+
+async def test_what_no_step_took_before_a_shutdown_is_said_in_the_next_life_and_once() -> None:
+    life = Life()
+    closing: list[asyncio.Task[None]] = []
+
+    @tool(effect="pure")
+    async def hint() -> None:
+        live = life.executor.live("r")
+        assert live is not None
+        live.steer("mind the gap")
+        live.steer("and the doors")
+        closing.append(asyncio.create_task(life.executor.shutdown()))
+        while not live.draining:  # noqa: ASYNC110 - until the shutdown has had its turn
+            await asyncio.sleep(0)
+
+    model = Script(asks(call("1", "hint")), "never")
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=model, tools=[hint]), "go", run_id="r")
+    await closing[0]
+    store = life.inner
+    second = Script("", asks(call("2", "look")), Shutdown("now"))
+    with pytest.raises(Shutdown):
+        await Life(store).resume(Agent(name="a", model=second, tools=[look]), "r")
+    assert [said(asked) for asked in second.asked] == [["go", "mind the gap", "and the doors"]] * 2
+    third = Script("", "", "done")
+    result = await Life(store).resume(Agent(name="a", model=third, tools=[look]), "r")
+    assert said(list(result.messages)) == ["go", "mind the gap", "and the doors"]
+
+
+async def test_what_came_with_the_answer_is_answered_in_the_next_life() -> None:
+    life = Life()
+
+    async def answers(messages: Sequence[Message]) -> Reply:
+        live = life.executor.live("r")
+        assert live is not None
+        live.steer("one more thing")
+        live.draining = True
+        return Reply(text="done")
+
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=Script(answers)), "go", run_id="r")
+    result = await Life(life.inner).resume(Agent(name="a", model=Script("", "done as well")), "r")
+    assert (result.output, said(list(result.messages))) == ("done as well", ["go", "one more thing"])
+
+
+@pytest.mark.parametrize("where", ["compact", "delivery"])
+async def test_what_a_step_had_begun_to_take_when_it_was_stopped_is_not_lost(where: str) -> None:
+    async def stops(messages: Sequence[Any]) -> Sequence[Any] | None:
+        if len(messages) > 1:
+            raise Shutdown("now")
+        return None
+
+    class Stops(Silent):
+        async def progress(self, info: RunInfo, event: RunEvent) -> None:
+            if event.kind == "steered":
+                raise Shutdown("now")
+
+    life = Life(ports=Ports(delivery=Stops() if where == "delivery" else None))
+
+    @tool(effect="pure")
+    async def hint() -> None:
+        live = life.executor.live("r")
+        assert live is not None
+        live.steer("mind the gap")
+
+    model = Script(asks(call("1", "hint")), "never")
+    compact = stops if where == "compact" else None
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", model=model, tools=[hint], compact=compact), "go", run_id="r")
+    after = Script("", "done")
+    await Life(life.inner).resume(Agent(name="a", model=after, tools=[hint]), "r")
+    assert said(after.asked[-1]) == ["go", "mind the gap"]
 
 
 class BudgetThatParks:

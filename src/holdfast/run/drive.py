@@ -119,8 +119,14 @@ class Drive:
         self.state.history.extend(messages)
         await self._live.save(urgent=True)
 
-    async def begin_step(self) -> list[str]:
-        """Before each model call: bounds, budget, shutdown. Returns the messages that were steered in."""
+    async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str]:
+        """Before each model call: bounds, budget, shutdown. Returns the messages that were steered in.
+
+        They have to be put into the history at once: a save in between would hold them nowhere.
+
+        Args:
+            prepare: what the loop has to wait for before it can do so, such as compaction.
+        """
         live, state = self._live, self.state
         live.boundary()
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
@@ -132,11 +138,16 @@ class Drive:
             await live.ports.budget.check(live.info, state)
         if live.is_watched:
             await live.emit(RunEvent(kind="step", iteration=state.iteration + 1))
+        if prepare is not None:
+            await prepare()
         # Taken last: what stops the run before its step must not lose what somebody said to it.
-        steered = live.take_steering()
-        for text in steered:
-            await live.emit(RunEvent(kind="steered", iteration=state.iteration + 1, text=text))
-        return steered
+        if not live.has_steering:
+            return []
+        told = 0
+        while told < len(live.steering):
+            await live.emit(RunEvent(kind="steered", iteration=state.iteration + 1, text=live.steering[told]))
+            told += 1
+        return live.take_steering()
 
     def used(self, usage: Usage) -> None:
         """Count what a model call or a tool of this run has used."""

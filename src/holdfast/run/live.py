@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +16,9 @@ from holdfast.run.state import RunState
 from holdfast.run.uninterrupted import uninterrupted
 
 log = logging.getLogger("holdfast.run")
+
+#: Among the notes of a run: what was said to it and no step has taken yet.
+STEERING = "steering"
 
 
 class LiveRun:
@@ -48,7 +50,6 @@ class LiveRun:
         self.failing: BaseException | None = None
         self._parent = parent
         self._required, self._shutdown_types = required, shutdown_types
-        self._inbox: deque[str] = deque()
         self._task: asyncio.Task[Any] | None = None
         self._writing = False
         #: How the run ended, for whoever else waits for it: a `Result`, or its error.
@@ -61,8 +62,9 @@ class LiveRun:
     # -- from outside -------------------------------------------------------------------------------------------
 
     def steer(self, text: str) -> None:
-        """Put a message in front of the next step."""
-        self._inbox.append(text)
+        """Put a message in front of the next step. It is saved with the run: in this life or in the next."""
+        # A new list each time: what was saved is compared with it.
+        self.state.notes[STEERING] = [*self.steering, text]
 
     def kill(self, reason: str) -> None:
         """End the run: for critics."""
@@ -124,14 +126,18 @@ class LiveRun:
             raise Shutdown(f"run {self.info.run_id} stopped for a shutdown after step {self.state.iteration}")
 
     def take_steering(self) -> list[str]:
-        """What was steered in since the last step."""
-        steered = list(self._inbox)
-        self._inbox.clear()
+        """What was steered in since the last step. Goes into the history before anything is saved."""
+        return list(self.state.notes.pop(STEERING, ()))
+
+    @property
+    def steering(self) -> Sequence[str]:
+        """What was steered in and no step has taken yet."""
+        steered: Sequence[str] = self.state.notes.get(STEERING, ())
         return steered
 
     @property
     def has_steering(self) -> bool:
-        return bool(self._inbox)
+        return STEERING in self.state.notes
 
     def count_time(self) -> timedelta:
         """Bring the state's elapsed time up to now."""

@@ -37,7 +37,8 @@ class Loop(Protocol):
 
     - `drive.state.history` is the conversation. If it is empty, begin with `drive.seed(messages)`, which makes the
       run durable before the first model call. If it is not, go on from it with no new input.
-    - `drive.begin_step()` before each model call; it may raise to stop the run, and returns what was steered in.
+    - `drive.begin_step()` before each model call; it may raise to stop the run, and returns what was steered in, which
+      goes into the history before anything else is awaited.
     - After a reply that asks for tools: `drive.intend(...)`, then each call through `drive.call(...)`.
     - `drive.end_step()` once the reply and all its tool results are in the history.
     """

@@ -106,11 +106,7 @@ class _Conversation:
     async def ask(self) -> Reply:
         """The model's next reply, already in the history."""
         drive = self._drive
-        steered = await drive.begin_step()
-        if drive.profile.compact is not None:
-            shorter = await drive.profile.compact(self._history)
-            if shorter is not None:
-                self._history.rewrite(shorter)
+        steered = await drive.begin_step(self._compact if drive.profile.compact is not None else None)
         self._history.extend(User(text) for text in steered)
         assert drive.profile.model is not None, "Agent refuses to be made without a model"
         reply = _checked(await drive.profile.model(self._history, self._schemas))
@@ -121,6 +117,12 @@ class _Conversation:
         if self._repeats.count(_asked(reply)) > drive.profile.max_repeats:
             raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, drive.profile.max_repeats)
         return reply
+
+    async def _compact(self) -> None:
+        assert self._drive.profile.compact is not None
+        shorter = await self._drive.profile.compact(self._history)
+        if shorter is not None:
+            self._history.rewrite(shorter)
 
     async def call_tools(self, calls: Sequence[ToolCall], *, resumed: bool) -> list[ToolResult]:
         """The results of all calls, in their order; the calls run side by side."""

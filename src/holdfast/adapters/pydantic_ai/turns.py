@@ -59,7 +59,16 @@ class Turns:
         return following
 
     async def _ask(self, node: ModelRequestNode[Any, Any]) -> Any:
-        steered = await self._drive.begin_step()
+        steered = await self._drive.begin_step(lambda: self._prepare(node))
+        if steered:
+            node.request.parts = [*node.request.parts, *steering(steered)]
+            self._conversation.ask(node.request.parts[-len(steered) :])
+        following = await self._run.next(node)
+        await self._take_reply(following)
+        return following
+
+    async def _prepare(self, node: ModelRequestNode[Any, Any]) -> None:
+        """Put what is about to be asked into the history, and make that shorter if it is time to."""
         if node.is_resuming_without_prompt:
             self._conversation.know(node.request.parts)  # some may have been made anew, such as dynamic prompts
         else:
@@ -67,12 +76,6 @@ class Turns:
         shorter = await self._conversation.compacted()
         if shorter is not None:
             self._state.message_history[:], node.request = shorter
-        if steered:
-            node.request.parts = [*node.request.parts, *steering(steered)]
-            self._conversation.ask(node.request.parts[-len(steered) :])
-        following = await self._run.next(node)
-        await self._take_reply(following)
-        return following
 
     async def _take_reply(self, following: Any) -> None:
         last = self._state.message_history[-1]
