@@ -1,6 +1,7 @@
 """App: the one place where the parts are joined."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -19,6 +20,7 @@ from holdfast.checkpoint.reunion import Ends, Reunion
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
+from holdfast.run.drain import LAST_WORDS, within
 from holdfast.run.errors import DefinitionError, RunCancelled
 from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo, new_run_id
@@ -26,6 +28,8 @@ from holdfast.run.outcome import Result
 from holdfast.run.ports import Audit, Budget, Critic, Delivery, Palette, Ports
 from holdfast.run.redaction import Redact
 from holdfast.run.signals import on_first_signal, unclaimed
+
+log = logging.getLogger("holdfast.app")
 
 
 class App:
@@ -65,7 +69,8 @@ class App:
                 `None` makes runs in memory only.
             recover: go on at entry with what an earlier process left behind.
             concurrency: how many recovered or served runs are driven at once.
-            grace: how long runs may take at exit to reach their next step boundary.
+            grace: how long runs may take at exit to reach their next step boundary. A store that does not answer then
+                holds the exit up for some seconds more, not longer.
             signals: shut down on SIGTERM and SIGINT, unless somebody else handles them: every run is left for recovery,
                 and a second signal ends the process.
             required: refuse a run that cannot be made durable.
@@ -127,8 +132,9 @@ class App:
         await _end(self._recovering)
         for port in (self._ports.audit, self._ports.budget):
             # A battery that holds a database, or rows that wait to be written.
-            if (close := getattr(port, "close", None)) is not None:
-                await close()
+            close = getattr(port, "close", None)
+            if close is not None and not await within(LAST_WORDS, close(), self._clock):
+                log.error("%s does not answer, and was left without being closed", type(port).__name__)
         self._unhandle_signals()
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.run.agent import Agent, AgentSource
+from holdfast.run.drain import LAST_WORDS, Drain, within
 from holdfast.run.errors import (
     NotAdmitted,
     NotDurable,
@@ -19,7 +20,6 @@ from holdfast.run.errors import (
     RunInterrupted,
     RunLost,
     RuntimeExceeded,
-    Shutdown,
 )
 from holdfast.run.history import History
 from holdfast.run.info import RunInfo, new_run_id
@@ -188,7 +188,7 @@ class Executor:
     async def _conduct(self, agent: AgentSource, live: LiveRun) -> Result:
         run_id = live.info.run_id
         if self._draining or run_id in self._live:
-            await uninterrupted(give_back(live))
+            await uninterrupted(within(LAST_WORDS, give_back(live), self._clock) if self._draining else give_back(live))
             if run_id in self._live:
                 raise RunAlreadyLive(run_id)
             raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
@@ -199,7 +199,8 @@ class Executor:
             live.runs_in(task)
             error, cancel = await _outcome(task, live)
             result = None if error is not None else task.result()
-            await uninterrupted(settle(live, error, result))
+            live.settling = asyncio.ensure_future(settle(live, error, result))
+            await uninterrupted(live.settling)
             if cancel is not None:
                 raise cancel
             if error is not None:
@@ -274,7 +275,10 @@ class Executor:
     async def shutdown(self, grace: timedelta = timedelta(seconds=30)) -> None:
         """Stop admitting, let each run reach its next step boundary, and leave every checkpoint for recovery.
 
-        Runs that have not reached one when `grace` is over are stopped where they are. The store is closed last.
+        Runs that have not reached one when `grace` is over are stopped where they are. The store is closed last. One
+        that does not answer then is waited for no longer than a few seconds: its runs stay as they were last saved,
+        and are recovered when this process has ended.
+
         May be called again; every call returns when the shutdown is done.
         """
         if self._shutdown is None:
@@ -283,21 +287,10 @@ class Executor:
         await asyncio.shield(self._shutdown)
 
     async def _drain(self, grace: timedelta) -> None:
-        for live in self._live.values():
-            live.draining = True
-        timer = self._clock.call_later(grace, self._stop_all)
-        try:
-            await self._idle.wait()
-        finally:
-            timer.cancel()
-        if self._ports.checkpoints is not None:
-            await self._ports.checkpoints.close()
-
-    def _stop_all(self) -> None:
-        for live in list(self._live.values()):
-            live.stop(
-                Shutdown(f"run {live.info.run_id} was stopped for a shutdown within step {live.state.iteration + 1}")
-            )
+        await Drain(self._live, self._idle, self._clock).finish(grace)
+        checkpoints = self._ports.checkpoints
+        if checkpoints is not None and not await within(LAST_WORDS, checkpoints.close(), self._clock):
+            log.error("the store does not answer, and was left without being closed")
 
     def shutdown_on_signals(self, grace: timedelta = timedelta(seconds=30)) -> None:
         """Shut down on SIGTERM and SIGINT. A second signal ends the process as it would have without this."""

@@ -52,6 +52,12 @@ class LiveRun:
         self._required, self._shutdown_types = required, shutdown_types
         self._task: asyncio.Task[Any] | None = None
         self._writing = False
+        #: Writes that were begun by other tasks than the run's own.
+        self._writes: set[asyncio.Task[None]] = set()
+        #: What settles the run, once it has ended.
+        self.settling: asyncio.Task[None] | None = None
+        #: Nobody waits for the store any more: what it has of the run is what recovery finds.
+        self.given_up = False
         #: How the run ended, for whoever else waits for it: a `Result`, or its error.
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._stopped_by: BaseException | None = None
@@ -103,6 +109,21 @@ class LiveRun:
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
         else:
             self.stop(cancel)
+
+    @property
+    def waits_for_store(self) -> bool:
+        """Whether the run would go on, or be over, if the store answered."""
+        return self._writing or bool(self._writes) or self.settling is not None
+
+    def give_up(self) -> None:
+        """Stop waiting for the store, and write nothing more: for a shutdown. The claim ends with this process."""
+        above: LiveRun | None = self
+        while above is not None:
+            above.given_up, above = True, above._parent
+        waiting = [*self._writes, self.settling, self._task if self._writing else None]
+        for task in waiting:
+            if task is not None:
+                task.cancel()
 
     @property
     def stopped_by(self) -> BaseException | None:
@@ -197,7 +218,12 @@ class LiveRun:
     async def _see_through(self, write: Coroutine[Any, Any, None]) -> None:
         """Finish a write that was begun even if the run is stopped meanwhile; the stop comes into force then."""
         if asyncio.current_task() is not self._task:
-            await uninterrupted(write)
+            task = asyncio.ensure_future(write)
+            self._writes.add(task)
+            try:
+                await uninterrupted(task)
+            finally:
+                self._writes.discard(task)
             return
         self._writing = True
         try:

@@ -1,5 +1,6 @@
 """What is done when a run has ended, one way or the other. Raises nothing: that would mask how the run ended."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -19,13 +20,16 @@ async def settle(live: LiveRun, error: BaseException | None, result: tuple[Resul
         result: what the run gives, and its output as it is stored, if it succeeded.
     """
     way = live.settlement(error)
-    # What the last step used is counted before the run is gone from the store: after it, nobody would know.
-    await _close(live, way, error, _commit_budget)
-    if live.checkpointer is not None:
-        try:
+    try:
+        # What the last step used is counted before the run is gone from the store: after it, nobody would know.
+        await _close(live, way, error, _commit_budget)
+        if live.checkpointer is not None and not live.given_up:
             await _settle_checkpoint(live, way, error, result)
-        except Exception as exc:  # whatever a store raises
-            log.error("run %s: its checkpoint could not be settled (%s)", live.info.run_id, way, exc_info=exc)
+    except asyncio.CancelledError:
+        if not live.given_up:
+            raise
+    except Exception as exc:  # whatever a store raises
+        log.error("run %s: its checkpoint could not be settled (%s)", live.info.run_id, way, exc_info=exc)
     await _close(live, way, error, _close_watch, _close_audit, _tell_error)
 
 

@@ -1,11 +1,11 @@
 """Work that is seen through to its end, whoever cancels the one who waits for it."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any
 
 
-async def uninterrupted(work: Coroutine[Any, Any, Any], *, swallow: bool = False) -> None:
+async def uninterrupted(work: Awaitable[Any], *, swallow: bool = False) -> None:
     """See `work` through to its end. A cancel of the caller meanwhile is raised then, or swallowed."""
     task = asyncio.ensure_future(work)
     cancel: asyncio.CancelledError | None = None

@@ -1,0 +1,233 @@
+"""Shutting down while the store does not answer: the grace is kept, and the runs are left as they were last saved."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.life import Life
+from tests.script import Script, asks, call
+
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.agent import Agent
+from holdfast.run.call import current_call
+from holdfast.run.drain import LAST_WORDS
+from holdfast.run.errors import NotAdmitted, Shutdown
+from holdfast.run.info import RunInfo
+from holdfast.run.message import Message, Reply
+from holdfast.run.ports import Ports
+from holdfast.run.state import RunState
+from holdfast.run.tool import tool
+from holdfast.testing.clock import ManualClock
+
+GRACE = timedelta(seconds=30)
+
+
+class Silence:
+    """From a certain call on, a store answers nothing. `began` says that a call waits in vain."""
+
+    def __init__(self, life: Life) -> None:
+        self.began = asyncio.Event()
+        self._life = life
+
+    def begin(self) -> None:
+        self._life.store.before = self._wait
+
+    def end(self) -> None:
+        self._life.store.before = None
+
+    async def _wait(self, method: str) -> None:
+        self.began.set()
+        await asyncio.Event().wait()
+
+
+async def shut_down(life: Life, clock: ManualClock, runs: "Sequence[asyncio.Task[Any]]") -> list[object]:
+    """Shut the host down. How the runs ended, within the grace and a little more."""
+    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    await clock.advance(GRACE)
+    for _ in range(6):  # for the runs, their store and its worker
+        await clock.advance(LAST_WORDS / 2)
+    assert shutdown.done(), "nobody waits for the store any longer"
+    await shutdown
+    assert all(run.done() for run in runs)
+    return [type(run.exception()) for run in runs]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def life(clock: ManualClock) -> Life:
+    return Life(clock=clock)
+
+
+@pytest.fixture
+def silence(life: Life) -> Silence:
+    return Silence(life)
+
+
+@tool(effect="pure")
+async def look() -> str:
+    return "seen"
+
+
+def hangs(reached: asyncio.Event) -> Any:
+    """A turn of a model that never comes to its end."""
+
+    async def turn(messages: Sequence[Message]) -> Reply:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return turn
+
+
+async def test_runs_that_were_stopped_are_left_as_they_were_saved(
+    life: Life, clock: ManualClock, silence: Silence, caplog: pytest.LogCaptureFixture
+) -> None:
+    reached = [asyncio.Event() for _ in range(3)]
+    runs = [
+        asyncio.create_task(
+            life.executor.run(
+                Agent(name="a", model=Script(asks(call("1", "look")), hangs(event)), tools=[look]), "go", run_id=f"r{n}"
+            )
+        )
+        for n, event in enumerate(reached)
+    ]
+    for event in reached:
+        await event.wait()
+    silence.begin()
+    with caplog.at_level(logging.ERROR):
+        assert await shut_down(life, clock, runs) == [Shutdown] * 3
+    [said] = [record.getMessage() for record in caplog.records if "stay as they were last saved" in record.message]
+    assert said.endswith("r0, r1, r2")
+    assert await life.statuses() == {f"r{n}": Status.RUNNING for n in range(3)}
+    await life.die()
+    model = Script("", "done")
+    result = await Life(life.inner, clock=clock).resume(Agent(name="a", model=model, tools=[look]), "r0")
+    assert (result.output, result.iterations, len(model.asked)) == ("done", 2, 1)
+
+
+async def test_a_write_under_way_is_not_waited_for(life: Life, clock: ManualClock, silence: Silence) -> None:
+    async def last(messages: Sequence[Message]) -> Reply:
+        silence.begin()
+        return Reply(text="never saved")
+
+    agent = Agent(name="a", model=Script(asks(call("1", "look")), last), tools=[look])
+    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    await silence.began.wait()
+    assert await shut_down(life, clock, [run]) == [Shutdown]
+    assert [record.status for record in await life.records()] == [Status.RUNNING]
+
+
+async def test_results_of_parallel_tools_that_are_being_saved_are_not_waited_for(
+    life: Life, clock: ManualClock, silence: Silence
+) -> None:
+    @tool(effect="pure")
+    async def pause() -> None:
+        silence.begin()
+
+    calls = asks(*(call(str(number), "pause") for number in range(3)))
+    agent = Agent(name="a", model=Script(calls, "never"), tools=[pause])
+    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    await silence.began.wait()
+    assert await shut_down(life, clock, [run]) == [Shutdown]
+
+
+async def test_a_parent_goes_down_with_its_child(life: Life, clock: ManualClock, silence: Silence) -> None:
+    async def last(messages: Sequence[Message]) -> Reply:
+        silence.begin()
+        return Reply(text="never saved")
+
+    child = Agent(name="child", model=Script(last))
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        return str((await current_call().run(child, "help")).output)
+
+    agent = Agent(name="a", model=Script(asks(call("1", "delegate")), "never"), tools=[delegate])
+    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    await silence.began.wait()
+    assert await shut_down(life, clock, [run]) == [Shutdown]
+    assert set((await life.statuses()).values()) == {Status.RUNNING}
+
+
+async def test_a_budget_that_does_not_answer_is_not_waited_for_either(clock: ManualClock) -> None:
+    class Ledger:
+        async def check(self, info: RunInfo, state: RunState) -> None: ...
+
+        async def commit(self, info: RunInfo, state: RunState) -> None:
+            await asyncio.Event().wait()
+
+    life, reached = Life(clock=clock, ports=Ports(budget=Ledger())), asyncio.Event()
+    agent = Agent(name="a", model=Script(hangs(reached)))
+    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    await reached.wait()
+    assert await shut_down(life, clock, [run]) == [Shutdown]
+
+
+async def test_a_claimed_run_that_is_not_admitted_any_more_is_not_waited_for(
+    life: Life, clock: ManualClock, silence: Silence
+) -> None:
+    agent, reached = Agent(name="a", model=Script(hangs(asyncio.Event()))), asyncio.Event()
+    first = Life(life.inner, clock=clock)
+    left = asyncio.create_task(first.executor.run(Agent(name="a", model=Script(hangs(reached))), "go", run_id="r"))
+    await reached.wait()
+    assert await shut_down(first, clock, [left]) == [Shutdown]
+    resumption = await life.claimed(agent, "r")
+    silence.begin()
+    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    resumed = asyncio.create_task(life.executor.resume(agent, resumption))
+    for _ in range(4):
+        await clock.advance(LAST_WORDS / 2)
+    assert (shutdown.done(), resumed.done()) == (True, True)
+    assert type(resumed.exception()) is NotAdmitted
+
+
+async def test_a_store_that_is_slow_is_waited_for_while_runs_come_to_their_end(life: Life, clock: ManualClock) -> None:
+    reached = [asyncio.Event() for _ in range(8)]
+    turn = asyncio.Lock()
+    runs = [
+        asyncio.create_task(life.executor.run(Agent(name="a", model=Script(hangs(event))), "go", run_id=f"r{n}"))
+        for n, event in enumerate(reached)
+    ]
+    for event in reached:
+        await event.wait()
+
+    async def one_at_a_time(method: str) -> None:
+        async with turn:
+            await clock.sleep(LAST_WORDS / 5)
+
+    life.store.before = one_at_a_time
+    shutdown = asyncio.create_task(life.executor.shutdown(timedelta(0)))
+    while not shutdown.done():
+        await clock.advance(LAST_WORDS / 10)
+    assert [type(error) for error in await asyncio.gather(*runs, return_exceptions=True)] == [Shutdown] * 8
+    assert set((await life.statuses()).values()) == {Status.INTERRUPTED}
+
+
+async def test_a_run_that_waits_for_its_thread_is_not_given_up(life: Life, clock: ManualClock) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    @tool(effect="pure")
+    def slow() -> str:
+        begun.set()
+        go.wait(60)
+        return "seen"
+
+    agent = Agent(name="a", model=Script(asks(call("1", "slow")), "done"), tools=[slow])
+    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    await asyncio.to_thread(begun.wait, 60)
+    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    await clock.advance(GRACE + 10 * LAST_WORDS)
+    assert not shutdown.done()
+    go.set()
+    with pytest.raises(Shutdown):
+        await run
+    await shutdown
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
