@@ -18,6 +18,13 @@ _VERSIONS = (
 )
 
 
+#: A new file is begun as the store of the checkpoints begins one, which may come to share it: it knows its files by the
+#: number, and cannot change the rest afterwards.
+APPLICATION_ID = 0x686F6C64
+PAGE_SIZE = 16384
+_INCREMENTAL = 2
+
+
 class _Cursor:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -72,6 +79,8 @@ class SqliteTables:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             connection = apsw.Connection(str(self._path))
             connection.set_busy_timeout(self._patience_ms)
+            connection.pragma("page_size", PAGE_SIZE)
+            connection.pragma("auto_vacuum", _INCREMENTAL)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             self._connection = connection
@@ -91,6 +100,8 @@ class SqliteTables:
 
 
 def _migrate(cursor: Cursor, schema: Schema) -> None:
+    if not cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
+        cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     cursor.execute(_VERSIONS)
     rows = cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.battery,))
     version = rows[0][0] if rows else 0
