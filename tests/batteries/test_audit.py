@@ -163,6 +163,39 @@ async def test_a_store_that_is_down_loses_nothing_that_fits_and_holds_no_run(
     await audit.close()
 
 
+class Slow(MemoryAudit):
+    """Has written a batch before it says so, as a database may whose client is not waiting any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def add(self, rows: Sequence[AuditRow]) -> None:
+        await super().add(rows)
+        self.written.set()
+        await self.answer.wait()
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+async def test_a_batch_that_is_being_written_when_its_writer_is_cancelled_is_there_once(end: str) -> None:
+    store = Slow()
+    audit = Audit(store, every=timedelta(0))
+    for number in range(3):
+        audit.put(row(f"r{number}"))
+    if end == "flush":
+        writing = asyncio.create_task(audit.flush())
+        await store.written.wait()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+    else:
+        await store.written.wait()
+    closing = asyncio.create_task(audit.close())
+    await asyncio.sleep(0)
+    store.answer.set()
+    await closing
+    assert [each.run_id for each in await store.query(AuditQuery())] == ["r0", "r1", "r2"]
+
+
 async def test_an_app_writes_what_waits_before_it_ends() -> None:
     store = MemoryAudit()
     audit = Audit(store, every=timedelta(hours=1))

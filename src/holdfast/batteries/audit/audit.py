@@ -57,6 +57,8 @@ class Audit:
         self._capacity = capacity
         self._dropped = 0
         self._writing: asyncio.Task[None] | None = None
+        #: A batch that is being written.
+        self._adding: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._open = False
 
@@ -86,16 +88,26 @@ class Audit:
         """Write everything that waits. Raises what the store raises; what was not written still waits."""
         async with self._lock:
             await self._ready()
-            while self._waiting:
-                batch = [self._waiting[place] for place in range(min(_BATCH, len(self._waiting)))]
-                dropped = self._dropped
-                await self._store.add(batch)
-                # Rows that were dropped meanwhile were the oldest, so they are among those just written.
-                for _ in range(max(0, len(batch) - (self._dropped - dropped))):
-                    self._waiting.popleft()
+            while self._adding is not None or self._waiting:
+                if self._adding is None:
+                    self._adding = asyncio.ensure_future(self._add())
+                adding = self._adding
+                # Whoever is cancelled here leaves it under way, and the next one waits for it: a database may still
+                # commit what nobody waits for any more, and must not get it twice.
+                await asyncio.wait([adding])
+                self._adding = None
+                adding.result()
             if self._dropped:
                 log.error("%d audit rows were dropped: the store was down for longer than they fit", self._dropped)
                 self._dropped = 0
+
+    async def _add(self) -> None:
+        batch = [self._waiting[place] for place in range(min(_BATCH, len(self._waiting)))]
+        dropped = self._dropped
+        await self._store.add(batch)
+        # Rows that were dropped meanwhile were the oldest, so they are among those just written.
+        for _ in range(max(0, len(batch) - (self._dropped - dropped))):
+            self._waiting.popleft()
 
     async def query(self, wanted: AuditQuery | None = None) -> list[AuditRow]:
         """The rows that fit, oldest first, those that wait included."""
@@ -118,7 +130,7 @@ class Audit:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
             self._writing = None
-        if self._waiting:
+        if self._waiting or self._adding is not None:
             await self.flush()
         if self._open:
             self._open = False
