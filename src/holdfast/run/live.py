@@ -185,7 +185,7 @@ class LiveRun:
         try:
             write = self.checkpointer.save(self.state, urgent=urgent or essential)
             if asyncio.current_task() is not self._task:
-                await uninterrupted(write)
+                await self._see_through(write)
                 return True
             # As `_see_through` does: one layer less, for what happens at every step.
             self._writing = True
