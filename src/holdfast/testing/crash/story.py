@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.testing.crash.notes import (
     Acknowledged,
     Answer,
@@ -122,7 +122,7 @@ class Story:
                 missing = [entry for entry in entries if entry not in there.get(run_id, [])]
                 if run_id not in there:
                     self.lost.append(f"run {run_id} was acknowledged and is gone")
-                elif missing:
+                elif missing and not _begins_behind(there[run_id], entries):
                     told = ", ".join(f"{entry.kind} {entry.seq}" for entry in missing)
                     self.lost.append(f"of run {run_id} the store has lost what it had acknowledged: {told}")
         self.lost += [f"run {run_id} was removed and is back" for run_id in there if self._is_gone(run_id)]
@@ -171,6 +171,12 @@ class Story:
 
     def depth(self, run_id: str) -> int:
         return 1 + self.depth(self.parents[run_id][0]) if run_id in self.parents else 0
+
+
+def _begins_behind(found: Sequence[Entry], acknowledged: Sequence[Entry]) -> bool:
+    """Whether the run's history was rewritten by a write that nobody lived to hear of: such a journal begins anew."""
+    first = found[0] if found else None
+    return first is not None and first.kind is EntryKind.BEGIN and first.seq == acknowledged[-1].seq + 1
 
 
 def _conversations(notes: Sequence[AnyNote]) -> dict[str, list[bytes]]:
