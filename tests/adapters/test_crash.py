@@ -15,7 +15,8 @@ THOROUGH = "HOLDFAST_TEST_THOROUGH" in os.environ
 @pytest.mark.parametrize("name", ["trip", "everything", "phased", "parent", "compacting"])
 def test_an_agent_that_is_killed_anywhere_goes_on(name: str) -> None:
     report = crash_everywhere(f"tests.adapters.subjects:{name}", "go", sample=None if THOROUGH else 8)
-    assert len(report.points) >= 20
+    # The quicker the machine, the fewer: replies that ask for harmless tools share a write with their results.
+    assert len(report.points) >= 12
 
 
 @pytest.mark.timeout(600)

@@ -6,7 +6,6 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.testing.crash.notes import Acknowledged, Found, Journal
 from holdfast.testing.crash.story import Story
 
-
 BODIES = {
     EntryKind.BEGIN: b"{}",
     EntryKind.MESSAGE: b'{"role":"user","text":"go"}',
