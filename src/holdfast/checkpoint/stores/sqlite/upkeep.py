@@ -14,7 +14,7 @@ from holdfast.checkpoint.stores.sqlite.transaction import Execute
 _log = logging.getLogger(__name__)
 
 #: The log is copied into the database when it has grown by so many bytes.
-_CHECKPOINT_BYTES = 16 * 2**20
+_CHECKPOINT_BYTES = 4 * 2**20
 #: If readers kept it from starting over until it is so many times as long, the next writer waits for them no more.
 _LARGE = 8
 
