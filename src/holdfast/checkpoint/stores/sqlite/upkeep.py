@@ -19,9 +19,9 @@ _CHECKPOINT_BYTES = 4 * 2**20
 _LARGE = 8
 
 #: The least time a slice of work may take, in seconds. Writes wait for it.
-_SLICE = 0.0005
+_SLICE = 0.001
 #: And after it they have at least so long for themselves, unless there is a lot to do.
-_REST = 0.005
+_REST = 0.02
 #: When nobody has written for so long, nobody waits.
 _QUIET = 0.02
 #: Bytes that are deleted at once: how many depends on how long the last ones took. And no more pieces than if
@@ -136,7 +136,8 @@ class Upkeep:
 
         All of it in two statements: for each the interpreter is let go, and a busy event loop keeps it for long.
         """
-        began = time.perf_counter()
+        # The time this thread works: how long it waits for the interpreter says nothing about the size of the slice.
+        began = time.thread_time()
         self._execute(statement("doom"), (_JOURNALS_AT_ONCE, self._at_once // _LEAST_PIECE, self._at_once))
         found = self._connection.changes()
         # To leave the sync out takes statements of its own: it is worth it if nobody waits for the interpreter.
@@ -146,7 +147,7 @@ class Upkeep:
         except apsw.Error:
             self._execute(statement("spare"))
             raise
-        now, took = time.monotonic(), time.perf_counter() - began
+        now, took = time.monotonic(), time.thread_time() - began
         pace = 0.5 if took > budget else 2.0 if took < budget / 2 else 1.0
         self._at_once = int(min(max(self._at_once * pace, _LEAST_AT_ONCE), _MOST_AT_ONCE))
         self._rest_until = 0.0 if self._left > _JOURNALS_AT_ONCE else now + _REST
