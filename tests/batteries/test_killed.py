@@ -115,9 +115,9 @@ async def _asked(question: Callable[[], Awaitable[T]]) -> T:
     return await question()
 
 
-def life(rows: list[AuditRow], first: int) -> list[tuple[str, Any]]:
+def life(rows: list[AuditRow], first: int, *, resumed: bool) -> list[tuple[str, Any]]:
     """What a life that began with step `first` has recorded, if nothing is missing between its rows."""
-    begun = "begun" if first == 1 else "resumed"
+    begun = "resumed" if resumed else "begun"
     steps = ([("tool", f"c{step}"), ("step", step)] for step in itertools.count(first))
     expected = itertools.chain([("start", begun)], *itertools.islice(steps, STEPS))
     return list(itertools.islice(expected, len(rows)))
@@ -134,20 +134,20 @@ def test_what_a_killed_process_has_recorded_is_there_up_to_its_last_step(databas
         process.kill()
         process.wait()
     rows = asyncio.run(audited(database_url))
-    assert [shown(row) for row in rows] == life(rows, 1)
+    assert [shown(row) for row in rows] == life(rows, 1, resumed=False)
     assert len(rows) == 7
     with mortal("run", database_url, NEVER) as process:
         assert said(process, STEPS - 3 + 1) == "done"
         assert process.wait(60) == 0
     *more, answer, end = [shown(row) for row in asyncio.run(audited(database_url))[7:]]
-    assert more == life([rows[0]] * len(more), 4)
+    assert more == life([rows[0]] * len(more), 4, resumed=True)
     assert (answer, end) == (("step", STEPS), ("end", "complete"))
 
 
 def test_a_kill_at_any_moment_leaves_whole_records_without_a_gap(database_url: str) -> None:
     """Those of the last moments may be missing, because no run waits for them; before those nothing is."""
     chance, first, seen = random.Random(), 1, 0
-    for _ in range(3):
+    for number in range(3):
         steps = chance.randint(0, 3)
         with mortal("run", database_url, str(first + steps)) as process:
             said(process, 1 + steps)
@@ -155,7 +155,7 @@ def test_a_kill_at_any_moment_leaves_whole_records_without_a_gap(database_url: s
             process.kill()
             process.wait()
         rows = asyncio.run(audited(database_url))[seen:]  # each of them can be read
-        assert [shown(row) for row in rows] == life(rows, first)
+        assert [shown(row) for row in rows] == life(rows, first, resumed=number > 0)
         first, seen = first + steps, seen + len(rows)
 
 

@@ -69,7 +69,10 @@ class Reader:
             raise RunNotFound(run_id)
         first_seq, last_piece, *columns = row
         liveness = Liveness(execute, self._clock.now(), self._dead_after)
-        record = record_from(columns, columns[5] == Status.RUNNING and liveness.alive(columns[8]))
+        try:
+            record = record_from(columns, columns[5] == Status.RUNNING and liveness.alive(columns[8]))
+        except (ValueError, OverflowError, TypeError) as exc:
+            raise RunDamaged(run_id, f"its record is not what was written ({exc})") from exc
         seqs = range(max(first_seq, after + 1), record.next_seq)
         try:
             entries = self._journal(execute, columns[0], run_id, last_piece, seqs) if seqs else ()
