@@ -14,7 +14,8 @@ from holdfast.testing import crash_everywhere
 
 
 def _rows_in_files(folder: Path) -> dict[str, int]:
-    kept = ("runs", "workers", "cancels", "children", "temporary")
+    # Not the temporary files: one that was being made when its process was killed goes some minutes later.
+    kept = ("runs", "workers", "cancels", "children")
     return {name: len(list((folder / "runs" / name).iterdir())) for name in kept}
 
 
