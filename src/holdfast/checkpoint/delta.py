@@ -18,6 +18,8 @@ _encode = msgspec.json.Encoder().encode
 #: The kind and the body of an entry to come.
 _Body = tuple[EntryKind, bytes]
 
+#: Needed at every step, and an enum takes its time to find a member.
+_MESSAGE, _STEP = EntryKind.MESSAGE, EntryKind.STEP
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -52,10 +54,11 @@ class Delta:
     __slots__ = ("after", "entries", "finished_step", "progress", "replace")
 
     def __init__(self, mark: Mark, state: RunState, meta: RunMeta, now: datetime) -> None:
-        same_history = state.history is mark.history
+        history = state.history
+        same_history = history is mark.history
         #: The history was rewritten, or put in the place of another: the journal is written anew, the old one dropped.
         self.replace = mark.history is not None and (
-            state.history.rewrites != mark.rewrites if same_history else len(state.phases) == mark.phases
+            history.rewrites != mark.rewrites if same_history else len(state.phases) == mark.phases
         )
         since = Mark() if self.replace else mark
         bodies: list[_Body] = []
@@ -63,22 +66,25 @@ class Delta:
             bodies.append((EntryKind.BEGIN, encode(Begin(version=FORMAT_VERSION, meta=meta))))
         if len(state.phases) > since.phases:
             bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
-        messages = state.history[since.messages if same_history else 0 :]
+        messages = history[since.messages if same_history else 0 :]
         if since.results:
             bodies += _adopting(since, state, messages)
         else:
-            encode_message = state.codec.encode
-            bodies += [(EntryKind.MESSAGE, encode_message(message)) for message in messages]
+            for message in messages:
+                bodies.append((_MESSAGE, state.codec.encode(message)))
         if state.results:
             bodies += _recorded(since, state)
         self.finished_step = state.iteration > mark.iteration
         self.progress = _encode(Progress.of(state))
         if self.finished_step:
-            bodies.append((EntryKind.STEP, _encode(Step(at=now, progress=msgspec.Raw(self.progress)))))
-        first = mark.next_seq
-        self.entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies, first)]
-        size = since.size + sum([len(body) for _, body in bodies])
-        self.after = Mark(state, next_seq=first + len(bodies), size=size)
+            bodies.append((_STEP, _encode(Step(at=now, progress=msgspec.Raw(self.progress)))))
+        self.entries: list[Entry] = []
+        seq, size = mark.next_seq, since.size
+        for kind, body in bodies:
+            self.entries.append(Entry(seq=seq, kind=kind, body=body))
+            seq += 1
+            size += len(body)
+        self.after = Mark(state, next_seq=seq, size=size)
 
     def is_empty(self, mark: Mark) -> bool:
         """Whether there is nothing to write."""

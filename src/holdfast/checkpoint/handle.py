@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -165,7 +166,7 @@ class StoreCheckpointer:
             except StoreUnavailable as exc:
                 if not patient:
                     raise
-                await self._patiently(lambda: self._send(delta), failed=exc)
+                await self._patiently(partial(self._send, delta), failed=exc)
             self._mark, self._progress = delta.after, delta.progress
             self._progressed = self._progressed or delta.finished_step
             self._saved_at = self._proven_at = self._clock.monotonic()

@@ -30,12 +30,16 @@ def packed(entries: Sequence[Entry]) -> Piece:
     Raises:
         ValueError: they do not count up.
     """
-    seq = entries[0].seq
-    for due, entry in enumerate(entries, seq):
+    seq = due = entries[0].seq
+    words: list[str] = []
+    bodies: list[bytes] = []
+    for entry in entries:
         if entry.seq != due:
             raise ValueError(f"entry {entry.seq} came where {due} is due")
-    layout = " ".join([f"{entry.kind[0]}{len(entry.body)}" for entry in entries])
-    body = b"".join([entry.body for entry in entries])
+        due += 1
+        words.append(f"{entry.kind[0]}{len(entry.body)}")
+        bodies.append(entry.body)
+    layout, body = " ".join(words), b"".join(bodies)
     return Piece(seq, layout, _checksum(seq, layout, body), body)
 
 

@@ -49,17 +49,10 @@ class Brood:
                 self._stopped = exc
             raise
 
-    async def around(self, execute: Callable[[], Awaitable[Any]]) -> Any:
-        """What the call gives; but a child that is left stops its parent, whatever the tool made of that."""
-        try:
-            result = await execute()
-        except Exception as exc:
-            if self._stopped is None or self._stopped is exc:
-                raise
-            raise self._stopped from exc
-        if self._stopped is not None:
-            raise self._stopped
-        return result
+    def check(self, error: Exception | None = None) -> None:
+        """A child that is left stops its parent, whatever the tool made of that: a result, or another `error`."""
+        if self._stopped is not None and self._stopped is not error:
+            raise self._stopped from error
 
     def _count(self, usage: Usage) -> None:
         self.usage = self.usage + usage

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.run.agent import Profile
 from holdfast.run.call import _CURRENT, CallContext
@@ -34,6 +34,9 @@ class Intended(Protocol):
 
 
 _NONE: frozenset[str] = frozenset()
+
+#: Asked for at every call, and an enum takes its time to find a member.
+_ONCE: Final = Effect.ONCE
 
 #: Among the notes of a run that is parked: the calls in doubt that a person is asked about.
 IN_DOUBT = "in_doubt"
@@ -92,8 +95,7 @@ class Drive:
 
     def __init__(self, live: LiveRun, profile: Profile, prompt: str, start_child: StartChild | None = None) -> None:
         self.profile, self.prompt = profile, prompt
-        self._live = live
-        self.state: RunState = live.state
+        self.live, self.state = live, live.state
         self._start_child = start_child
         #: Calls of the current batch that have no result yet.
         self._outstanding = 0
@@ -106,18 +108,14 @@ class Drive:
 
     @property
     def run_id(self) -> str:
-        return self._live.info.run_id
-
-    @property
-    def live(self) -> LiveRun:
-        return self._live
+        return self.live.info.run_id
 
     # -- steps --------------------------------------------------------------------------------------------------
 
     async def seed(self, messages: Iterable[Any]) -> None:
         """Begin the conversation. Returns when the run is in the store, before any model was asked."""
         self.state.history.extend(messages)
-        await self._live.save(urgent=True)
+        await self.live.save(urgent=True)
 
     async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str]:
         """Before each model call: bounds, budget, shutdown. Returns the messages that were steered in.
@@ -127,7 +125,7 @@ class Drive:
         Args:
             prepare: what the loop has to wait for before it can do so, such as compaction.
         """
-        live, state = self._live, self.state
+        live, state = self.live, self.state
         live.boundary()
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
         if state.iteration >= bounds.max_iterations:
@@ -155,12 +153,12 @@ class Drive:
 
     async def said(self, text: str) -> None:
         """The model replied; for whoever watches."""
-        if self._live.is_watched:
-            await self._live.emit(RunEvent(kind="reply", iteration=self.state.iteration + 1, text=text))
+        if self.live.is_watched:
+            await self.live.emit(RunEvent(kind="reply", iteration=self.state.iteration + 1, text=text))
 
     async def end_step(self) -> None:
         """The reply and all its tool results are in the history: the step is finished and saved."""
-        live, state = self._live, self.state
+        live, state = self.live, self.state
         if self._intends:
             self._intends = False
             live.intents.end(self)
@@ -177,10 +175,10 @@ class Drive:
 
     async def _forget_children(self) -> None:
         """What children left behind may go: their results are in the store with this run."""
-        if self._live.ports.checkpoints is None:
+        if self.live.ports.checkpoints is None:
             return
         try:
-            await self._live.ports.checkpoints.forget(self._raised)
+            await self.live.ports.checkpoints.forget(self._raised)
         except Exception as exc:  # trouble with the store must never become the run's result
             log.warning("run %s: its children will be removed later: %s", self.run_id, exc)
         else:
@@ -189,7 +187,7 @@ class Drive:
     @property
     def has_steering(self) -> bool:
         """Whether a message waits to be taken in: then an answer is not the end yet."""
-        return self._live.has_steering
+        return self.live.has_steering
 
     # -- tool calls ---------------------------------------------------------------------------------------------
 
@@ -202,26 +200,27 @@ class Drive:
             untried: but not these. The loop knows that they were never started, because it keeps a record of its own:
                 calls that wait for an approval, say.
         """
-        results = self.state.results
-        missing = [call for call in calls if call.call_id not in results] if results else calls
+        missing = _without_result(calls, self.state) if self.state.results else calls
         self._outstanding = len(missing)
-        self._ran_once = any(call.effect is Effect.ONCE for call in missing)
+        self._ran_once = False
+        for call in missing:
+            self._ran_once = self._ran_once or call.effect is _ONCE
         if resumed:
             self._doubtful = frozenset(call.call_id for call in missing).difference(untried)
             if self._ran_once:
-                await self._live.confirm()
+                await self.live.confirm()
         elif self._ran_once:
-            await self._live.save(essential=True)
-        elif self._live.on_trial:
+            await self.live.save(essential=True)
+        elif self.live.on_trial:
             # If this takes the process down, it is known what did.
-            await self._live.save(urgent=True)
-        elif self._live.checkpointer is not None:
+            await self.live.save(urgent=True)
+        elif self.live.checkpointer is not None:
             self._intends = True
-            self._live.intents.begin(self)
+            self.live.intents.begin(self)
 
     async def call(self, request: Requested) -> Any:
         """The result of the call: the recorded one, or that of making it now. Recorded when this returns."""
-        live, state = self._live, self.state
+        live, state = self.live, self.state
         if request.call_id in state.results:
             return state.results[request.call_id]
         brood = Brood(live, request.call_id, self._start_child)
@@ -234,14 +233,14 @@ class Drive:
             start_child=brood.start,
         )
         result = None
-        if request.effect is Effect.ONCE and request.call_id in self._doubtful:
+        if request.effect is _ONCE and request.call_id in self._doubtful:
             result = await self._settle_doubt(request, context)
             if result is not None:
                 self._record(request, result, brood)
         if result is None:
             result = await self._make(request, context, brood)
         if self._outstanding > 0:  # the last result of a batch is saved with the step
-            await live.save(urgent=request.effect is Effect.ONCE)
+            await live.save(urgent=request.effect is _ONCE)
         return result
 
     def _record(self, request: Requested, result: Any, brood: Brood, usage: Usage = NO_USAGE) -> None:
@@ -255,17 +254,21 @@ class Drive:
         self._outstanding -= 1
 
     async def _make(self, request: Requested, context: CallContext, brood: Brood) -> Any:
-        live, step = self._live, context.step
-        if request.effect is Effect.ONCE:
+        live, step = self.live, context.step
+        if request.effect is _ONCE:
             await live.confirm()
         if live.is_watched:
             await live.emit(RunEvent(kind="tool_start", iteration=step, name=request.tool, call_id=request.call_id))
         began = live.clock.monotonic() if live.recorder is not None else 0.0
         token = _CURRENT.set(context)
         try:
-            result = await brood.around(request.execute)
+            result = await request.execute()
+        except Exception as exc:
+            brood.check(exc)
+            raise
         finally:
             _CURRENT.reset(token)
+        brood.check()
         # Before anybody is told: a call that was made stays made, whatever those who are told do.
         self._record(request, result, brood, ONE_TOOL_CALL)
         if live.recorder is not None:
@@ -284,7 +287,7 @@ class Drive:
             try:
                 verdict = await request.reconcile(context)
             except Exception as exc:  # the user's code: that it cannot tell is an answer, too
-                if self._live.is_left_by(exc):
+                if self.live.is_left_by(exc):
                     raise
                 log.warning("run %s: reconciling %s failed: %s", self.run_id, request.tool, exc, exc_info=exc)
             else:
@@ -292,8 +295,8 @@ class Drive:
                     return request.found(verdict.result)
                 if verdict is DID_NOT_HAPPEN:
                     return None
-        if self._live.recorder is not None:
-            self._live.recorder.event("in doubt", f"{request.tool} {request.call_id}")
+        if self.live.recorder is not None:
+            self.live.recorder.event("in doubt", f"{request.tool} {request.call_id}")
         if request.in_doubt == "park":
             self.state.notes[IN_DOUBT] = sorted({*self.state.notes.get(IN_DOUBT, ()), request.call_id})
             raise RunParked("in doubt", f"call {request.call_id} of {request.tool} may or may not have happened")
@@ -304,22 +307,26 @@ class Drive:
     def save_intent(self) -> None:
         """The calls take a while: have the reply that asks for them written meanwhile."""
         self._intends = False
-        task = asyncio.get_running_loop().create_task(self._live.save())
+        task = asyncio.get_running_loop().create_task(self.live.save())
         self._background.add(task)
         task.add_done_callback(self._intent_saved)
 
     def _intent_saved(self, task: "asyncio.Task[bool]") -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._live.stop(error)
+            self.live.stop(error)
 
     def _cancel_intent(self) -> None:
         if self._intends:
             self._intends = False
-            self._live.intents.end(self)
+            self.live.intents.end(self)
 
     async def close(self) -> None:
         """The conversation is over, one way or the other: leave nothing running behind it."""
         self._cancel_intent()
         if self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
+
+
+def _without_result(calls: Sequence[Intended], state: RunState) -> list[Intended]:
+    return [call for call in calls if call.call_id not in state.results]

@@ -61,8 +61,8 @@ class LiveRun:
         #: How the run ended, for whoever else waits for it: a `Result`, or its error.
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._stopped_by: BaseException | None = None
-        self._since = clock.monotonic()
-        self._elapsed_before = state.elapsed
+        #: When the run would have begun if it had never been interrupted.
+        self._since = clock.monotonic() - state.elapsed.total_seconds()
         self._iteration_before = state.iteration
 
     # -- from outside -------------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ class LiveRun:
 
     def count_time(self) -> timedelta:
         """Bring the state's elapsed time up to now."""
-        self.state.elapsed = self._elapsed_before + timedelta(seconds=self.clock.monotonic() - self._since)
-        return self.state.elapsed
+        self.state.elapsed = elapsed = timedelta(seconds=self.clock.monotonic() - self._since)
+        return elapsed
 
     @property
     def on_trial(self) -> bool:

@@ -92,10 +92,11 @@ class _Conversation:
     """One conversation under way."""
 
     def __init__(self, drive: Drive) -> None:
-        self._drive = drive
+        self._drive, self._live = drive, drive.live
         self._history = drive.state.history
         self._tools = drive.profile.tools
         self._schemas = tuple(tool.schema for tool in self._tools.values())
+        self._max_repeats = drive.profile.max_repeats
         self._repeats = Repeats(_asked(message) for message in self._history if isinstance(message, Reply))
 
     def unfinished(self) -> Reply | None:
@@ -107,15 +108,16 @@ class _Conversation:
         """The model's next reply, already in the history."""
         drive = self._drive
         steered = await drive.begin_step(self._compact if drive.profile.compact is not None else None)
-        self._history.extend(User(text) for text in steered)
+        if steered:
+            self._history.extend([User(text) for text in steered])
         assert drive.profile.model is not None, "Agent refuses to be made without a model"
         reply = _checked(await drive.profile.model(self._history, self._schemas))
         self._history.append(reply)
         drive.used(_with_a_request(reply.usage))
-        if drive.live.is_watched:
+        if self._live.is_watched:
             await drive.said(reply.text)
-        if self._repeats.count(_asked(reply)) > drive.profile.max_repeats:
-            raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, drive.profile.max_repeats)
+        if self._repeats.count(_asked(reply)) > self._max_repeats:
+            raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, self._max_repeats)
         return reply
 
     async def _compact(self) -> None:
@@ -128,7 +130,7 @@ class _Conversation:
         """The results of all calls, in their order; the calls run side by side."""
         if resumed:
             self._check_removed(calls)
-        requests = [self._request(call) for call in calls]
+        requests = list(map(self._request, calls))
         await self._drive.intend(requests, resumed=resumed)
         if len(requests) == 1:
             return [await self._drive.call(requests[0])]
@@ -136,7 +138,7 @@ class _Conversation:
         try:
             return list(await asyncio.gather(*tasks))
         except Exception as exc:
-            self._drive.live.failing = exc
+            self._live.failing = exc
             raise
         finally:
             for task in tasks:
@@ -163,7 +165,7 @@ class _Conversation:
             arguments = tool.check(call.arguments)
         except ValueError as exc:
             return _Call(call, f"The arguments do not fit: {exc}. The tool was not called.")
-        return _ToolCall(call, tool, arguments, self._drive.live)
+        return _ToolCall(call, tool, arguments, self._live)
 
 
 class _Call:
@@ -245,7 +247,7 @@ def _checked(reply: Any) -> Reply:
         raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
     if not isinstance(reply.tool_calls, tuple):
         raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
-    calls = tuple([_checked_call(call) for call in reply.tool_calls])
+    calls = tuple(map(_checked_call, reply.tool_calls))
     if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
         raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
     own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)

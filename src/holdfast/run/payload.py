@@ -54,7 +54,10 @@ def _is_simple(value: Any) -> bool:
 
 def _is_flat(value: dict[Any, Any]) -> bool:
     """Whether that can be seen of all that is in it. Most arguments of tools are like this."""
-    return all(type(key) is str and key.isascii() and _is_simple(item) for key, item in value.items())
+    for key, item in value.items():
+        if type(key) is not str or not key.isascii() or not _is_simple(item):
+            return False
+    return True
 
 
 def _same(lowered: Any, back: Any) -> bool:

@@ -40,7 +40,7 @@ class Signature:
             checked = msgspec.convert(msgspec.to_builtins(given), self._struct)
         except msgspec.ValidationError as exc:
             raise ValueError(str(exc)) from exc
-        return {name: getattr(checked, name) for name in self._struct.__struct_fields__}
+        return msgspec.structs.asdict(checked)
 
 
 def _fields(function: Callable[..., Any], name: str) -> list[Any]:

@@ -25,7 +25,7 @@ class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
 class Tool:
     """A function with a name, a schema and an effect. Immutable; `@tool` makes one."""
 
-    __slots__ = ("_is_async", "_signature", "effect", "function", "in_doubt", "name", "on_error", "reconcile", "schema")
+    __slots__ = ("_signature", "effect", "function", "in_doubt", "in_thread", "name", "on_error", "reconcile", "schema")
 
     def __init__(
         self,
@@ -62,8 +62,9 @@ class Tool:
             raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
         self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
         self._signature = Signature(function)
+        #: Whether a call runs in a thread, which nobody can stop half-way.
         # An object whose class has an async __call__ counts as async, too.
-        self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        self.in_thread = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.schema = ToolSchema(
             name=self.name,
             description=description if description is not None else inspect.getdoc(function) or "",
@@ -78,14 +79,9 @@ class Tool:
         """
         return self._signature.arguments(arguments)
 
-    @property
-    def in_thread(self) -> bool:
-        """Whether a call runs in a thread, which nobody can stop half-way."""
-        return not self._is_async
-
     async def call(self, arguments: dict[str, Any]) -> Any:
         """What the function returns, or raises."""
-        if self._is_async:
+        if not self.in_thread:
             return await self.function(**arguments)
         result = await asyncio.to_thread(self.function, **arguments)
         # A plain function may have wrapped an async one.

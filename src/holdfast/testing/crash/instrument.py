@@ -79,7 +79,7 @@ class Instruments:
             with self._call(tool):
                 return tool.function(**arguments)
 
-        return noted if tool._is_async else noted_in_thread
+        return noted_in_thread if tool.in_thread else noted
 
     @contextmanager
     def _call(self, tool: Tool) -> Iterator[None]:
