@@ -24,28 +24,35 @@ _MESSAGE, _STEP = EntryKind.MESSAGE, EntryKind.STEP
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
-class Mark:
-    """How far the store has come with a run. Moves only when a write has succeeded."""
+class Mark(msgspec.Struct, frozen=True):
+    """How far the store has come with a run: without anything said, it does not know of it."""
 
-    __slots__ = ("history", "iteration", "messages", "next_seq", "notes", "phases", "results", "rewrites", "size")
+    next_seq: int = 0
+    size: int = 0
+    history: History | None = None
+    messages: int = 0
+    rewrites: int = 0
+    phases: int = 0
+    iteration: int = 0
+    #: Saved results that are not in the history yet, by identity; holding them keeps the identities theirs.
+    results: Mapping[int, tuple[str, Any]] = _NOTHING
+    notes: Mapping[str, Any] = _NOTHING
 
-    def __init__(self, state: RunState | None = None, *, next_seq: int = 0, size: int = 0) -> None:
-        """The mark of a run all of which is in the store; without a state, of one that is not there at all."""
-        self.next_seq, self.size = next_seq, size
-        #: Saved results that are not in the history yet, by identity; holding them keeps the identities theirs.
-        self.results: Mapping[int, tuple[str, Any]] = _NOTHING
-        self.notes: Mapping[str, Any] = _NOTHING
-        if state is None:
-            self.history: History | None = None
-            self.messages = self.rewrites = self.phases = self.iteration = 0
-            return
-        self.history = history = state.history
-        self.messages, self.rewrites = len(history), history.rewrites
-        self.phases, self.iteration = len(state.phases), state.iteration
-        if state.results:
-            self.results = {id(result): (call, result) for call, result in state.results.items()}
-        if state.notes:
-            self.notes = dict(state.notes)
+
+def mark_of(state: RunState, next_seq: int, size: int) -> Mark:
+    """The mark of a run all of which is in the store."""
+    history = state.history
+    return Mark(
+        next_seq,
+        size,
+        history,
+        len(history),
+        history.rewrites,
+        len(state.phases),
+        state.iteration,
+        {id(result): (call, result) for call, result in state.results.items()} if state.results else _NOTHING,
+        dict(state.notes) if state.notes else _NOTHING,
+    )
 
 
 class Delta:
@@ -84,7 +91,7 @@ class Delta:
             self.entries.append(Entry(seq=seq, kind=kind, body=body))
             seq += 1
             size += len(body)
-        self.after = Mark(state, next_seq=seq, size=size)
+        self.after = mark_of(state, seq, size)
 
     def is_empty(self, mark: Mark) -> bool:
         """Whether there is nothing to write."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from holdfast.checkpoint.claim import Claim, Worker
 from holdfast.checkpoint.codec import RunMeta, read_checkpoint
-from holdfast.checkpoint.delta import Mark
+from holdfast.checkpoint.delta import mark_of
 from holdfast.checkpoint.errors import RunBusy, RunDamaged, RunNotFound, UndecodableRecord, UnknownVersion
 from holdfast.checkpoint.handle import HandleSettings, NoCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
@@ -88,7 +88,7 @@ class Checkpoints:
         """
         assert self._store is not None, "a claim comes from a store"
         checkpoint = read_checkpoint(stored, codec)
-        mark = Mark(checkpoint.state, next_seq=stored.record.next_seq, size=stored.record.size)
+        mark = mark_of(checkpoint.state, stored.record.next_seq, stored.record.size)
         handle = StoreCheckpointer.resumed(
             claim,
             mark,

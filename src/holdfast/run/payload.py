@@ -54,7 +54,7 @@ def _is_simple(value: Any) -> bool:
 
 def _is_flat(value: dict[Any, Any]) -> bool:
     """Whether that can be seen of all that is in it. Most arguments of tools are like this."""
-    for key, item in value.items():
+    for key, item in value.items():  # noqa: SIM110 - a generator would cost as much as all that it looks at
         if type(key) is not str or not key.isascii() or not _is_simple(item):
             return False
     return True

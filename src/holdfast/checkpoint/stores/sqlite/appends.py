@@ -32,9 +32,8 @@ def append_together(appends: Sequence[tuple[Claim, Write]], cursor: apsw.Cursor,
         # A run did not take its append, or another process has used the keys. Whose fault it is shows one by one.
         known.last_key = None
         return False
-    for (claim, _), head in zip(appends, heads, strict=True):
-        known.remember(claim.token, head)
-        known.last_key = head.last_piece
+    known.remember({claim.token: head for (claim, _), head in zip(appends, heads, strict=True)})
+    known.last_key = heads[-1].last_piece
     return True
 
 
@@ -57,5 +56,6 @@ def _bind(appends: Sequence[tuple[Claim, Write]], known: Known, bindings: list[A
         far, passed, recent = leap(recent)
         bindings += (len(entries), write.progress, write.finished_step, claim.token, key, run_key, before, far, passed)
         bindings += piece
-        after.append(Head(run_key, key, (*recent, key)))
+        # What `Head(...)` does, without a Python function in between.
+        after.append(tuple.__new__(Head, (run_key, key, (*recent, key))))
     return after

@@ -69,7 +69,7 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
     if claim is None:
         transaction.signals = True
     else:
-        transaction.known.remember(claim.token, head)
+        transaction.known.remember({claim.token: head})
     return claim
 
 
@@ -147,7 +147,7 @@ def _write(
     if piece is not None:
         behind, head = row_behind(head, key, piece)
         transaction.insert_piece(behind)
-    transaction.known.remember(claim.token, head)
+    transaction.known.remember({claim.token: head})
     return head.run_key
 
 

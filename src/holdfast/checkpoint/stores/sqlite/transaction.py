@@ -1,6 +1,6 @@
 """One transaction of the writer: what it may use, and what it counts on the way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -69,10 +69,10 @@ class Known:
         #: Of all pieces the newest.
         self.last_key: int | None = None
 
-    def remember(self, token: int, head: Head) -> None:
+    def remember(self, heads: Mapping[int, Head]) -> None:
         if len(self.heads) >= _HEADS_KEPT:
             self.heads.clear()
-        self.heads[token] = head
+        self.heads.update(heads)
 
 
 class Transaction:

@@ -252,11 +252,11 @@ class Writer:
 
     def _commit_appends(self, jobs: list[Job]) -> bool:
         """Whether they were nothing but simple appends, and are committed. If not, nothing has happened."""
-        if len(jobs) > MOST or any(job.work is not append for job in jobs):
+        appends = [job.arguments for job in jobs if job.work is append]
+        if len(appends) < len(jobs) or len(jobs) > MOST:
             return False
-        now = to_micros(self._clock.now())
         try:
-            return append_together([job.arguments for job in jobs], self._cursor, self._known, now)
+            return append_together(appends, self._cursor, self._known, to_micros(self._clock.now()))
         except apsw.BusyError:
             raise
         except Exception:  # whose fault it is, and what it is called, is found out in the ordinary way
