@@ -1,7 +1,6 @@
 """What is new in a run since its last successful save, found without looking at what is old."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -9,6 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.codec import FORMAT_VERSION, Begin, Progress, RecordedResult, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.clock import Clock
 from holdfast.run.history import History
 from holdfast.run.state import RunState
 
@@ -60,7 +60,7 @@ class Delta:
 
     __slots__ = ("after", "entries", "finished_step", "progress", "replace")
 
-    def __init__(self, mark: Mark, state: RunState, meta: RunMeta, now: datetime) -> None:
+    def __init__(self, mark: Mark, state: RunState, meta: RunMeta, clock: Clock) -> None:
         history = state.history
         same_history = history is mark.history
         #: The history was rewritten, or put in the place of another: the journal is written anew, the old one dropped.
@@ -84,7 +84,7 @@ class Delta:
         self.finished_step = state.iteration > mark.iteration
         self.progress = _encode(Progress.of(state))
         if self.finished_step:
-            bodies.append((_STEP, _encode(Step(at=now, progress=msgspec.Raw(self.progress)))))
+            bodies.append((_STEP, _encode(Step(at=clock.now(), progress=msgspec.Raw(self.progress)))))
         self.entries: list[Entry] = []
         seq, size = mark.next_seq, since.size
         for kind, body in bodies:

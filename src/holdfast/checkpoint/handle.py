@@ -156,7 +156,7 @@ class StoreCheckpointer:
             # Before the first wait: what is held back while this is written is newer than what is written.
             if self._throttled:
                 self._nothing_held_back()
-            delta = Delta(self._mark, state, self._meta, self._clock.now())
+            delta = Delta(self._mark, state, self._meta, self._clock)
             if self._claim is not None and delta.is_empty(self._mark):
                 return
             if self._settings.max_bytes is not None and self._is_too_large(delta):
@@ -324,7 +324,7 @@ class StoreCheckpointer:
         if self._latest is None:
             return [], None
         try:
-            delta = Delta(self._mark, self._latest, self._meta, self._clock.now())
+            delta = Delta(self._mark, self._latest, self._meta, self._clock)
         except Exception as exc:  # of whatever codec; the run ends even so
             log.warning("run %s: its last moments were not saved: %s", self._meta.run_id, exc)
             return [], None

@@ -17,6 +17,9 @@ from holdfast.run.uninterrupted import uninterrupted
 
 log = logging.getLogger("holdfast.run")
 
+#: So many of them are made faster than a duration is from seconds.
+_MICROSECOND = timedelta(microseconds=1)
+
 #: Among the notes of a run: what was said to it and no step has taken yet.
 STEERING = "steering"
 
@@ -162,7 +165,7 @@ class LiveRun:
 
     def count_time(self) -> timedelta:
         """Bring the state's elapsed time up to now."""
-        self.state.elapsed = elapsed = timedelta(seconds=self.clock.monotonic() - self._since)
+        self.state.elapsed = elapsed = _MICROSECOND * round((self.clock.monotonic() - self._since) * 1e6)
         return elapsed
 
     @property
