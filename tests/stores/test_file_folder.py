@@ -1,11 +1,15 @@
 """The folder of a file store: names, versions, leftovers, and what else may lie in it."""
 
+import asyncio
 import json
 import os
 import re
 import shutil
+import signal
 import string
+import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -173,6 +177,27 @@ async def test_leftover_temporary_files_go_once_nobody_can_need_them(tmp_path: P
     os.utime(old, (time.time() - 3600, time.time() - 3600))
     async with opened(tmp_path):
         assert list((tmp_path / "temporary").iterdir()) == [new]
+
+
+async def test_the_temporary_files_of_a_dead_process_go_at_once_and_those_of_a_live_one_stay(tmp_path: Path) -> None:
+    async with opened(tmp_path):
+        pass
+    say_a_name = "from holdfast.checkpoint.stores.file.temporary import *; print(temporary_name('run-1'), flush=True)"
+    command = [sys.executable, "-c", f"{say_a_name}; input()"]
+    makers = [await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE) for _ in range(2)]
+    try:
+        names = [(await maker.stdout.readline()).decode().strip() for maker in makers if maker.stdout]
+        dead, live = (tmp_path / "temporary" / name for name in names)
+        elsewhere = tmp_path / "temporary" / "run-1.1-00000000-00000000.0123.tmp"
+        for path in (dead, live, elsewhere):
+            path.write_bytes(b"half a jour")
+        makers[0].kill()
+        assert await makers[0].wait() == -signal.SIGKILL
+        async with opened(tmp_path):
+            assert set((tmp_path / "temporary").iterdir()) == {live, elsewhere}
+    finally:
+        makers[1].kill()
+        await makers[1].wait()
 
 
 async def test_nothing_is_left_of_a_removed_run(tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def this_process() -> ProcessIdentity:
     return ProcessIdentity(host=_host(), pid=os.getpid(), started=started or "unknown")
 
 
+def process_with(pid: int) -> ProcessIdentity | None:
+    """The process that has this pid here, if one has."""
+    started = _started(pid)
+    return None if started is None else ProcessIdentity(host=_host(), pid=pid, started=started)
+
+
 def is_alive(process: ProcessIdentity) -> bool | None:
     """Whether the process runs (a stopped one does); `None` if that cannot be known from this host."""
     if process.host != _host():

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,14 @@ import msgspec
 
 from holdfast.checkpoint.errors import SchemaTooNew, StoreError
 from holdfast.checkpoint.stores.file.disk import Disk
+from holdfast.checkpoint.stores.file.temporary import maker_is_dead, temporary_name
 
 #: 2: entries under their kind, and short `saved` lines (see `lines.py`); what version 1 wrote is read as it is.
 VERSION = 2
 JOURNAL_SUFFIX = ".jsonl"
 LOCK_SUFFIX = ".lock"
-#: Whoever writes a temporary file is done in moments. Should its file go nevertheless, its call fails, and no more.
+#: For a file whose maker cannot be seen from here, on another host. Whoever makes one is done in moments; should it go
+#: nevertheless, a call fails, and no more.
 _LEFTOVER_AFTER = 600.0
 
 
@@ -67,7 +68,7 @@ class Layout:
 
     def new_temporary(self, name: str) -> Path:
         """A path that nobody else uses."""
-        return self.temporary / f"{name}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
+        return self.temporary / temporary_name(name)
 
     def run_names(self) -> list[str]:
         return [name.removesuffix(JOURNAL_SUFFIX) for name in os.listdir(self.runs) if name.endswith(JOURNAL_SUFFIX)]
@@ -135,7 +136,7 @@ class Layout:
         """Delete the temporary files of processes that died."""
         for path in self.temporary.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _LEFTOVER_AFTER:
+                if maker_is_dead(path.name) or time.time() - path.stat().st_mtime > _LEFTOVER_AFTER:
                     disk.unlink(path)
 
 
