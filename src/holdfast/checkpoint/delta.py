@@ -24,7 +24,7 @@ _MESSAGE, _STEP = EntryKind.MESSAGE, EntryKind.STEP
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
-class Mark(msgspec.Struct, frozen=True):
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """How far the store has come with a run: without anything said, it does not know of it."""
 
     next_seq: int = 0
@@ -42,16 +42,17 @@ class Mark(msgspec.Struct, frozen=True):
 def mark_of(state: RunState, next_seq: int, size: int) -> Mark:
     """The mark of a run all of which is in the store."""
     history = state.history
+    results = {id(result): (call, result) for call, result in state.results.items()} if state.results else _NOTHING
     return Mark(
-        next_seq,
-        size,
-        history,
-        len(history),
-        history.rewrites,
-        len(state.phases),
-        state.iteration,
-        {id(result): (call, result) for call, result in state.results.items()} if state.results else _NOTHING,
-        dict(state.notes) if state.notes else _NOTHING,
+        next_seq=next_seq,
+        size=size,
+        history=history,
+        messages=len(history),
+        rewrites=history.rewrites,
+        phases=len(state.phases),
+        iteration=state.iteration,
+        results=results,
+        notes=dict(state.notes) if state.notes else _NOTHING,
     )
 
 
