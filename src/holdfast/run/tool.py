@@ -62,8 +62,8 @@ class Tool:
             raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
         self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
         self._signature = Signature(function)
-        #: Whether a call runs in a thread, which nobody can stop half-way.
         # An object whose class has an async __call__ counts as async, too.
+        #: Whether a call runs in a thread, which nobody can stop half-way.
         self.in_thread = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.schema = ToolSchema(
             name=self.name,

@@ -1,11 +1,15 @@
 """The names of temporary files: they say which process makes the file, so that nothing stays of one that died."""
 
 import os
+import re
 import secrets
 from functools import cache
 from zlib import crc32
 
 from holdfast.checkpoint.liveness import ProcessIdentity, process_with, this_process
+
+#: How such a name ends. An older holdfast put less into it.
+_TAGGED = re.compile(r"\.(?P<tag>(?P<pid>\d+)-(?P<host>[0-9a-f]{8})-[0-9a-f]{8})\.[0-9a-f]+\.tmp$")
 
 
 def temporary_name(name: str) -> str:
@@ -15,12 +19,11 @@ def temporary_name(name: str) -> str:
 
 def maker_is_dead(temporary: str) -> bool:
     """Whether it is known here that nobody makes this file any more. Of another host's processes nothing is known."""
-    tag = temporary.split(".")[-3:-2]
-    parts = tag[0].split("-") if tag else []
-    if len(parts) != 3 or not parts[0].isdecimal() or parts[1] != _sum(this_process().host):
+    found = _TAGGED.search(temporary)
+    if found is None or found["host"] != _sum(this_process().host):
         return False
-    maker = process_with(int(parts[0]))
-    return maker is None or _tag(maker) != tag[0]
+    maker = process_with(int(found["pid"]))
+    return maker is None or _tag(maker) != found["tag"]
 
 
 @cache
