@@ -22,8 +22,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
 from holdfast.run.drain import LAST_WORDS, within
 from holdfast.run.errors import DefinitionError, RunCancelled
-from holdfast.run.executor import Executor
-from holdfast.run.info import RunInfo, new_run_id
+from holdfast.run.executor import Executor, new_run
 from holdfast.run.outcome import Result
 from holdfast.run.ports import Audit, Budget, Critic, Delivery, Palette, Ports
 from holdfast.run.redaction import Redact
@@ -215,21 +214,16 @@ class App:
             RunParked: it waits for a person: `unpark` it, or `resume` it by hand.
         """
         source = self._known(agent)
-        info = _info(source, prompt, run_id, caller_id, channel_id, guild_id, labels)
-
-        async def begin() -> Result:
-            return await self._executing.run(
-                source, prompt, run_id=info.run_id, caller_id=caller_id, channel_id=channel_id,
-                guild_id=guild_id, labels=labels,
-            )  # fmt: skip
-
+        info = new_run(
+            source, prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id, guild_id=guild_id, labels=labels
+        )
         if run_id is None or self._given is None:
-            return await begin()
+            return await self._executing.begin(source, info)
         reunion = Reunion(
             self._operations, self._executing, self._ends, worker_id=self._checkpoints.worker_id,
             resume=lambda run_id: self._resume(run_id, CLAIMABLE), clock=self._clock,
         )  # fmt: skip
-        return await reunion.meet(info, begin)
+        return await reunion.meet(info, lambda: self._executing.begin(source, info))
 
     def run_sync(
         self,
@@ -269,7 +263,10 @@ class App:
         Raises:
             RunConflict: there is a run with this id, and it has another agent or prompt.
         """
-        info = _info(self._known(agent), prompt, run_id, caller_id, channel_id, guild_id, labels)
+        info = new_run(
+            self._known(agent), prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id, guild_id=guild_id,
+            labels=labels,
+        )  # fmt: skip
         return await self._operations.submit(info)
 
     async def result(self, run_id: str) -> Result:
@@ -344,28 +341,6 @@ class App:
         store = self._durable.store
         assert store is not None
         return store
-
-
-def _info(
-    agent: AgentSource,
-    prompt: str,
-    run_id: str | None,
-    caller_id: str,
-    channel_id: str,
-    guild_id: str,
-    labels: Mapping[str, str] | None,
-) -> RunInfo:
-    return RunInfo(
-        run_id=new_run_id() if run_id is None else run_id,
-        agent_name=agent.name,
-        agent_id=getattr(agent, "agent_id", ""),
-        caller_id=caller_id,
-        channel_id=channel_id,
-        guild_id=guild_id,
-        model_tier=getattr(agent, "model_tier", ""),
-        labels=dict(labels or {}),
-        inputs={"prompt": prompt},
-    )
 
 
 async def _end(task: "asyncio.Task[None] | None") -> None:

@@ -88,18 +88,16 @@ class Executor:
             RunError: the run did not end with an answer; the kind says why. A model's or a port's own exception
                 comes out as it is.
         """
-        info = RunInfo(
-            run_id=new_run_id() if run_id is None else run_id,
-            agent_name=agent.name,
-            agent_id=getattr(agent, "agent_id", ""),
-            caller_id=caller_id,
-            channel_id=channel_id,
-            guild_id=guild_id,
-            model_tier=getattr(agent, "model_tier", ""),
-            parent_run_id=parent_run_id,
-            labels=dict(labels or {}),
-            inputs={**(inputs or {}), "prompt": prompt},
-        )
+        return await self.begin(
+            agent,
+            new_run(
+                agent, prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id, guild_id=guild_id,
+                parent_run_id=parent_run_id, labels=labels, inputs=inputs,
+            ),
+        )  # fmt: skip
+
+    async def begin(self, agent: AgentSource, info: RunInfo) -> Result:
+        """`run`, of a run that has its identity already."""
         return await self._conduct(agent, LiveRun(info, RunState(), **self._for_live()))
 
     async def resume(self, agent: AgentSource, resumption: Resumption) -> Result:
@@ -295,6 +293,33 @@ class Executor:
     def shutdown_on_signals(self, grace: timedelta = timedelta(seconds=30)) -> None:
         """Shut down on SIGTERM and SIGINT. A second signal ends the process as it would have without this."""
         on_first_signal(lambda: self.shutdown(grace))
+
+
+def new_run(
+    agent: AgentSource,
+    prompt: str,
+    *,
+    run_id: str | None = None,
+    caller_id: str = "",
+    channel_id: str = "",
+    guild_id: str = "",
+    parent_run_id: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> RunInfo:
+    """Who and what a new run of `agent` is."""
+    return RunInfo(
+        run_id=new_run_id() if run_id is None else run_id,
+        agent_name=agent.name,
+        agent_id=getattr(agent, "agent_id", ""),
+        caller_id=caller_id,
+        channel_id=channel_id,
+        guild_id=guild_id,
+        model_tier=getattr(agent, "model_tier", ""),
+        parent_run_id=parent_run_id,
+        labels=dict(labels or {}),
+        inputs={**(inputs or {}), "prompt": prompt},
+    )
 
 
 def _result(live: LiveRun, output: Any, messages: History) -> Result:
