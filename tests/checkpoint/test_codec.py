@@ -176,6 +176,7 @@ def test_an_older_version_without_an_upgrade_is_refused(version: int) -> None:
         stored(begin(), (EntryKind.MESSAGE, b'{"role": "user"}')),
         stored(begin(), (EntryKind.RESULT, b'{"call": "c"}')),
         stored(begin(), (EntryKind.ADOPT, b'["nobody"]')),
+        stored(begin(), result("c"), (EntryKind.ADOPT, b'["c", "c"]')),
         stored(begin(), (EntryKind.ADOPT, b"{}")),
         stored(begin(), (EntryKind.PHASE, b"[]")),
         stored(begin(), (EntryKind.OUTCOME, b"[]")),

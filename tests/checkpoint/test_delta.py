@@ -104,6 +104,43 @@ async def test_a_result_that_equals_another_is_not_taken_for_it(desk: Desk) -> N
     assert state.results == {"c1": a_result("c1")}
 
 
+async def test_calls_that_give_one_and_the_same_object_are_told_apart_by_their_ids(desk: Desk) -> None:
+    handle = desk.handle()
+    same = a_result("any")
+    await handle.save(desk.state)
+    for call in ("c1", "c2", "c3"):
+        desk.state.results[call] = same
+        await handle.save(desk.state)
+    assert desk.store.kinds == [[BEGIN], [RESULT], [RESULT], [RESULT]]
+    desk.state.history.extend(desk.state.results.pop(call) for call in ("c1", "c3"))
+    desk.state.history.append(same)
+    await handle.save(desk.state)
+    assert desk.store.kinds[-1] == [ADOPT, MESSAGE]
+    state = read_checkpoint(await desk.inner.load("r"), NATIVE_CODEC).state
+    assert list(state.history) == [same, same, same]
+    assert state.results == {"c2": same}
+
+
+async def test_a_result_is_written_again_when_the_next_step_gives_the_same_object(desk: Desk) -> None:
+    """What the store has of an earlier step or phase is not taken for it when the run is loaded."""
+    handle = desk.handle()
+    same = a_result("any")
+    desk.state.results["c1"] = same
+    await handle.save(desk.state)
+    desk.state.iteration += 1
+    desk.state.results.clear()
+    desk.state.results["c1"] = same
+    await handle.save(desk.state)
+    assert read_checkpoint(await desk.inner.load("r"), NATIVE_CODEC).state.results == {"c1": same}
+    desk.state.finish_phase("plan", None)
+    desk.say("do")
+    desk.state.history.append(same)
+    desk.state.results["c1"] = same
+    await handle.save(desk.state)
+    state = read_checkpoint(await desk.inner.load("r"), NATIVE_CODEC).state
+    assert (list(state.history), state.results) == ([User("do"), same], {"c1": same})
+
+
 async def test_a_rewritten_history_replaces_the_journal_and_loads_as_such(desk: Desk) -> None:
     handle = desk.handle()
     for number in range(10):

@@ -33,6 +33,8 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.none() | st.booleans() | st.integers() | TEXTS | st.lists(TEXTS, max_size=2)
 #: Models use the id of a call again in a later step.
 CALLS = st.sampled_from(["c1", "c2", "c3", "c4"])
+#: A loop of one's own may give one and the same object for any number of calls: a short string, say.
+SHARED = st.sampled_from([ToolResult(call_id="any", tool="t", content=content) for content in ("ok", None)])
 
 
 def snapshot(state: RunState) -> Any:
@@ -100,11 +102,21 @@ class Journal(RuleBasedStateMachine):
         self.state.results[call] = ToolResult(call_id=call, tool="t", content=content)
         self.state.child_usage = self.state.child_usage + Usage(input_tokens=tokens)
 
+    @rule(call=CALLS, result=SHARED)
+    def a_tool_gives_the_very_same_as_others(self, call: str, result: ToolResult) -> None:
+        self.state.results.setdefault(call, result)
+
+    @rule(message=SHARED)
+    def somebody_says_the_very_same_as_a_tool(self, message: ToolResult) -> None:
+        self.state.history.append(message)
+
     @precondition(lambda self: self.state.results)
-    @rule(data=st.data())
-    def some_results_enter_the_conversation(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), stay=st.booleans())
+    def some_results_enter_the_conversation(self, data: st.DataObject, stay: bool) -> None:
         calls = data.draw(st.lists(st.sampled_from(sorted(self.state.results)), unique=True, min_size=1))
-        self.state.history.extend(self.state.results.pop(call) for call in calls)
+        self.state.history.extend(self.state.results[call] for call in calls)
+        for call in calls if not stay else ():  # else they stay recorded until the step ends
+            del self.state.results[call]
 
     @rule()
     def the_step_ends(self) -> None:

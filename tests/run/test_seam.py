@@ -143,6 +143,35 @@ async def test_another_loop_goes_on_mid_batch_after_an_interruption(effect: Effe
     assert result.iterations == 3
 
 
+class CurtLoop(LineLoop):
+    """Every tool gives one and the same object."""
+
+    def _request(self, name: str) -> CallRequest:
+        request = super()._request(name)
+        made = request.execute
+
+        async def execute() -> str:
+            await made()
+            return "ok"
+
+        request.execute = execute
+        return request
+
+
+@pytest.mark.parametrize("effect", [Effect.PURE, Effect.ONCE])
+async def test_the_result_of_each_call_is_recorded_though_all_give_the_same_object(effect: Effect) -> None:
+    life = Life()
+    loop = CurtLoop(effect)
+    loop.stop_in = "z"
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", loop=loop), "call w; call w x y z", run_id="r")
+    after = CurtLoop(effect)
+    result = await Life(life.inner).resume(Agent(name="a", loop=after), "r")
+    z = "ok" if effect is Effect.PURE else f"({UNKNOWN_OUTCOME})"
+    assert result.output.text.endswith(f"results ok, ok, ok, {z}")
+    assert after.called == (["z"] if effect is Effect.PURE else [])
+
+
 async def test_a_result_of_an_earlier_step_is_not_taken_for_a_later_call_with_the_same_id() -> None:
     life = Life()
     loop = LineLoop(Effect.PURE)

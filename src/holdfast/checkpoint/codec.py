@@ -226,7 +226,7 @@ def _fold(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> 
             results[recorded.call] = recorded.iteration, _message(codec, bytes(recorded.message))
         elif entry.kind is EntryKind.ADOPT:
             calls = decode(entry.body, list[str])
-            if not results.keys() >= set(calls):
+            if not results.keys() >= set(calls) or len(set(calls)) < len(calls):
                 raise RunDamaged(begin.meta.run_id, f"entry {entry.seq} takes up a tool result that is not there")
             messages.extend(results.pop(call)[1] for call in calls)
         elif entry.kind is EntryKind.PHASE:

@@ -34,15 +34,14 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     rewrites: int = 0
     phases: int = 0
     iteration: int = 0
-    #: Saved results that are not in the history yet, by identity; holding them keeps the identities theirs.
-    results: Mapping[int, tuple[str, Any]] = _NOTHING
+    #: Saved results that are not in the history yet, by call id. Several may be one and the same object.
+    results: Mapping[str, Any] = _NOTHING
     notes: Mapping[str, Any] = _NOTHING
 
 
 def mark_of(state: RunState, next_seq: int, size: int) -> Mark:
     """The mark of a run all of which is in the store."""
     history = state.history
-    results = {id(result): (call, result) for call, result in state.results.items()} if state.results else _NOTHING
     return Mark(
         next_seq=next_seq,
         size=size,
@@ -51,7 +50,7 @@ def mark_of(state: RunState, next_seq: int, size: int) -> Mark:
         rewrites=history.rewrites,
         phases=len(state.phases),
         iteration=state.iteration,
-        results=results,
+        results=dict(state.results) if state.results else _NOTHING,
         notes=dict(state.notes) if state.notes else _NOTHING,
     )
 
@@ -75,13 +74,15 @@ class Delta:
         if len(state.phases) > since.phases:
             bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
         messages = history[since.messages if same_history else 0 :]
-        if since.results:
-            bodies += _adopting(since, state, messages)
+        # What was recorded in a phase that is over went with it.
+        saved = since.results if same_history else _NOTHING
+        if saved and messages:
+            bodies += _adopting(saved, since.iteration, state, messages)
         else:
             for message in messages:
                 bodies.append((_MESSAGE, state.codec.encode(message)))
         if state.results:
-            bodies += _recorded(since, state)
+            bodies += _recorded(saved, since.iteration, state)
         self.finished_step = state.iteration > mark.iteration
         self.progress = _encode(Progress.of(state))
         if self.finished_step:
@@ -99,13 +100,16 @@ class Delta:
         return not self.entries and not self.finished_step and self.after.notes == mark.notes
 
 
-def _adopting(mark: Mark, state: RunState, messages: Sequence[Any]) -> Iterator[_Body]:
-    """The new messages; those that were saved as results of calls are taken up by the names of the calls."""
+def _adopting(saved: Mapping[str, Any], step: int, state: RunState, messages: Sequence[Any]) -> Iterator[_Body]:
+    """The new messages; those that were saved as results of calls are taken up by the names of the calls, each once."""
+    free: dict[int, list[str]] = {}
+    for call, result in saved.items():
+        if not _stays(call, result, step, state):
+            free.setdefault(id(result), []).append(call)
     adopted: list[str] = []
     for message in messages:
-        saved = mark.results.get(id(message))
-        if saved is not None:
-            adopted.append(saved[0])
+        if calls := free.get(id(message)):
+            adopted.append(calls.pop(0))
             continue
         if adopted:
             yield EntryKind.ADOPT, encode(adopted)
@@ -115,9 +119,14 @@ def _adopting(mark: Mark, state: RunState, messages: Sequence[Any]) -> Iterator[
         yield EntryKind.ADOPT, encode(adopted)
 
 
-def _recorded(mark: Mark, state: RunState) -> Iterator[_Body]:
+def _recorded(saved: Mapping[str, Any], step: int, state: RunState) -> Iterator[_Body]:
     """The results that are not in the history yet, nor in the store."""
     for call, result in state.results.items():
-        if id(result) not in mark.results:
+        if call not in saved or not _stays(call, saved[call], step, state):
             message = msgspec.Raw(state.codec.encode(result))
             yield EntryKind.RESULT, encode(RecordedResult(call=call, iteration=state.iteration, message=message))
+
+
+def _stays(call: str, saved: Any, step: int, state: RunState) -> bool:
+    """Whether what was saved in `step` as the result of the call is still that, and is not in the history yet."""
+    return step == state.iteration and call in state.results and state.results[call] is saved
