@@ -44,6 +44,7 @@ def snapshot(state: RunState) -> Any:
             "messages": list(state.history),
             "results": dict(state.results),
             "phases": list(state.phases),
+            "phase": state.phase,
             "iteration": state.iteration,
             "own_usage": state.own_usage,
             "child_usage": state.child_usage,
@@ -128,6 +129,12 @@ class Journal(RuleBasedStateMachine):
     def the_history_is_compacted(self, keep: int, text: str) -> None:
         kept = list(self.state.history)[-keep:] if keep else []
         self.state.history.rewrite([User(text), *kept])
+
+    @precondition(lambda self: not self.state.history)
+    @rule(name=TEXTS, text=TEXTS)
+    def a_phase_is_begun(self, name: str, text: str) -> None:
+        self.state.phase = name
+        self.state.history.append(User(text))
 
     @rule(name=TEXTS, output=VALUES)
     def the_phase_is_finished(self, name: str, output: Any) -> None:

@@ -85,9 +85,13 @@ def test_a_deploy_that_would_strand_runs_is_found_before(shell: Shell) -> None:
     shell.wait_for_entry("r1", "c1-1")
     kill(process)
     shell.ok("submit", "other", "note", "--run-id", "r2")
+    process = shell.start("run", "sample:phased", "note gate", "--run-id", "r3")
+    shell.wait_for_deed("gate c2-1")
+    kill(process)
     assert findings(shell, "sample:app", code=0)["preflight"]["level"] == "ok"
     found = findings(shell, "slimmer:app", code=1)
-    assert (found["preflight"]["level"], found["preflight"]["runs"]) == ("wrong", ["r1"])
+    assert (found["preflight"]["level"], found["preflight"]["runs"]) == ("wrong", ["r1", "r3"])
     assert "it would be left alone: it calls ['gate'], which the agent lacks" in found["preflight"]["detail"]
+    assert "and is in 'polish', but agent phased has ['draft']" in found["preflight"]["detail"]
     assert (found["agents"]["level"], found["agents"]["runs"]) == ("wrong", ["r2"])
-    assert shell.states() == {"r1": "interrupted", "r2": "queued"}  # looked at, not touched
+    assert shell.states() == {"r1": "interrupted", "r2": "queued", "r3": "interrupted"}  # looked at, not touched

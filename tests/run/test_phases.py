@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from tests.life import Life
 from tests.run.silent import Silent
 from tests.script import Script, asks, call
 
 from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import Ending
 from holdfast.run.agent import Agent, Bounds, Phase
 from holdfast.run.errors import (
     IterationsExceeded,
@@ -273,6 +275,110 @@ async def test_a_run_whose_finished_phases_this_agent_does_not_have_is_left_for_
     assert await life.statuses() == {"r": Status.INTERRUPTED}
     result = await Life(life.inner).resume(pipeline(Stage("never"), Stage("two"), Stage("three")), "r")
     assert result.output == "three"
+
+
+# -- a deploy while a phase is under way ------------------------------------------------------------------------------
+
+
+def stages(*names: str, stop: str = "") -> Agent:
+    """A pipeline of phases that answer with their names, in capitals. In the phase `stop` the host shuts down."""
+    phases = [
+        Phase(name=name, prompt=f"{name} $prompt", model=Stage(name.upper(), stop=1 if name == stop else None))
+        for name in names
+    ]
+    return Agent(name="a", model=Stage("NO PHASE"), tools=[look], phases=phases)
+
+
+async def interrupted(agent: Agent) -> Life:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(agent, "it", run_id="r")
+    return life
+
+
+async def without_phase_name(life: Life) -> None:
+    """Make of the run what a holdfast that did not keep the name of the phase under way would have saved."""
+    await life.checkpoints.open()
+    claim = await life.inner.claim("r", life.checkpoints.worker_id)
+    progress = msgspec.json.decode((await life.inner.load("r")).record.progress)
+    progress.pop("phase", None)
+    ending = Ending(status=Status.INTERRUPTED, progress=msgspec.json.encode(progress))
+    await life.inner.settle(claim, ending)
+
+
+@pytest.mark.parametrize(
+    ("stop", "after"),
+    [
+        ("collect", []),
+        ("collect", ["gather", "sum up", "publish"]),
+        ("collect", ["prepare", "collect", "sum up", "publish"]),
+        ("sum up", ["collect", "publish"]),
+        ("sum up", ["collect", "review", "sum up", "publish"]),
+        ("sum up", ["collect"]),
+        ("sum up", []),
+    ],
+    ids=str,
+)
+async def test_a_run_in_a_phase_that_this_agent_does_not_have_there_is_left(stop: str, after: list[str]) -> None:
+    before = ("collect", "sum up", "publish")
+    life = await interrupted(stages(*before, stop=stop))
+    saved = await life.inner.load("r")
+    with pytest.raises(NotKnownHere, match=rf"is in '{stop}', but agent a has"):
+        await Life(life.inner).resume(stages(*after), "r")
+    assert await life.statuses() == {"r": Status.INTERRUPTED}
+    assert (await life.inner.load("r")).entries == saved.entries
+    result = await Life(life.inner).resume(stages(*before), "r")
+    assert [phase.output for phase in result.phases] == ["COLLECT", "SUM UP", "PUBLISH"]
+
+
+async def test_phases_after_the_one_under_way_may_change() -> None:
+    life = await interrupted(stages("collect", "sum up", "publish", stop="sum up"))
+    result = await Life(life.inner).resume(stages("collect", "sum up", "review", "print"), "r")
+    assert [phase.output for phase in result.phases] == ["COLLECT", "SUM UP", "REVIEW", "PRINT"]
+
+
+def unsaid(prompt: str, finished: Sequence[PhaseOutput]) -> str:
+    raise Shutdown("before anything was said")
+
+
+@pytest.mark.parametrize("finished", [[], ["collect"]], ids=str)
+async def test_a_phase_in_which_nothing_was_said_yet_may_become_another(finished: list[str]) -> None:
+    before = [Phase(name=name) for name in finished]
+    agent = Agent(name="a", model=Script("COLLECT"), phases=[*before, Phase(name="sum up", prompt=unsaid)])
+    life = await interrupted(agent)
+    result = await Life(life.inner).resume(stages(*finished, "review", "publish"), "r")
+    assert [phase.name for phase in result.phases] == [*finished, "review", "publish"]
+
+
+async def test_a_phase_in_which_nothing_was_said_yet_may_become_a_conversation_without_phases() -> None:
+    life = await interrupted(Agent(name="a", model=Script("never"), phases=[Phase(name="sum up", prompt=unsaid)]))
+    plain = Agent(name="a", model=Stage("DONE", stop=1), tools=[look])
+    with pytest.raises(Shutdown):
+        await Life(life.inner).resume(plain, "r")
+    assert (await Life(life.inner).resume(stages(), "r")).output == "NO PHASE"
+
+
+@pytest.mark.parametrize("after", [["collect", "sum up", "publish"], ["collect", "review", "publish"]], ids=str)
+async def test_a_run_that_was_saved_without_the_name_of_its_phase_goes_on(after: list[str]) -> None:
+    life = await interrupted(stages("collect", "sum up", "publish", stop="sum up"))
+    await without_phase_name(life)
+    result = await Life(life.inner).resume(stages(*after), "r")
+    assert [phase.output for phase in result.phases] == ["COLLECT", after[1].upper(), "PUBLISH"]
+
+
+@pytest.mark.parametrize("after", [[], ["collect"]], ids=str)
+async def test_without_the_name_it_is_still_known_that_a_further_phase_is_under_way(after: list[str]) -> None:
+    life = await interrupted(stages("collect", "sum up", stop="sum up"))
+    await without_phase_name(life)
+    with pytest.raises(NotKnownHere, match=r"finished the phases \['collect'\]"):
+        await Life(life.inner).resume(stages(*after), "r")
+
+
+async def test_a_conversation_without_phases_goes_on_as_the_first_of_those_that_the_agent_has_now() -> None:
+    life = await interrupted(Agent(name="a", model=Stage("never", stop=1), tools=[look]))
+    result = await Life(life.inner).resume(stages("write", "review"), "r")
+    assert [phase.output for phase in result.phases] == ["WRITE", "REVIEW"]
+    assert result.iterations == 6  # three for each: what was done before counts for the first
 
 
 async def test_an_output_that_cannot_be_stored_is_refused_where_it_was_made() -> None:

@@ -96,7 +96,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     own_usage: Usage = NO_USAGE
     child_usage: Usage = NO_USAGE
     elapsed: timedelta = timedelta(0)
+    #: Finished phases, and the name of the one under way.
     phases: int = 0
+    phase: str = ""
     notes: dict[str, Any] = {}
 
     @property
@@ -111,6 +113,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
             child_usage=state.child_usage,
             elapsed=state.elapsed,
             phases=len(state.phases),
+            phase=state.phase,
             notes=plain(state.notes, "a port's note") if state.notes else {},
         )
 
@@ -239,6 +242,7 @@ def _fold(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> 
         history=History(messages),
         iteration=progress.iteration,
         phases=phases,
+        phase=progress.phase,
         results={call: result for call, (step, result) in results.items() if step == progress.iteration},
         own_usage=progress.own_usage,
         child_usage=progress.child_usage,

@@ -8,6 +8,7 @@ from holdfast.run.agent import Agent, AgentSource
 from holdfast.run.effects import Effect
 from holdfast.run.loop import PendingCall
 from holdfast.run.native import loop_of
+from holdfast.run.phases import unknown_phases
 
 
 class AnyMessage:
@@ -41,14 +42,13 @@ async def preflight(stored: StoredRun, source: AgentSource) -> Preflight:
     """
     checkpoint = read_checkpoint(stored, loop_of(source).codec)
     agent = await source.build(checkpoint.meta.info())
-    finished = [phase.name for phase in checkpoint.state.phases]
-    known = [phase.name for phase in agent.phases]
-    if agent.phases and known[: len(finished)] != finished:
-        return Preflight(trouble=f"it has finished the phases {finished}, the agent has {known}")
+    if unknown := unknown_phases(agent, checkpoint.state):
+        return Preflight(trouble=f"it would be left alone: it has {unknown}")
     pending = _pending(agent, checkpoint)
     if agent.loop is not None:
         return Preflight(in_doubt=[f"{call.tool} {call.call_id}" for call in pending])
-    tools = agent.profile(agent.phases[len(finished)] if len(finished) < len(agent.phases) else None).tools
+    finished = len(checkpoint.state.phases)
+    tools = agent.profile(agent.phases[finished] if finished < len(agent.phases) else None).tools
     gone = sorted({call.tool for call in pending} - set(tools))
     doubtful = [
         f"{call.tool} {call.call_id}"

@@ -11,6 +11,7 @@ from holdfast.run.errors import NotKnownHere, RuntimeExceeded
 from holdfast.run.live import LiveRun
 from holdfast.run.loop import Loop
 from holdfast.run.ports import RunEvent
+from holdfast.run.state import RunState
 from holdfast.run.tool import Tool
 
 
@@ -27,20 +28,23 @@ class Pipeline:
 
     async def run(self) -> Any:
         """The output of the conversation, or of the last phase."""
-        prompt = self._live.info.prompt
+        prompt, state = self._live.info.prompt, self._live.state
+        if self._live.resumed:
+            self._check_known()
         if not self._agent.phases:
+            state.phase = ""  # one in which nothing was said may have been begun
             return await self._converse(self._agent.profile(), prompt)
-        self._check_finished()
-        phases = self._live.state.phases
+        phases = state.phases
         # Finished phases are skipped by position: two may share a name, and both have to run.
         for phase in self._agent.phases[len(phases) :]:
-            await self._live.emit(RunEvent(kind="phase", iteration=self._live.state.iteration, name=phase.name))
+            state.phase = phase.name
+            await self._live.emit(RunEvent(kind="phase", iteration=state.iteration, name=phase.name))
             output = await self._run_phase(phase, phase.render(prompt, tuple(phases)))
             # What a throttle held back belongs to this phase's conversation, which ends here.
             await self._live.save(urgent=True)
             self._live.count_time()
-            self.messages = self._live.state.history
-            self._live.state.finish_phase(phase.name, self._loop.dump_output(output))
+            self.messages = state.history
+            state.finish_phase(phase.name, self._loop.dump_output(output))
             await self._live.save(urgent=True)
         return self._loop.load_output(phases[-1].output)
 
@@ -67,11 +71,26 @@ class Pipeline:
         error = RuntimeExceeded(self._live.info.run_id, limit)
         return self._live.clock.call_later(limit - self._live.state.phase_elapsed, lambda: self._live.stop(error))
 
-    def _check_finished(self) -> None:
-        finished = [phase.name for phase in self._live.state.phases]
-        known = [phase.name for phase in self._agent.phases]
-        if known[: len(finished)] != finished:
+    def _check_known(self) -> None:
+        trouble = unknown_phases(self._agent, self._live.state)
+        if trouble:
             raise NotKnownHere(
-                f"run {self._live.info.run_id} has finished the phases {finished}, but agent {self._agent.name} has "
-                f"{known}: it is left for a process that knows them"
+                f"run {self._live.info.run_id} has {trouble}: it is left for a process that knows its phases"
             )
+
+
+def unknown_phases(agent: Agent, state: RunState) -> str:
+    """What a saved run has done of phases that the agent does not have in their places; empty if it can go on.
+
+    A phase in which nothing was said yet may become another one. A conversation that is not known to be in a phase,
+    because the agent had none or the name was not kept, goes on as what the agent has in its place.
+    """
+    finished = [phase.name for phase in state.phases]
+    known = [phase.name for phase in agent.phases]
+    begun = finished
+    if state.history and (finished or state.phase):
+        begun = [*finished, state.phase or (known[len(finished) :] or ["?"])[0]]
+    if known[: len(begun)] == begun:
+        return ""
+    under_way = f" and is in {begun[-1]!r}" if begun is not finished else ""
+    return f"finished the phases {finished}{under_way}, but agent {agent.name} has {known}"

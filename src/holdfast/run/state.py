@@ -32,6 +32,8 @@ class RunState:
     iteration: int = 0
     #: Finished phases, by position.
     phases: list[PhaseOutput] = field(default_factory=list)
+    #: The name of the current phase. Empty without phases, and in runs that were saved when it was not kept.
+    phase: str = ""
     #: Results of tool calls that are not in the history yet, by call id.
     results: dict[str, Any] = field(default_factory=dict)
     #: What the run itself has used.
@@ -51,6 +53,7 @@ class RunState:
     def finish_phase(self, name: str, output: Any) -> None:
         """The current phase is over; the conversation starts anew."""
         self.phases.append(PhaseOutput(name=name, output=output, iteration=self.iteration, elapsed=self.elapsed))
+        self.phase = ""
         self.history = History()
         self.results.clear()
 
