@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
+from holdfast.checkpoint.boot import BootRecovery
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.handle import HandleSettings
@@ -114,7 +115,8 @@ class App:
             house = Housekeeping(self._checkpoints, self._executor, clock=self._clock)
             self._housekeeping = asyncio.create_task(house.keep())
             if self._recover_at_entry:
-                self._recovering = asyncio.create_task(self._recovery.recover_at_boot(self._clock))
+                boot = BootRecovery(self._recovery, self._checkpoints, self._executor, self._agents, self._clock)
+                self._recovering = asyncio.create_task(boot.recover())
         return self
 
     async def __aexit__(
@@ -151,7 +153,7 @@ class App:
     def _recovery(self) -> Recovery:
         return Recovery(
             self._durable, self._executing, self._agents, concurrency=self._concurrency,
-            retention=self._retention, on_end=self._ends.remember,
+            retention=self._retention, on_end=self._ends.remember, clock=self._clock,
         )  # fmt: skip
 
     @property
@@ -294,8 +296,7 @@ class App:
     async def _resume(self, run_id: str, statuses: Collection[Status], *, by_hand: bool = False) -> Result:
         record = await self._operations.record(run_id)
         agent = self.agent(record.agent_name)
-        claim = await self._store().claim(run_id, self._checkpoints.worker_id, statuses=statuses)
-        resumption = await self._recovery.resumption(claim, by_hand=by_hand)
+        resumption = await self._recovery.take(record, statuses, by_hand=by_hand)
         if resumption is None:  # it has struck out
             return await self._operations.result(run_id)
         return await self._executing.resume(agent, resumption)

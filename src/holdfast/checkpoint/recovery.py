@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
 from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claiming import in_background, seen_through
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending, RunFilter, StoredRun
+from holdfast.checkpoint.lifecycle import ENDINGS, Status
+from holdfast.checkpoint.record import Ending, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
@@ -72,6 +73,7 @@ class Recovery:
         concurrency: int = 16,
         retention: timedelta | None = None,
         on_end: Callable[[str, Result | Exception], None] = lambda run_id, end: None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Make a recovery.
 
@@ -81,7 +83,7 @@ class Recovery:
             retention: how long the end of a submitted run is kept.
             on_end: told how each run ended that this drove to its end.
         """
-        self._on_end = on_end
+        self._on_end, self._clock = on_end, clock
         self._checkpoints, self._executor, self._agents = checkpoints, executor, agents
         self._concurrency, self._retention = concurrency, retention
 
@@ -91,48 +93,31 @@ class Recovery:
         return self._checkpoints.store
 
     async def recover(self) -> RecoveryReport:
-        """Go on with every run that is interrupted now, to its end. Runs within their backoff are not."""
+        """Go on with every run that is interrupted now, to its end. Runs within their backoff are not.
+
+        If this is cancelled, the runs under way are left for the next recovery.
+
+        Raises:
+            StoreError: the store cannot be asked for more of them, and none is under way any more.
+        """
         report = RecoveryReport()
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
-                claims = await self._claim(self._concurrency - len(running))
-                running |= {asyncio.create_task(self._take(claim, report)) for claim in claims}
+                claims = await self._claim_beside(running)
+                running |= {asyncio.create_task(self._take(claim, report)) for claim in claims or ()}
                 if not running:
                     return report
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                timeout = POLL.total_seconds() if claims is None else None
+                _, running = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(running)
 
-    async def recover_at_boot(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Go on with what was left behind, and with what is within its backoff as soon as that is over."""
-        while not self._executor.draining:
-            try:
-                log.info("%s", await self.recover())
-                wait = await self._next_backoff(clock)
-            except StoreClosed:
-                return
-            except StoreError as exc:
-                log.warning("could not look for runs to recover, will try again: %s", exc)
-                wait = POLL
-            if wait is None:
-                return
-            await clock.sleep(wait)
-
-    async def _next_backoff(self, clock: Clock) -> timedelta | None:
-        """How long until the next interrupted run may be taken; `None` if none waits for that."""
-        now = clock.now()
-        waits = [
-            max(record.not_before - now, timedelta(milliseconds=100))
-            async for record in self._store.records(RunFilter(interrupted=True))
-            if record.agent_name in self._agents and record.not_before > now
-        ]
-        return min(waits, default=None)
-
     async def serve(self, stopping: asyncio.Event) -> None:
-        """Take queued and interrupted runs until `stopping` is set, then wait for those under way."""
+        """Take queued and interrupted runs until `stopping` is set, then wait for those under way.
+
+        If this is cancelled, they are left for whoever recovers next.
+        """
         running: set[asyncio.Task[None]] = set()
         stop = asyncio.create_task(stopping.wait())
         try:
@@ -164,7 +149,25 @@ class Recovery:
     async def _claim(self, room: int) -> list[Claim]:
         if room <= 0 or self._executor.draining:
             return []
-        return list(await self._store.claim_next(self._checkpoints.worker_id, agents=list(self._agents), limit=room))
+        worker_id = self._checkpoints.worker_id
+        taking = self._store.claim_next(worker_id, agents=list(self._agents), limit=room)
+        claims: Sequence[Claim] = await seen_through(taking, self._untake)
+        return list(claims)
+
+    async def _untake(self, claims: Sequence[Claim]) -> None:
+        """Nobody drives what was claimed: whoever asked for it was cancelled."""
+        for claim in claims:
+            await self._set_aside(claim, _as_before(claim))
+
+    async def _claim_beside(self, running: "set[asyncio.Task[None]]") -> list[Claim] | None:
+        """Claim more. `None`: the store does not answer, which is no reason to give up what is under way."""
+        try:
+            return await self._claim(self._concurrency - len(running))
+        except StoreError as exc:
+            if not running:
+                raise
+            log.warning("could not look for more runs to recover, will try again: %s", exc)
+            return None
 
     async def _claim_or_wait(self, room: int) -> list[Claim]:
         try:
@@ -177,7 +180,7 @@ class Recovery:
     # -- one run ------------------------------------------------------------------------------------------------
 
     async def _take(self, claim: Claim, report: RecoveryReport) -> None:
-        """Go on with a claimed run, to whatever end. Raises only what ends this process's work, too."""
+        """Go on with a claimed run, to whatever end."""
         fate, reason = await self._go_on(claim)
         report.fates[claim.run_id] = fate
         if fate is not Fate.COMPLETED:
@@ -190,22 +193,29 @@ class Recovery:
             if resumption is None:
                 return Fate.PARKED, "poison"
         except (RunDamaged, UndecodableRecord) as exc:
-            await self._set_aside(claim, Ending(status=Status.PARKED, reason=f"damaged: {exc}"))
-            return Fate.DAMAGED, str(exc)
+            return await self._damaged(claim, str(exc))
         except RunLost as exc:
             return Fate.LEFT, str(exc)
         except CheckpointError as exc:
             # A newer version, or a store that does not answer: nothing is wrong with the run.
-            delay = NotKnownHere.retry_after
-            back = Ending(status=Status.INTERRUPTED, reason=str(exc), strikes=claim.strikes - 1, delay=delay)
-            await self._set_aside(claim, back)
+            await self._set_aside(claim, _as_before(claim, reason=str(exc), delay=NotKnownHere.retry_after))
             return Fate.LEFT, str(exc)
+        except asyncio.CancelledError:
+            in_background(self._set_aside(claim, _as_before(claim)))
+            raise
+        except Exception as exc:  # of whatever codec: it cannot be read, and the others go on
+            log.error("run %s cannot be read", claim.run_id, exc_info=exc)
+            return await self._damaged(claim, f"{type(exc).__name__}: {exc}")
         return await self.drive(self._agents[resumption.info.agent_name], resumption)
+
+    async def _damaged(self, claim: Claim, why: str) -> tuple[Fate, str]:
+        await self._set_aside(claim, Ending(status=Status.PARKED, reason=f"damaged: {why}"))
+        return Fate.DAMAGED, why
 
     async def drive(self, agent: AgentSource, resumption: Resumption) -> tuple[Fate, str]:
         """Drive a resumed run to its end and say what became of it."""
         try:
-            self._on_end(resumption.info.run_id, await self._executor.resume(agent, resumption))
+            self._on_end(resumption.info.run_id, await self._executor.resume(agent, resumption, left_with_caller=True))
             return Fate.COMPLETED, ""
         except RunParked as exc:
             return Fate.PARKED, str(exc)
@@ -214,6 +224,31 @@ class Recovery:
         except Exception as exc:  # the run's own error: it is settled, and the others go on
             self._on_end(resumption.info.run_id, exc)
             return Fate.FAILED, f"{type(exc).__name__}: {exc}"
+
+    async def take(self, record: RunRecord, statuses: Collection[Status], *, by_hand: bool) -> Resumption | None:
+        """Claim one run and make it ready to go on; `None` if it has struck out and was parked.
+
+        Raises:
+            CheckpointError: it cannot be claimed, or not be loaded. Nothing was changed.
+        """
+        former = record.status if record.status in ENDINGS else Status.INTERRUPTED
+        keep = None if record.expires_at is None else max(record.expires_at - self._clock.now(), timedelta(0))
+
+        async def put_back(claim: Claim) -> None:
+            await self._set_aside(claim, _as_before(claim, former, reason=record.reason, keep=keep))
+
+        taking = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
+        claim = await seen_through(taking, put_back)
+        try:
+            return await self.resumption(claim, by_hand=by_hand)
+        except RunLost:
+            raise
+        except asyncio.CancelledError:
+            in_background(put_back(claim))
+            raise
+        except Exception:
+            await put_back(claim)
+            raise
 
     async def resumption(self, claim: Claim, *, by_hand: bool = False) -> Resumption | None:
         """What it takes to go on with a claimed run; `None` if it has struck out and was parked.
@@ -245,8 +280,22 @@ class Recovery:
     async def _set_aside(self, claim: Claim, ending: Ending) -> None:
         try:
             await self._store.settle(claim, ending)
+        except (RunLost, StoreClosed):
+            return  # somebody else has it, or will have it when this process has ended
         except CheckpointError as exc:
             log.warning("run %s could not be set aside, it stays claimed by this worker: %s", claim.run_id, exc)
+
+
+def _as_before(
+    claim: Claim,
+    status: Status = Status.INTERRUPTED,
+    *,
+    reason: str = "",
+    delay: timedelta = timedelta(0),
+    keep: timedelta | None = None,
+) -> Ending:
+    """What leaves a run as if it had not been claimed: that is no strike."""
+    return Ending(status=status, reason=reason, strikes=claim.strikes - 1, delay=delay, keep=keep)
 
 
 def _poison(claim: Claim, stored: StoredRun, agent: AgentSource, resumption: Resumption) -> str:

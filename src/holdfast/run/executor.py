@@ -96,21 +96,35 @@ class Executor:
             ),
         )  # fmt: skip
 
-    async def begin(self, agent: AgentSource, info: RunInfo) -> Result:
-        """`run`, of a run that has its identity already."""
-        return await self._conduct(agent, LiveRun(info, RunState(), **self._for_live()))
+    async def begin(self, agent: AgentSource, info: RunInfo, *, left_with_caller: bool = False) -> Result:
+        """`run`, of a run that has its identity already.
 
-    async def resume(self, agent: AgentSource, resumption: Resumption) -> Result:
-        """Go on with an interrupted run, from its saved state and with no new input. Raises as `run` does."""
-        if resumption.info.parent_run_id is None:
-            await self._end_older(resumption.info.run_id)
+        Args:
+            left_with_caller: if the caller is cancelled, the run is not ended, but left for recovery.
+        """
+        live = LiveRun(info, RunState(), left_with_caller=left_with_caller, **self._for_live())
+        return await self._conduct(agent, live)
+
+    async def resume(self, agent: AgentSource, resumption: Resumption, *, left_with_caller: bool = False) -> Result:
+        """Go on with an interrupted run, from its saved state and with no new input. Raises as `run` does.
+
+        Args:
+            left_with_caller: the caller is not who asked for the run: if it is cancelled, the run is left for recovery.
+        """
         live = LiveRun(
             resumption.info,
             resumption.state,
             checkpointer=resumption.checkpointer,
             resumed=True,
+            left_with_caller=left_with_caller,
             **self._for_live(),
         )
+        if resumption.info.parent_run_id is None:
+            try:
+                await self._end_older(resumption.info.run_id)
+            except BaseException:
+                await uninterrupted(give_back(live))
+                raise
         return await self._conduct(agent, live)
 
     async def _end_older(self, run_id: str) -> None:
@@ -350,6 +364,8 @@ async def _outcome(
     # A run that came to its end before it could be interrupted did so. What else it made of being stopped is no matter.
     if stopped_by and (task.cancelled() or task.exception() or not isinstance(stopped_by, RunInterrupted)):
         return stopped_by, cancel
+    if task.cancelled() and live.left_with_caller:
+        return live.left(), cancel  # an event loop that ends cancels all tasks
     if task.cancelled():
         return RunCancelled(f"run {live.info.run_id} was cancelled from within: its own code let out a cancel"), cancel
     return task.exception(), cancel

@@ -39,6 +39,7 @@ class LiveRun:
         shutdown_types: tuple[type[BaseException], ...] = (),
         checkpointer: Checkpointer | None = None,
         resumed: bool = False,
+        left_with_caller: bool = False,
         parent: "LiveRun | None" = None,
     ) -> None:
         self.info, self.state, self.ports, self.clock, self.intents = info, state, ports, clock, intents
@@ -52,6 +53,8 @@ class LiveRun:
         #: What ends the run while its other tool calls are still being ended for it.
         self.failing: BaseException | None = None
         self._parent = parent
+        #: Whoever waits for the run is not who asked for it: a cancel leaves it for recovery.
+        self.left_with_caller = left_with_caller
         self._required, self._shutdown_types = required, shutdown_types
         self._task: asyncio.Task[Any] | None = None
         self._writing = False
@@ -100,18 +103,26 @@ class LiveRun:
     def stop_with_caller(self, cancel: asyncio.CancelledError) -> None:
         """Whoever waits for the run was cancelled. That ends it; but a child goes down as its parent does.
 
-        Nor does it while the host shuts down: a second Ctrl-C cancels all that waits, and nobody wants the run to end.
+        It does not end the run if the caller had only found it and gone on with it. Nor does it while the host shuts
+        down: a second Ctrl-C cancels all that waits, and nobody wants the run to end.
         """
         if self.draining:
             self.stop(
                 Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {self.state.iteration + 1}")
             )
             return
+        if self.left_with_caller:
+            self.stop(self.left())
+            return
         above = None if self._parent is None else self._parent.stopped_by or self._parent.failing
         if above is not None and self.is_left_by(above):
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
         else:
             self.stop(cancel)
+
+    def left(self) -> RunInterrupted:
+        """What ends a run that was cancelled, though nobody wants it to end."""
+        return RunInterrupted(f"run {self.info.run_id} was left within step {self.state.iteration + 1}")
 
     @property
     def waits_for_store(self) -> bool:

@@ -1,0 +1,201 @@
+"""What recovery has taken is nobody's but the runs' own: whatever stops it, or breaks beside it, ends none of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.probe_store import ProbeStore
+
+from holdfast import Agent, App, Message, Reply, ToolSchema
+from holdfast.checkpoint.claim import Worker
+from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreUnavailable
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.liveness import this_process
+from holdfast.checkpoint.record import Ending, RunRecord
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.stores.sqlite import SqliteStore
+
+
+class Gated:
+    """A model that answers at once, but for prompts that begin with `long`: those wait for the gate."""
+
+    def __init__(self) -> None:
+        self.gate, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if getattr(messages[0], "text", "").startswith("long"):
+            self.asked.set()
+            await self.gate.wait()
+        return Reply(text="ok")
+
+
+async def _record(store: CheckpointStore, run_id: str) -> RunRecord:
+    return (await store.load(run_id)).record
+
+
+async def _until(store: CheckpointStore, run_id: str, status: Status) -> RunRecord:
+    async with asyncio.timeout(60):
+        while (record := await _record(store, run_id)).status is not status:
+            await store.changed(timedelta(seconds=1))
+    return record
+
+
+async def test_a_store_that_fails_for_a_moment_ends_no_run_under_way() -> None:
+    model = Gated()
+    agent = Agent(name="agent", model=model)
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, recover=False) as app:
+        await app.submit(agent, "long", run_id="long")
+        await app.submit(agent, "short", run_id="short")
+        asked = 0
+
+        async def fail_once(method: str) -> None:
+            nonlocal asked
+            asked += method == "claim_next"
+            if method == "claim_next" and asked == 2:
+                model.gate.set()
+                raise StoreUnavailable("the connection was lost")
+
+        probe.before = fail_once
+        report = await app.recover()
+    assert asked > 2
+    assert {"long", "short"} == set(report.fates)
+    assert (await _record(probe.inner, "long")).status is Status.DONE
+
+
+@pytest.mark.parametrize("by", ["recover", "serve"])
+async def test_a_cancel_of_who_drives_them_leaves_the_runs(by: str) -> None:
+    model = Gated()
+    agent = Agent(name="agent", model=model)
+    store = MemoryStore()
+    async with App([agent], store, recover=False) as app:
+        await app.submit(agent, "long", run_id="run")
+        driving = asyncio.create_task(app.recover() if by == "recover" else app.serve())
+        await model.asked.wait()
+        driving.cancel()
+        await asyncio.gather(driving, return_exceptions=True)
+        left = await _record(store, "run")
+        assert (left.status, left.strikes) == (Status.INTERRUPTED, 0)
+        model.gate.set()
+        await app.recover()
+        assert (await app.result("run")).output == "ok"
+
+
+def test_an_event_loop_that_ends_leaves_the_runs(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'runs.db'}"
+
+    async def host() -> None:
+        model = Gated()
+        agent = Agent(name="agent", model=model)
+        app = App([agent], url, recover=False)
+        await app.__aenter__()
+        await app.submit(agent, "long", run_id="run")
+        serving = asyncio.create_task(app.serve())
+        await model.asked.wait()
+        assert not serving.done()
+        # It returns with all of it under way, and asyncio cancels every task there is.
+
+    async def status() -> Status:
+        store = SqliteStore(tmp_path / "runs.db")
+        await store.open()
+        found = await _record(store, "run")
+        await store.close()
+        return found.status
+
+    asyncio.run(host())
+    assert asyncio.run(status()) is Status.INTERRUPTED
+
+
+Start = Callable[[App], Awaitable[object]]
+
+_STARTS: dict[str, Start] = {
+    "resume": lambda app: app.resume("run"),
+    "run": lambda app: app.run("agent", "short", run_id="run"),
+    "recover": lambda app: app.recover(),
+}
+
+
+@pytest.mark.parametrize("start", _STARTS)
+@pytest.mark.parametrize("at", ["claim", "load"])
+async def test_a_caller_that_is_cancelled_before_the_run_is_driven_keeps_no_claim(start: str, at: str) -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    reached = asyncio.Event()
+    async with App([agent], probe, recover=False) as app:
+        await app.submit(agent, "short", run_id="run")
+        claimed = False
+
+        async def hold(method: str) -> None:
+            nonlocal claimed
+            first, claimed = method in ("claim", "claim_next") and not claimed, claimed or method.startswith("claim")
+            if first if at == "claim" else claimed and method == "load":
+                reached.set()
+                await asyncio.sleep(0 if at == "claim" else 3600)
+
+        probe.before = hold
+        task = asyncio.ensure_future(_STARTS[start](app))
+        await reached.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        probe.before = None
+        # The claim is taken in the store, and then given back.
+        left = await _until(probe.inner, "run", Status.INTERRUPTED)
+        assert left.strikes == 0
+        assert len((await app.recover()).fates) == 1
+
+
+async def test_a_parked_run_that_cannot_be_loaded_by_hand_stays_parked() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, recover=False) as app:
+        await app.submit(agent, "short", run_id="run")
+        claim = await probe.inner.claim("run", app._checkpoints.worker_id)
+        await probe.inner.settle(claim, Ending(status=Status.PARKED, reason="approval"))
+
+        async def damaged_once_claimed(method: str) -> None:
+            if method == "load" and "claim" in probe.calls:
+                raise RunDamaged("run", "a bit was flipped")
+
+        probe.before = damaged_once_claimed
+        with pytest.raises(CheckpointError):
+            await app.resume("run")
+        left = await _record(probe.inner, "run")
+        assert (left.status, left.reason) == (Status.PARKED, "approval")
+        probe.before = None
+        assert (await app.resume("run")).output == "ok"
+
+
+async def test_one_run_that_cannot_be_read_is_set_aside_and_the_others_go_on() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, recover=False, concurrency=1) as app:
+        for run_id in ("first", "second", "third"):
+            await app.submit(agent, "short", run_id=run_id)
+        probe.fail("load", KeyError("of a codec of one's own"))
+        report = await app.recover()
+    assert sorted(report.fates.values()) == ["completed", "completed", "damaged"]
+    (broken,) = report.reasons
+    left = await _record(probe.inner, broken)
+    assert left.status is Status.PARKED
+    assert "KeyError" in left.reason
+
+
+async def test_the_runs_of_a_process_that_still_seems_alive_are_waited_for_at_boot(tmp_path: Path) -> None:
+    agent = Agent(name="agent", model=Gated())
+    dead_after = timedelta(seconds=1)
+    async with App([agent], f"sqlite:{tmp_path / 'runs.db'}", recover=False) as app:
+        await app.submit(agent, "short", run_id="run")
+    store = SqliteStore(tmp_path / "runs.db", dead_after=dead_after)
+    await store.open()
+    # A container that was killed just now: its process cannot be seen from here, and its heartbeat is fresh.
+    elsewhere = msgspec.structs.replace(this_process(), host="another container")
+    await store.enlist(Worker(worker_id="killed", process=elsewhere))
+    await store.claim("run", "killed")
+    await store.close()
+    async with App([agent], SqliteStore(tmp_path / "runs.db", dead_after=dead_after)) as app:
+        async with asyncio.timeout(60):
+            assert (await app.result("run")).output == "ok"
