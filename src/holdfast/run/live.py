@@ -107,7 +107,7 @@ class LiveRun:
                 Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {self.state.iteration + 1}")
             )
             return
-        above = None if self._parent is None else self._parent.stopped_by or self._parent.failing
+        above = None if self._parent is None else self._parent.ended_by
         if above is not None and self.is_left_by(above):
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
         else:
@@ -131,6 +131,11 @@ class LiveRun:
     @property
     def stopped_by(self) -> BaseException | None:
         return self._stopped_by
+
+    @property
+    def ended_by(self) -> BaseException | None:
+        """What the run is being ended for, from outside or by a tool call of its own."""
+        return self._stopped_by or self.failing
 
     def settlement(self, error: BaseException | None) -> Settlement:
         """What becomes of the run's checkpoint if it ends with `error`."""
@@ -248,8 +253,8 @@ class LiveRun:
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
-                stopped_by = self._stopped_by or self.failing
-                if task.done() or stopped_by is None or not self.is_left_by(stopped_by):
+                ended_by = self.ended_by
+                if task.done() or ended_by is None or not self.is_left_by(ended_by):
                     raise
 
     async def emit(self, event: RunEvent) -> None:
