@@ -343,7 +343,7 @@ async def _outcome(
         await asyncio.wait([task])
     except asyncio.CancelledError as exc:
         cancel = exc
-        if not task.done():
+        if not task.done() or task.cancelled():  # by whoever cancels all tasks
             live.stop_with_caller(cancel)
             await uninterrupted(asyncio.wait([task]), swallow=True)
     stopped_by = live.stopped_by
