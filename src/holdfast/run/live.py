@@ -209,6 +209,8 @@ class LiveRun:
             if essential or self._required:
                 raise NotSaved(f"run {self.info.run_id} could not be saved and waits for recovery: {exc}") from exc
             log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
+            if self._stopped_by is not None and asyncio.current_task() is self._task:
+                raise asyncio.CancelledError from exc
             return False
         return True
 
