@@ -192,6 +192,8 @@ class Executor:
             raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
         self._live[run_id] = live
         self._idle.clear()
+        error: BaseException | None = RunError(f"run {run_id} was not begun")
+        result: tuple[Result, Any] | None = None
         try:
             task = asyncio.create_task(self._drive(agent, live), name=f"holdfast run {run_id}")
             live.runs_in(task)
@@ -204,15 +206,9 @@ class Executor:
             if error is not None:
                 raise error
             assert result is not None
-            live.outcome.set_result(result[0])
             return result[0]
-        except BaseException as exc:
-            # Whoever else waits for the run was not cancelled with it.
-            cancelled = isinstance(exc, asyncio.CancelledError)
-            live.outcome.set_exception(RunCancelled(f"run {run_id} was cancelled") if cancelled else exc)
-            live.outcome.exception()  # seen: nobody has to wait for it
-            raise
         finally:
+            _tell_others(live, error, result)
             del self._live[run_id]
             if not self._live:
                 self._idle.set()
@@ -353,3 +349,14 @@ async def _outcome(
     if task.cancelled():
         return RunCancelled(f"run {live.info.run_id} was cancelled from within: its own code let out a cancel"), cancel
     return task.exception(), cancel
+
+
+def _tell_others(live: LiveRun, error: BaseException | None, result: tuple[Result, Any] | None) -> None:
+    """Whoever else waits for the run was not cancelled with its caller, and is told how the run itself ended."""
+    if error is None:
+        assert result is not None
+        live.outcome.set_result(result[0])
+        return
+    cancelled = isinstance(error, asyncio.CancelledError)
+    live.outcome.set_exception(RunCancelled(f"run {live.info.run_id} was cancelled") if cancelled else error)
+    live.outcome.exception()  # seen: nobody has to wait for it
