@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.run.agent import Agent, AgentSource
-from holdfast.run.drain import LAST_WORDS, Drain, within
+from holdfast.run.drain import LAST_WORDS, Drain, close_in_time, within
 from holdfast.run.errors import (
     NotAdmitted,
     NotDurable,
@@ -271,7 +271,7 @@ class Executor:
 
         Runs that have not reached one when `grace` is over are stopped where they are. The store is closed last. One
         that does not answer then is waited for no longer than a few seconds: its runs stay as they were last saved,
-        and are recovered when this process has ended.
+        and are recovered when this process has ended. Trouble with closing it is logged.
 
         May be called again; every call returns when the shutdown is done.
         """
@@ -282,9 +282,8 @@ class Executor:
 
     async def _drain(self, grace: timedelta) -> None:
         await Drain(self._live, self._idle, self._clock).finish(grace)
-        checkpoints = self._ports.checkpoints
-        if checkpoints is not None and not await within(LAST_WORDS, checkpoints.close(), self._clock):
-            log.error("the store does not answer, and was left without being closed")
+        if self._ports.checkpoints is not None:
+            await close_in_time("the store", self._ports.checkpoints.close, self._clock)
 
     def shutdown_on_signals(self, grace: timedelta = timedelta(seconds=30)) -> None:
         """Shut down on SIGTERM and SIGINT. A second signal ends the process as it would have without this."""
