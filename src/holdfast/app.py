@@ -324,6 +324,7 @@ class App:
 
         Raises:
             RunNotFound: this process does not drive it.
+            PayloadError: the text cannot be stored, such as half a surrogate pair. Nothing was changed.
         """
         live = self._executing.live(run_id)
         if live is None:

@@ -11,6 +11,7 @@ from holdfast.run.errors import NotSaved, RunError, RunInterrupted, RunKilled, S
 from holdfast.run.info import RunInfo
 from holdfast.run.intents import Intents
 from holdfast.run.outcome import Settlement, settlement
+from holdfast.run.payload import plain
 from holdfast.run.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
 from holdfast.run.state import RunState
 from holdfast.run.uninterrupted import uninterrupted
@@ -71,9 +72,13 @@ class LiveRun:
     # -- from outside -------------------------------------------------------------------------------------------
 
     def steer(self, text: str) -> None:
-        """Put a message in front of the next step. It is saved with the run: in this life or in the next."""
+        """Put a message in front of the next step. It is saved with the run: in this life or in the next.
+
+        Raises:
+            PayloadError: no store could keep the text, such as half a surrogate pair. Nothing was changed.
+        """
         # A new list each time: what was saved is compared with it.
-        self.state.notes[STEERING] = [*self.steering, text]
+        self.state.notes[STEERING] = [*self.steering, plain(text, "the message")]
 
     def kill(self, reason: str) -> None:
         """End the run: for critics."""
