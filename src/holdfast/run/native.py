@@ -78,7 +78,7 @@ class NativeLoop:
             if reply is None:
                 reply = await conversation.ask()
             if not reply.tool_calls:
-                if not resumed:
+                if not (resumed and conversation.is_counted):
                     await drive.end_step()
                 if not drive.has_steering:
                     return reply.text
@@ -103,6 +103,14 @@ class _Conversation:
         """The reply with which a saved conversation ends: its tools are not all called, or it is the answer."""
         last = self._history[-1]
         return last if isinstance(last, Reply) else None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the step of every reply was finished: a saved answer may have been stopped just before.
+
+        Where compaction took replies out of the history it counts as finished, rather than be counted twice.
+        """
+        return sum(isinstance(message, Reply) for message in self._history) <= self._drive.state.phase_iteration
 
     async def ask(self) -> Reply:
         """The model's next reply, already in the history."""
