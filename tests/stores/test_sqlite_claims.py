@@ -89,6 +89,19 @@ async def test_one_claim_takes_the_oldest_of_each_however_many_callers_there_are
         assert all(run_id.endswith(":2") for run_id in rest[9:])
 
 
+async def test_what_another_process_left_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
+        names = [f"run-{n}" for n in range(8)]
+        for name in names:
+            await store.create(a_run(name, caller_id=name))
+        worker, another = await enlisted(store), await enlisted(other)
+        taken = ids(await store.claim_next(worker, agents=["agent"], limit=2))
+        taken += ids(await other.claim_next(another, agents=["agent"], limit=4))
+        taken += ids(await store.claim_next(worker, agents=["agent"], limit=4))
+        assert sorted(taken) == names
+
+
 async def test_runs_of_several_dead_workers_and_waiting_ones_are_one_queue(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
         gone = [await enlisted(store) for _ in range(3)]

@@ -133,6 +133,16 @@ class TakesTheOldestWhosesoever(Fragile):
         return [self._take(run, worker_id) for run in ready[:limit]]
 
 
+class GivesTheLastTwice(Fragile):
+    """Where there was room for more, the last of them is driven twice."""
+
+    red = ("test_of_many_callers_each_run_is_given_once",)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        claims = await super().claim_next(worker_id, agents=agents, limit=limit)
+        return [*claims, *claims[-1:]] if len(claims) < limit else claims
+
+
 class ForgetsTheBackoff(Fragile):
     red = (
         "test_a_run_in_its_backoff_is_left_alone_by_claim_next_only",

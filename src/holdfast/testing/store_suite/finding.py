@@ -152,6 +152,14 @@ class ClaimNextClauses(StoreUnderTest):
         rest = ids(await store.claim_next(worker, agents=["agent"], limit=3))
         assert sorted(rest) == ["busy-2", "quiet-1", "shy-1"]
 
+    async def test_of_many_callers_each_run_is_given_once(self, store: CheckpointStore, worker: str) -> None:
+        names = [f"run-{n:03}" for n in range(300)]
+        await asyncio.gather(*(store.create(a_run(name, caller_id=name)) for name in names))
+        taken: list[str] = []
+        for limit in (100, 250, 250):
+            taken += ids(await store.claim_next(worker, agents=["agent"], limit=limit))
+        assert Counter(taken) == Counter(names)
+
     async def test_a_run_in_its_backoff_is_left_alone_by_claim_next_only(
         self, store: CheckpointStore, worker: str
     ) -> None:

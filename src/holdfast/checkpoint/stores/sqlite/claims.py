@@ -95,7 +95,7 @@ class Turns:
             return callers
         begin, self._reached = self._reached, ""
         if begin:
-            callers += [caller for caller in waiting.callers("", limit - len(callers)) if caller < begin]
+            callers += waiting.callers("", limit - len(callers), before=begin)
         return callers
 
     def _remember(self, callers: Iterable[str]) -> None:
@@ -118,16 +118,20 @@ class _Waiting:
         self._places = [(agent, owner) for agent in agents for owner in (None, *dead)]
         self._places_of: dict[str, list[tuple[str, str | None]]] = {}
 
-    def callers(self, first: str, limit: int) -> list[str]:
-        """Up to `limit` callers that have runs here, from `first` on, in the order of their names."""
+    def callers(self, first: str, limit: int, *, before: str | None = None) -> list[str]:
+        """Up to `limit` callers that have runs here, from `first` on, in the order of their names.
+
+        No caller may be found by two calls: its runs would be there twice.
+        """
         found: set[str] = set()
         for place in self._places:
             agent, owner = place
             what = "waiting_callers" if owner is None else "abandoned_callers"
             bindings = (agent, first, limit) if owner is None else (agent, first, limit, owner)
             for (caller,) in self._transaction.execute(statement(what), bindings):
-                found.add(caller)
-                self._places_of.setdefault(caller, []).append(place)
+                if before is None or caller < before:
+                    found.add(caller)
+                    self._places_of.setdefault(caller, []).append(place)
         return heapq.nsmallest(limit, found)
 
     def runs(self, caller: str, limit: int) -> list[Candidate]:
