@@ -153,6 +153,17 @@ class ForgetsTheBackoff(Fragile):
         return super()._ready(agents, now + timedelta(days=1))
 
 
+class LooksAtSomeCallersOnly(Fragile):
+    """Those whose runs wait for something else stand before all others."""
+
+    red = ("test_a_ready_run_is_found_behind_many_callers_in_their_backoff",)
+
+    def _ready(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+        waiting = {run.new.caller_id for run in self._runs.values() if not self._driven(run)}
+        first = sorted(waiting)[:256]
+        return (run for run in super()._ready(agents, now) if run.new.caller_id in first)
+
+
 class WaitsForEver(Fragile):
     red = ("test_a_run_whose_backoff_is_over_is_taken",)
 

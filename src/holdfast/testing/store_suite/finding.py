@@ -180,6 +180,18 @@ class ClaimNextClauses(StoreUnderTest):
         assert (await record_of(store)).interrupted
         assert ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
 
+    async def test_a_ready_run_is_found_behind_many_callers_in_their_backoff(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        names = [f"run-{n:03}" for n in range(300)]
+        claims = await asyncio.gather(*(begun(store, worker, a_run(name, caller_id=name)) for name in names))
+        later = Ending(status=Status.INTERRUPTED, delay=timedelta(hours=1))
+        await asyncio.gather(*(store.settle(claim, later) for claim in claims))
+        for name in (*names[::75], names[-1]):
+            await store.create(a_run(f"{name}-ready", caller_id=f"{name}-ready"))
+            assert ids(await store.claim_next(worker, agents=["agent"], limit=10)) == [f"{name}-ready"]
+        assert ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
+
     async def test_a_run_whose_backoff_is_over_is_taken(self, store: CheckpointStore, worker: str) -> None:
         claim = await begun(store, worker)
         await store.settle(claim, Ending(status=Status.INTERRUPTED, delay=timedelta(milliseconds=200)))

@@ -145,7 +145,12 @@ class SqliteStore:
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         self._check_open()
-        return await self._writer.do(None, self._turns.claim_next, worker_id, frozenset(agents), limit)
+        wanted, looked = frozenset(agents), None
+        while True:
+            # One transaction for each look: however many callers wait for something else, writes do not wait for that.
+            taken, looked = await self._writer.do(None, self._turns.claim_next, worker_id, wanted, limit, looked)
+            if taken or looked is None:
+                return taken
 
     # -- signals between processes ------------------------------------------------------------------------------------
 
