@@ -1,6 +1,7 @@
 """Runs that are started from inside a tool of another run."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -220,6 +221,68 @@ async def test_a_child_is_kept_until_its_parents_result_is_durable() -> None:
     again = Child()
     result = await Life(life.inner).resume(parent_of(again.agent, "done"), "p")
     assert (result.output, len(child.asked), len(again.asked)) == ("done", 2, 0)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+async def test_a_child_is_met_again_though_a_throttle_holds_back_its_parents_saves(levels: int) -> None:
+    """A model that is asked again gives its call another id: the child that has acted would never be met."""
+    ids, deeds = itertools.count(), 0
+
+    def run_below(agent: Agent) -> Agent:
+        @tool(effect="idempotent")
+        async def ask() -> str:
+            return str((await current_call().run(agent, "sub")).output)
+
+        return Agent(name=f"above {agent.name}", model=asks_once("ask"), tools=[ask])
+
+    def asks_once(name: str) -> Any:
+        async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+            if isinstance(messages[-1], ToolResult):
+                return Reply(text=str(messages[-1].content))
+            return asks(call(f"call-{next(ids)}", name))
+
+        return model
+
+    def family(dies: Life | None) -> Agent:
+        @tool
+        async def act() -> str:
+            nonlocal deeds
+            deeds += 1
+            if dies is not None:
+                await dies.die()
+                raise Shutdown("the process is gone")
+            return "done"
+
+        agent = Agent(name="child", model=asks_once("act"), tools=[act])
+        for _ in range(levels):
+            agent = run_below(agent)
+        return agent
+
+    life = Life(settings=HandleSettings(throttle=timedelta(hours=1)))
+    with pytest.raises(Shutdown):
+        await life.executor.run(family(life), "go", run_id="p")
+    result = await Life(life.inner).resume(family(None), "p")
+    assert (deeds, result.usage.requests) == (1, 2 * (levels + 1))
+    assert "Unknown outcome" in result.output
+    assert await life.records() == []
+
+
+async def test_a_parent_whose_intent_is_saved_starts_a_child_without_saving_again() -> None:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent_of(Child(stop=0).agent, "never"), "go", run_id="p")
+    again = Life(life.inner)
+    await again.resume(parent_of(Child().agent, "done"), "p")
+    # The parent's claim, and at once the child's.
+    assert again.store.changes[:2] == ["claim", "claim"]
+
+
+async def test_a_parent_that_cannot_save_its_intent_is_interrupted_before_it_starts_a_child() -> None:
+    life, child = Life(settings=HandleSettings(patience=timedelta(0))), Child()
+    life.store.fail("append", StoreUnavailable("no answer"))
+    with pytest.raises(NotSaved, match="run p could not be saved"):
+        await life.executor.run(parent_of(child.agent, "never"), "go", run_id="p")
+    assert (child.asked, await life.statuses()) == ([], {"p": Status.INTERRUPTED})
 
 
 async def test_a_child_that_cannot_be_forgotten_does_not_hurt_its_parent(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from holdfast.run.agent import AgentSource
 from holdfast.run.info import RunInfo
 from holdfast.run.live import LiveRun
 from holdfast.run.outcome import Result
+from holdfast.run.uninterrupted import uninterrupted
 from holdfast.run.usage import NO_USAGE, Usage
 
 #: Drives a child run of a live run to its end, or finds it ended; tells what it has used, however it ended.
@@ -43,6 +44,9 @@ class Brood:
         info = self._info(agent, prompt, key)
         self.run_ids.append(info.run_id)
         try:
+            # The child may act at once. If the reply that asks for this call were lost, the model would be asked again,
+            # and the call that it asks for then would start another child. Seen through: the tool may give up on it.
+            await uninterrupted(self._parent.save(essential=True))
             return await self._start_child(self._parent, agent, info, self._count)
         except Exception as exc:
             if self._parent.is_left_by(exc):
