@@ -15,8 +15,8 @@ from holdfast.checkpoint.handle import HandleSettings
 from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.agent import Agent
-from holdfast.run.call import current_call
-from holdfast.run.errors import NotSaved, RunFailed, RunParked, Shutdown
+from holdfast.run.call import CallContext, current_call
+from holdfast.run.errors import NotSaved, RunCancelled, RunFailed, RunParked, Shutdown
 from holdfast.run.executor import Executor
 from holdfast.run.message import Message, Reply, ToolResult, User
 from holdfast.run.tool import ToolSchema, tool
@@ -98,6 +98,78 @@ async def test_several_children_of_one_call_are_told_apart_by_order_or_by_key() 
 
         await life.executor.run(parent_of(Agent(name="child", model=model), "done", keys=keys), "go", run_id="p")
         assert len(ids) == 3
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("when", ["at once", "while it runs", "when it is over", "when it has failed"])
+async def test_the_same_key_again_is_the_same_child_and_is_counted_once(when: str, durable: bool) -> None:
+    begun, asked_again = asyncio.Event(), asyncio.Event()
+    asked = 0
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        nonlocal asked
+        asked += 1
+        begun.set()
+        if when == "while it runs":
+            await asked_again.wait()
+        if isinstance(messages[-1], ToolResult) and when == "when it has failed":
+            raise ValueError("broken")
+        return asks(call("c", "look"), usage=TEN) if isinstance(messages[-1], User) else Reply(text="x", usage=TEN)
+
+    child = Agent(name="child", model=model, tools=[look])
+
+    async def again(context: CallContext) -> Any:
+        await begun.wait()
+        asked_again.set()
+        return await context.run(child, "sub", key="same")
+
+    @tool(effect="idempotent")
+    async def twice() -> list[str]:
+        context = current_call()
+        first = context.run(child, "sub", key="same")
+        if when.startswith("when"):
+            both = [await asyncio.gather(first, return_exceptions=True)]
+            both.append(await asyncio.gather(again(context), return_exceptions=True))
+            return [str(getattr(end, "output", end)) for [end] in both]
+        second = context.run(child, "sub", key="same") if when == "at once" else again(context)
+        return [result.output for result in await asyncio.gather(first, second)]
+
+    parent = Agent(name="parent", model=Script(asks(call("1", "twice")), "done"), tools=[twice])
+    life = Life(turns=1)
+    result = await (life.executor if durable else Executor()).run(parent, "go", run_id="p")
+    [told] = [message for message in result.messages if isinstance(message, ToolResult)]
+    assert told.content == (["broken", "broken"] if when == "when it has failed" else ["x", "x"])
+    assert (asked, result.usage.input_tokens) == (2, 10 if when == "when it has failed" else 20)
+    assert not durable or await life.records() == []
+
+
+async def test_who_asks_for_a_child_again_is_told_when_the_first_one_gives_up_on_it() -> None:
+    life, begun = Life(), asyncio.Event()
+
+    async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    @tool(effect="idempotent")
+    async def impatient() -> str:
+        context, child = current_call(), Agent(name="child", model=hangs)
+        first = asyncio.create_task(context.run(child, "sub", key="same"))
+        await begun.wait()
+        second = asyncio.create_task(context.run(child, "sub", key="same"))
+        third = asyncio.create_task(context.run(child, "sub", key="same"))
+        await asyncio.sleep(0)
+        third.cancel()  # it goes alone
+        await asyncio.wait([third])
+        first.cancel()
+        with pytest.raises(RunCancelled):
+            await second
+        return "gave up"
+
+    model = Script(asks(call("1", "impatient")), "done")
+    await life.executor.run(Agent(name="parent", model=model, tools=[impatient]), "go", run_id="p")
+    assert model.asked[1][-1] == ToolResult(call_id="1", tool="impatient", content="gave up")
+    assert await life.records() == []
 
 
 async def test_a_call_id_that_is_used_again_in_a_later_step_starts_another_child() -> None:

@@ -43,6 +43,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             key: tells several children of one call apart; without it they are counted in the order they are started.
+                The same key again is the same child: its result, or its error.
         """
         if self.start_child is None:
             raise RunError("this call cannot start child runs: it is not driven by an executor")

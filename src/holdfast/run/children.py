@@ -1,10 +1,12 @@
 """Runs that are started from inside a tool of another run."""
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from holdfast.run.agent import AgentSource
+from holdfast.run.errors import RunCancelled
 from holdfast.run.info import RunInfo
 from holdfast.run.live import LiveRun
 from holdfast.run.outcome import Result
@@ -24,25 +26,44 @@ def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:
 class Brood:
     """The children of one tool call."""
 
-    __slots__ = ("_call_id", "_parent", "_start_child", "_started", "_step", "_stopped", "run_ids", "usage")
+    __slots__ = ("_call_id", "_ends", "_parent", "_start_child", "_started", "_step", "_stopped", "usage")
 
     def __init__(self, parent: LiveRun, call_id: str, start_child: StartChild | None) -> None:
         self._parent, self._call_id, self._start_child = parent, call_id, start_child
         self._step = parent.state.iteration + 1
         self._started = 0
         self._stopped: BaseException | None = None
-        self.run_ids: list[str] = []
+        #: How each child ends, by its id.
+        self._ends: dict[str, asyncio.Future[Any]] = {}
         #: Joins the parent's usage when the call's result is recorded, so that it is counted exactly once.
         self.usage: Usage = NO_USAGE
 
+    @property
+    def run_ids(self) -> Collection[str]:
+        return self._ends.keys()
+
     async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Any:
-        """Run the child, or meet it again."""
+        """Run the child, or meet it again: one of an earlier life, or one that this call has started already."""
         if key is None:
             key = str(self._started)
             self._started += 1
-        assert self._start_child is not None, "only an executor makes drives"
         info = self._info(agent, prompt, key)
-        self.run_ids.append(info.run_id)
+        if (end := self._ends.get(info.run_id)) is not None:
+            return await asyncio.shield(end)
+        end = self._ends[info.run_id] = asyncio.get_running_loop().create_future()
+        try:
+            result = await self._drive(agent, info)
+        except BaseException as exc:
+            # Whoever else waits for the child was not cancelled with it.
+            cancelled = isinstance(exc, asyncio.CancelledError)
+            end.set_exception(RunCancelled(f"run {info.run_id} was cancelled") if cancelled else exc)
+            end.exception()  # seen: nobody has to wait for it
+            raise
+        end.set_result(result)
+        return result
+
+    async def _drive(self, agent: AgentSource, info: RunInfo) -> Result:
+        assert self._start_child is not None, "only an executor makes drives"
         try:
             # The child may act at once. If the reply that asks for this call were lost, the model would be asked again,
             # and the call that it asks for then would start another child. Seen through: the tool may give up on it.
