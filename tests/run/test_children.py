@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.life import Life
-from tests.script import Script, asks, call
+from tests.script import Script, Turn, asks, call
 
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.handle import HandleSettings
@@ -16,7 +16,15 @@ from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.agent import Agent
 from holdfast.run.call import CallContext, current_call
-from holdfast.run.errors import NotSaved, RunCancelled, RunFailed, RunParked, Shutdown
+from holdfast.run.errors import (
+    ModelUnavailable,
+    NotSaved,
+    RunCancelled,
+    RunFailed,
+    RunInterrupted,
+    RunParked,
+    Shutdown,
+)
 from holdfast.run.executor import Executor
 from holdfast.run.message import Message, Reply, ToolResult, User
 from holdfast.run.tool import ToolSchema, tool
@@ -519,3 +527,171 @@ async def test_a_cancel_of_the_parent_by_its_caller_ends_the_child_too() -> None
     with pytest.raises(asyncio.CancelledError):
         await run
     assert set((await life.statuses()).values()) == {Status.CANCELLED}
+
+
+# -- several children of one call -------------------------------------------------------------------------------------
+
+
+class Siblings:
+    """A parent whose tool runs two children at once: one looks and then waits for ever, the other ends before."""
+
+    def __init__(self, how: str, end: Exception | str, last: Turn = "done") -> None:
+        self.waits, self.end = asyncio.Event(), end
+        self.after = Agent(name="after", model=Script("never"))
+        self.agents = {name: Agent(name=name, model=getattr(self, name), tools=[look]) for name in ("slow", "other")}
+        tools = [tool(effect="idempotent")(getattr(self, how))]
+        self.model = Script(asks(call("1", how), usage=TEN), last)
+        self.parent = Agent(name="parent", model=self.model, tools=tools)
+
+    async def slow(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if isinstance(messages[-1], User):
+            return asks(call("c", "look"), usage=TEN)
+        self.waits.set()
+        if self.end != "well":
+            await asyncio.Event().wait()
+        return Reply(text="slow", usage=TEN)
+
+    async def other(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        await self.waits.wait()
+        if isinstance(self.end, Exception):
+            raise self.end
+        return Reply(text="other", usage=TEN)
+
+    def both(self) -> list[Any]:
+        return [current_call().run(agent, name, key=name) for name, agent in self.agents.items()]
+
+    async def gathered(self) -> list[str]:
+        return [result.output for result in await asyncio.gather(*self.both())]
+
+    async def grouped(self) -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in self.both()]
+        return [task.result().output for task in tasks]
+
+    async def swallowed(self) -> list[str]:
+        try:
+            return await self.grouped()
+        except ExceptionGroup as exc:
+            return [repr(each) for each in exc.exceptions]
+
+    async def detached(self) -> list[str]:
+        slow, other = self.both()
+        task = asyncio.create_task(slow)
+        outputs = [(await other).output]
+        return [(await task).output, *outputs] if self.end == "well" else outputs
+
+    async def queued(self) -> list[str]:
+        async def later() -> Any:
+            await ended.wait()
+            return await context.run(self.after, "after", key="after")
+
+        ended, context = asyncio.Event(), current_call()
+        first = asyncio.ensure_future(asyncio.gather(*self.both(), later()))
+        first.add_done_callback(lambda _: ended.set())
+        return [result.output for result in await first]
+
+
+@pytest.mark.parametrize("how", ["gathered", "grouped", "swallowed", "detached"])
+async def test_a_child_that_is_left_takes_its_siblings_along_and_all_of_them_are_met_again(how: str) -> None:
+    life = Life(turns=1)
+    with pytest.raises(ModelUnavailable):
+        await life.executor.run(Siblings(how, ModelUnavailable("busy")).parent, "go", run_id="p")
+    assert life.executor.live_runs == frozenset()
+    assert [record.status for record in await life.records()] == [Status.INTERRUPTED] * 3
+    again = Siblings(how, "well", Reply(text="done", usage=TEN))
+    result = await life.resume(again.parent, "p")
+    assert again.model.asked[-1][-1] == ToolResult(call_id="1", tool=how, content=["slow", "other"])
+    assert result.usage == Usage(input_tokens=50, requests=5, tool_calls=2)
+    assert await life.records() == []
+
+
+@pytest.mark.parametrize(
+    ("how", "end", "used"),
+    [
+        *((how, ValueError("broken"), 20) for how in ("gathered", "detached", "queued")),
+        ("detached", "and nobody waits for the other", 30),
+    ],
+)
+async def test_a_child_whose_call_is_over_is_ended_and_counted(how: str, end: Exception | str, used: int) -> None:
+    life = Life(turns=1)
+    live: frozenset[str] = frozenset()
+
+    async def last(messages: Sequence[Message]) -> Reply:
+        nonlocal live
+        live = life.executor.live_runs
+        return Reply(text="done")
+
+    siblings = Siblings(how, end, last)
+    result = await life.executor.run(siblings.parent, "go", run_id="p")
+    assert live == {"p"}
+    assert result.usage.input_tokens == used
+    assert siblings.after.model.asked == []  # type: ignore[union-attr]
+    assert await life.records() == []
+
+
+@pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.PARKED])
+async def test_a_tool_that_stops_its_run_leaves_the_child_that_it_does_not_wait_for(status: Status) -> None:
+    life, siblings = Life(), Siblings("gathered", "later")
+
+    @tool(effect="idempotent")
+    async def stops() -> None:
+        slow, other = siblings.both()
+        other.close()
+        child = asyncio.create_task(slow)
+        await siblings.waits.wait()
+        assert not child.done()
+        raise Shutdown("now") if status is Status.INTERRUPTED else RunParked("approval")
+
+    parent = Agent(name="parent", model=Script(asks(call("1", "stops"))), tools=[stops])
+    with pytest.raises((Shutdown, RunParked)):
+        await life.executor.run(parent, "go", run_id="p")
+    assert {record.agent_name: record.status for record in await life.records()} == {
+        "parent": status,
+        "slow": Status.INTERRUPTED,
+    }
+
+
+async def test_a_cancel_while_the_children_of_a_call_are_ended_waits_for_them() -> None:
+    life, siblings = Life(), Siblings("gathered", ValueError("broken"))
+    settling, go_on = asyncio.Event(), asyncio.Event()
+    ends = 0
+
+    async def second_end(method: str) -> None:
+        nonlocal ends
+        ends += method == "settle"
+        if method == "settle" and ends == 2:
+            settling.set()
+            await go_on.wait()
+
+    life.store.before = second_end
+    run = asyncio.create_task(life.executor.run(siblings.parent, "go", run_id="p"))
+    await settling.wait()
+    run.cancel()
+    await asyncio.sleep(0)
+    assert len(life.executor.live_runs) == 2
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (life.executor.live_runs, await life.records()) == (frozenset(), [])
+
+
+async def test_a_child_that_was_resumed_by_hand_goes_on_under_its_parent() -> None:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
+    [record] = [record for record in await life.records() if record.parent_run_id]
+    begun = asyncio.Event()
+
+    async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    by_hand = asyncio.create_task(life.resume(Agent(name="child", model=hangs, tools=[look]), record.run_id))
+    await begun.wait()
+    parent = parent_of(Child().agent, "done")
+    await life.resume(parent, "p")
+    assert parent.model.asked[-1][-1] == ToolResult(call_id="1", tool="ask", content=["from the child"])  # type: ignore[union-attr]
+    with pytest.raises(RunInterrupted, match="under its parent"):
+        await by_hand
+    assert await life.records() == []

@@ -270,9 +270,14 @@ class Drive:
             result = await request.execute()
         except Exception as exc:
             brood.check(exc)
+            if live.is_left_by(exc):
+                live.failing = exc
             raise
         finally:
             _CURRENT.reset(token)
+            brood.over = True
+            if brood.run_ids:
+                await brood.end()
         brood.check()
         # Before anybody is told: a call that was made stays made, whatever those who are told do.
         self._record(request, result, brood, ONE_TOOL_CALL)
