@@ -120,17 +120,19 @@ class Executor:
             **self._for_live(),
         )
         if resumption.info.parent_run_id is None:
+            run_id = resumption.info.run_id
+            lost = RunLost(f"run {run_id} was lost to another worker, and claimed anew by this one")
             try:
-                await self._end_older(resumption.info.run_id)
+                await self._end_older(run_id, lost)
             except BaseException:
                 await uninterrupted(give_back(live))
                 raise
         return await self._conduct(agent, live)
 
-    async def _end_older(self, run_id: str) -> None:
-        """A run that was claimed anew is driven under the new claim: what drives it under an older one has lost it."""
+    async def _end_older(self, run_id: str, error: RunError) -> None:
+        """A run is driven under its newest claim: what drives it under an older one is stopped with `error`."""
         while (older := self._live.get(run_id)) is not None and not self._draining:
-            older.stop(RunLost(f"run {run_id} was lost to another worker, and claimed anew by this one"))
+            older.stop(error)
             await asyncio.wait([older.outcome])
 
     def live(self, run_id: str) -> LiveRun | None:
@@ -167,6 +169,8 @@ class Executor:
         self, parent: LiveRun, agent: AgentSource, info: RunInfo, count: Callable[[Usage], None]
     ) -> Result:
         loop = loop_of(agent)
+        # A call starts each child once, so one that is live was started by somebody else: by hand.
+        await self._end_older(info.run_id, RunInterrupted(f"run {info.run_id} goes on under its parent"))
         met = await self._rejoin(parent, info, loop)
         if isinstance(met, Finished):
             count(met.usage)
