@@ -205,10 +205,12 @@ class App:
         """Run an agent to its end, in this process.
 
         With a `run_id` that is in the store already, the same run goes on instead: what an earlier process left is
-        resumed, what is under way here is waited for, what was submitted and is over gives its result.
+        resumed, what is under way here is waited for, what was submitted and is over gives its result. So does what
+        recovery has brought to its end in this process.
 
         Raises:
             RunError: the run did not end with an answer; the kind says why. A model's own exception comes out as it is.
+            RunFailed: the run with this id has failed before.
             RunConflict: there is a run with this id, and it has another agent or prompt.
             RunBusy: a live worker elsewhere owns the run with this id.
             RunParked: it waits for a person: `unpark` it, or `resume` it by hand.

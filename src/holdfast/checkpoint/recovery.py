@@ -18,6 +18,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
 from holdfast.run.errors import NotKnownHere, RunCancelled, RunInterrupted, RunLost, RunParked
 from holdfast.run.executor import Executor
+from holdfast.run.info import RunInfo
 from holdfast.run.native import loop_of
 from holdfast.run.outcome import Result
 from holdfast.run.ports import Resumption
@@ -71,7 +72,7 @@ class Recovery:
         *,
         concurrency: int = 16,
         retention: timedelta | None = None,
-        on_end: Callable[[str, Result | Exception], None] = lambda run_id, end: None,
+        on_end: Callable[[RunInfo, Result | Exception], None] = lambda info, end: None,
     ) -> None:
         """Make a recovery.
 
@@ -205,14 +206,14 @@ class Recovery:
     async def drive(self, agent: AgentSource, resumption: Resumption) -> tuple[Fate, str]:
         """Drive a resumed run to its end and say what became of it."""
         try:
-            self._on_end(resumption.info.run_id, await self._executor.resume(agent, resumption))
+            self._on_end(resumption.info, await self._executor.resume(agent, resumption))
             return Fate.COMPLETED, ""
         except RunParked as exc:
             return Fate.PARKED, str(exc)
         except (RunInterrupted, RunLost) as exc:
             return Fate.LEFT, str(exc)
         except Exception as exc:  # the run's own error: it is settled, and the others go on
-            self._on_end(resumption.info.run_id, exc)
+            self._on_end(resumption.info, exc)
             return Fate.FAILED, f"{type(exc).__name__}: {exc}"
 
     async def resumption(self, claim: Claim, *, by_hand: bool = False) -> Resumption | None:

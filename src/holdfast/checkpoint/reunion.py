@@ -1,14 +1,15 @@
 """A caller who asks for a run under an id that is known already meets that run, and never starts a second one."""
 
+import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.operations import Operations
 from holdfast.clock import Clock
-from holdfast.run.errors import RunAlreadyLive
+from holdfast.run.errors import RunAlreadyLive, RunCancelled, RunFailed, described
 from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo
 from holdfast.run.outcome import Result
@@ -20,24 +21,52 @@ _REMEMBERED = 10_000
 _LOOK = timedelta(milliseconds=1)
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a run ended. Holds nothing of its conversation: many ends may have to be remembered."""
+
+    agent_name: str
+    #: Of the prompt, which may be long.
+    digest: bytes
+    #: Or the error's text. The error itself holds frames, and they whole transcripts.
+    result: Result | str
+    cancelled: bool
+
+
 class Ends:
     """How the runs ended that recovery has driven in this process."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, Result | Exception] = {}
+        self._ends: dict[str, _End] = {}
 
-    def remember(self, run_id: str, end: Result | Exception) -> None:
-        # Without the conversation: many ends may have to be remembered.
-        self._ends[run_id] = end if isinstance(end, Exception) else replace(end, messages=())
+    def remember(self, info: RunInfo, end: Result | Exception) -> None:
+        """Keep in mind how the run ended, and which run it was."""
+        result = replace(end, messages=()) if isinstance(end, Result) else described(end)
+        cancelled = isinstance(end, RunCancelled)
+        self._ends[info.run_id] = _End(info.agent_name, _digest(info.prompt), result, cancelled)
         if len(self._ends) > _REMEMBERED:
             del self._ends[next(iter(self._ends))]
 
-    def of(self, run_id: str) -> Result | None:
-        """The result; `None` if nothing is known of such a run. Raises the error if it ended with one."""
-        end = self._ends.get(run_id)
-        if isinstance(end, Exception):
-            raise end
-        return end
+    def of(self, info: RunInfo) -> Result | None:
+        """The result; `None` if nothing is known of a run with this id.
+
+        Raises:
+            RunConflict: it had another agent or prompt. RunFailed: it failed. RunCancelled: it was cancelled.
+        """
+        end = self._ends.get(info.run_id)
+        if end is None:
+            return None
+        if (end.agent_name, end.digest) != (info.agent_name, _digest(info.prompt)):
+            raise RunConflict(info.run_id, end.agent_name)
+        if isinstance(end.result, Result):
+            return end.result
+        if end.cancelled:
+            raise RunCancelled(f"run {info.run_id} was cancelled")
+        raise RunFailed(f"run {info.run_id} failed: {end.result}")
+
+
+def _digest(prompt: str) -> bytes:
+    return hashlib.sha256(prompt.encode(errors="surrogatepass")).digest()
 
 
 class Reunion:
@@ -97,12 +126,12 @@ class Reunion:
         try:
             await self._operations.check_same(info)
         except RunNotFound:
-            return self._ends.of(info.run_id)
+            return self._ends.of(info)
         try:
             return await self._go_on(info.run_id)
         except RunNotFound:
             # It came to its end meanwhile. To begin it anew would do everything twice.
-            if (result := self._ends.of(info.run_id)) is not None:
+            if (result := self._ends.of(info)) is not None:
                 return result
             raise
 
