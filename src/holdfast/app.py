@@ -77,7 +77,8 @@ class App:
             max_bytes: park a run whose transcript grows beyond this.
             keep_failed: keep failed runs for so long, to be resumed by hand.
             retention: how long the ends of submitted runs are kept.
-            redact: takes secrets out of everything before it is stored. A resumed run finds what was stored.
+            redact: takes secrets out of everything before it is stored, but for ids and names. A resumed run finds what
+                was stored, and two prompts that differ in their secrets only are the same.
         """
         made_of = {name: value for name, value in locals().items() if name != "self"}
         self._agents = _by_name(agents)

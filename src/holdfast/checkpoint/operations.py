@@ -23,6 +23,7 @@ from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord
+from holdfast.checkpoint.redacting import stored_prompt
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.run.agent import AgentSource
 from holdfast.run.drive import IN_DOUBT, UNKNOWN_OUTCOME
@@ -90,9 +91,13 @@ class Operations:
         """
         stored = await self._store.load(info.run_id)
         there = decode(stored.entries[0].body, Begin).meta
-        if (there.agent_name, there.prompt) != (info.agent_name, info.prompt):
+        if there.agent_name != info.agent_name or there.prompt not in self.prompts(info):
             raise RunConflict(info.run_id, there.agent_name)
         return stored.record
+
+    def prompts(self, info: RunInfo) -> tuple[str, str]:
+        """The prompt of a run as it was given, and as it can be read from the store."""
+        return info.prompt, stored_prompt(self._store, info.prompt)
 
     async def result(self, run_id: str) -> Result:
         """Wait for the end of a submitted run, whichever process drives it.

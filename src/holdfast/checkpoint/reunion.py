@@ -1,7 +1,7 @@
 """A caller who asks for a run under an id that is known already meets that run, and never starts a second one."""
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -47,8 +47,11 @@ class Ends:
         if len(self._ends) > _REMEMBERED:
             del self._ends[next(iter(self._ends))]
 
-    def of(self, info: RunInfo) -> Result | None:
+    def of(self, info: RunInfo, prompts: Collection[str]) -> Result | None:
         """The result; `None` if nothing is known of a run with this id.
+
+        Args:
+            prompts: what the prompt of `info` may be known as.
 
         Raises:
             RunConflict: it had another agent or prompt. RunFailed: it failed. RunCancelled: it was cancelled.
@@ -56,7 +59,7 @@ class Ends:
         end = self._ends.get(info.run_id)
         if end is None:
             return None
-        if (end.agent_name, end.digest) != (info.agent_name, _digest(info.prompt)):
+        if end.agent_name != info.agent_name or end.digest not in map(_digest, prompts):
             raise RunConflict(info.run_id, end.agent_name)
         if isinstance(end.result, Result):
             return end.result
@@ -115,7 +118,7 @@ class Reunion:
         live = self._executor.live(info.run_id)
         if live is None:
             raise RunAlreadyLive(info.run_id)
-        if (live.info.agent_name, live.info.prompt) != (info.agent_name, info.prompt):
+        if live.info.agent_name != info.agent_name or live.info.prompt not in self._operations.prompts(info):
             raise RunConflict(info.run_id, live.info.agent_name)
         result = await self._executor.join(info.run_id)
         assert result is not None
@@ -126,14 +129,17 @@ class Reunion:
         try:
             await self._operations.check_same(info)
         except RunNotFound:
-            return self._ends.of(info)
+            return self._ended(info)
         try:
             return await self._go_on(info.run_id)
         except RunNotFound:
             # It came to its end meanwhile. To begin it anew would do everything twice.
-            if (result := self._ends.of(info)) is not None:
+            if (result := self._ended(info)) is not None:
                 return result
             raise
+
+    def _ended(self, info: RunInfo) -> Result | None:
+        return self._ends.of(info, self._operations.prompts(info))
 
     async def _go_on(self, run_id: str) -> Result:
         while True:
