@@ -304,7 +304,10 @@ class App:
         return await self._executing.resume(agent, resumption)
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run, also one that another process owns: its owner is asked, and ends it at once."""
+        """Cancel a run, also one that another process owns: its owner is asked, and ends it at once.
+
+        The unfinished runs that it has started end with it.
+        """
         live = self._executing.live(run_id)
         if live is not None:
             live.stop(RunCancelled(f"run {run_id} was cancelled"))

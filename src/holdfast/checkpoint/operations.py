@@ -1,6 +1,7 @@
 """What a person or another process does to stored runs: submit, await, cancel, unpark, fork."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,10 +19,20 @@ from holdfast.checkpoint.codec import (
     encode,
     read_checkpoint,
 )
-from holdfast.checkpoint.errors import CheckpointError, RunBusy, RunConflict, RunExists
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    RunBusy,
+    RunConflict,
+    RunDamaged,
+    RunExists,
+    RunNotClaimable,
+    RunNotFound,
+    UndecodableRecord,
+    UnknownVersion,
+)
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
+from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord
 from holdfast.checkpoint.redacting import stored_prompt
 from holdfast.checkpoint.store import CheckpointStore
@@ -134,24 +145,56 @@ class Operations:
         )
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run that nobody drives, or ask its owner to.
+        """Cancel a run that nobody drives, or ask its owner to. The unfinished runs that it started end before it does.
 
         Raises:
             RunNotFound: there is no such run. RunNotClaimable: it is over already.
         """
         try:
-            claim = await self._store.claim(run_id, self._checkpoints.worker_id, statuses={*CLAIMABLE, Status.PARKED})
+            claim, as_it_was = await self._claim_to_cancel(run_id)
         except RunBusy:
             await self._store.request_cancel(run_id)
             return
         try:
+            await self.cancel_children(run_id)
             resumption = await self._resumption(claim)
-        except CheckpointError as exc:
+        except (RunDamaged, UndecodableRecord, UnknownVersion) as exc:
             # It cannot be read, so it cannot be said who waits for its end: keep it for a while, over.
             ending = Ending(status=Status.CANCELLED, reason=f"cancelled; {exc}", keep=self._retention)
             await self._store.settle(claim, ending)
-            return
-        await resumption.checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
+        except BaseException:
+            await self._store.settle(claim, as_it_was)
+            raise
+        else:
+            await resumption.checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
+
+    async def _claim_to_cancel(self, run_id: str) -> tuple[Claim, Ending]:
+        """A claim on a run that nobody drives, and what puts the run back."""
+        worker_id = self._checkpoints.worker_id
+        try:
+            claim = await self._store.claim(run_id, worker_id)
+        except RunNotClaimable as exc:
+            if exc.status != Status.PARKED:
+                raise
+            claim = await self._store.claim(run_id, worker_id, statuses={Status.PARKED})
+            return claim, Ending(status=Status.PARKED, reason=exc.reason)
+        return claim, Ending(status=Status.INTERRUPTED, strikes=max(0, claim.strikes - 1))
+
+    async def cancel_children(self, run_id: str) -> None:
+        """Cancel the unfinished runs below a run that the caller has claimed, and will cancel after them.
+
+        Until then they are left to it, so that recovery does not go on with them. Should this process die half-way,
+        whoever takes the run cancels it, since that stays asked for.
+        """
+        children = [child async for child in self._store.records(RunFilter(parent_run_id=run_id))]
+        if children:
+            await self._store.request_cancel(run_id)
+        for child in children:
+            if child.over:
+                await self.cancel_children(child.run_id)
+                continue
+            with suppress(RunNotFound, RunNotClaimable):  # it has come to its end meanwhile
+                await self.cancel(child.run_id)
 
     async def unpark(self, run_id: str, answers: Mapping[str, Any] | None = None) -> None:
         """Let a parked run go on: recovery takes it from now on, with its strikes cleared.

@@ -12,6 +12,7 @@ from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.operations import Operations
 from holdfast.checkpoint.record import Ending, RunFilter, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -228,6 +229,7 @@ class Recovery:
         agent = self._agents[stored.record.agent_name]
         resumption = self._checkpoints.resume(claim, stored, loop_of(agent).codec, retention=self._retention)
         if stored.record.cancel_requested and not by_hand:
+            await Operations(self._checkpoints, self._agents).cancel_children(claim.run_id)
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
         if claim.strikes > MAX_STRIKES and not by_hand and not await self._children_go_on(claim.run_id):
