@@ -207,7 +207,8 @@ class App:
 
         With a `run_id` that is in the store already, the same run goes on instead: what an earlier process left is
         resumed, what is under way here is waited for, what was submitted and is over gives its result. So does what
-        recovery has brought to its end in this process.
+        recovery has brought to its end in this process. Any other run is gone once it is over, and its id is free
+        again: to call once and ask for the result more often, `submit` the run.
 
         Raises:
             RunError: the run did not end with an answer; the kind says why. A model's own exception comes out as it is.
@@ -265,6 +266,7 @@ class App:
 
         Raises:
             RunConflict: there is a run with this id, and it has another agent or prompt.
+            RunExists: it is the same run, but `run` has begun it, so its result will not be kept.
         """
         info = new_run(
             self._known(agent), prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id, guild_id=guild_id,

@@ -85,17 +85,23 @@ class Operations:
         """Put a run into the store for whoever takes it. Durable when this returns; the same again is fine.
 
         Raises:
-            RunConflict: a run with this id has another agent or another prompt.
+            RunConflict: a run with this id has another agent or another prompt. RunExists: it was not submitted, so
+                its result will not be kept.
         """
-        meta = RunMeta.of(info, submitted=True)
-        try:
-            await self._store.create(_new_run(meta, Progress(), []))
-        except RunExists:
-            await self.check_same(info)
-        return info.run_id
+        new = _new_run(RunMeta.of(info, submitted=True), Progress(), [])
+        while True:
+            try:
+                await self._store.create(new)
+                return info.run_id
+            except RunExists as exc:
+                with suppress(RunNotFound):  # it has come to its end meanwhile
+                    if (await self.check_same(info)).submitted:
+                        return info.run_id
+                    advice = "it was not submitted, so its result will not be kept; await it, or choose another id"
+                    raise RunExists(info.run_id, advice) from exc
 
-    async def check_same(self, info: RunInfo) -> RunRecord:
-        """The record of the run with this id, if it is the same run.
+    async def check_same(self, info: RunInfo) -> RunMeta:
+        """What is stored of the run with this id, if it is the same run.
 
         Raises:
             RunConflict: it has another agent or another prompt. RunNotFound: there is none.
@@ -104,7 +110,7 @@ class Operations:
         there = decode(stored.entries[0].body, Begin).meta
         if there.agent_name != info.agent_name or there.prompt not in self.prompts(info):
             raise RunConflict(info.run_id, there.agent_name)
-        return stored.record
+        return there
 
     def prompts(self, info: RunInfo) -> tuple[str, str]:
         """The prompt of a run as it was given, and as it can be read from the store."""

@@ -1,15 +1,31 @@
 """A caller who asks for a run under an id that is known already meets that run, and never starts a second one."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotClaimable, RunNotFound
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    RunBusy,
+    RunConflict,
+    RunExists,
+    RunNotClaimable,
+    RunNotFound,
+)
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.operations import Operations
 from holdfast.clock import Clock
-from holdfast.run.errors import RunAlreadyLive, RunCancelled, RunFailed, described
+from holdfast.run.errors import (
+    RunAlreadyLive,
+    RunCancelled,
+    RunFailed,
+    RunInterrupted,
+    RunLost,
+    RunParked,
+    described,
+)
 from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo
 from holdfast.run.outcome import Result
@@ -34,18 +50,40 @@ class _End:
 
 
 class Ends:
-    """How the runs ended that recovery has driven in this process."""
+    """How runs ended in this process.
+
+    What recovery has driven is remembered for whoever asks for it later: nobody has been told yet. What a caller has
+    driven is known to that caller, and only noted for others who came before the end.
+    """
 
     def __init__(self) -> None:
         self._ends: dict[str, _End] = {}
+        #: Of the runs that somebody looks for.
+        self._noted: dict[str, _End] = {}
+        self._looking: dict[str, int] = {}
 
     def remember(self, info: RunInfo, end: Result | Exception) -> None:
         """Keep in mind how the run ended, and which run it was."""
-        result = replace(end, messages=()) if isinstance(end, Result) else described(end)
-        cancelled = isinstance(end, RunCancelled)
-        self._ends[info.run_id] = _End(info.agent_name, _digest(info.prompt), result, cancelled)
+        self._ends[info.run_id] = _end(info, end)
         if len(self._ends) > _REMEMBERED:
             del self._ends[next(iter(self._ends))]
+
+    @contextmanager
+    def looking(self, run_id: str) -> Iterator[None]:
+        """While somebody looks for the run, or drives it, its end can be noted."""
+        self._looking[run_id] = self._looking.get(run_id, 0) + 1
+        try:
+            yield
+        finally:
+            self._looking[run_id] -= 1
+            if not self._looking[run_id]:
+                del self._looking[run_id]
+                self._noted.pop(run_id, None)
+
+    def note(self, info: RunInfo, end: Result | Exception) -> None:
+        """Keep in mind how the run ended for as long as somebody looks for it."""
+        if info.run_id in self._looking:
+            self._noted[info.run_id] = _end(info, end)
 
     def of(self, info: RunInfo, prompts: Collection[str]) -> Result | None:
         """The result; `None` if nothing is known of a run with this id.
@@ -56,7 +94,7 @@ class Ends:
         Raises:
             RunConflict: it had another agent or prompt. RunFailed: it failed. RunCancelled: it was cancelled.
         """
-        end = self._ends.get(info.run_id)
+        end = self._noted.get(info.run_id) or self._ends.get(info.run_id)
         if end is None:
             return None
         if end.agent_name != info.agent_name or end.digest not in map(_digest, prompts):
@@ -66,6 +104,11 @@ class Ends:
         if end.cancelled:
             raise RunCancelled(f"run {info.run_id} was cancelled")
         raise RunFailed(f"run {info.run_id} failed: {end.result}")
+
+
+def _end(info: RunInfo, end: Result | Exception) -> _End:
+    result = replace(end, messages=()) if isinstance(end, Result) else described(end)
+    return _End(info.agent_name, _digest(info.prompt), result, isinstance(end, RunCancelled))
 
 
 def _digest(prompt: str) -> bytes:
@@ -101,11 +144,17 @@ class Reunion:
             RunConflict: it has another agent or prompt. RunBusy: a live worker elsewhere owns it. RunParked: it waits
                 for a person. Whatever else the run ends with.
         """
+        with self._ends.looking(info.run_id):
+            return await self._meet(info, begin)
+
+    async def _meet(self, info: RunInfo, begin: Callable[[], Awaitable[Result]]) -> Result:
         while True:
+            if self._executor.live(info.run_id) is not None:
+                return await self._join(info)
             if (earlier := await self._earlier(info)) is not None:
                 return earlier
             try:
-                return await begin()
+                return await self._drive(info, begin())
             except RunAlreadyLive:
                 # Another caller of this process was quicker. Nothing was awaited since, so it is still live.
                 return await self._join(info)
@@ -113,6 +162,18 @@ class Reunion:
                 if exc.run_id != info.run_id:
                     raise
                 # Another process was quicker.
+
+    async def _drive(self, info: RunInfo, run: Awaitable[Result]) -> Result:
+        """Drive the run here, and let others who look for it know how it ended."""
+        try:
+            result = await run
+        except (RunParked, RunInterrupted, RunLost, RunAlreadyLive, CheckpointError):
+            raise  # it is not over, or it was not this that ended
+        except Exception as exc:
+            self._ends.note(info, exc)
+            raise
+        self._ends.note(info, result)
+        return result
 
     async def _join(self, info: RunInfo) -> Result:
         live = self._executor.live(info.run_id)
@@ -131,7 +192,7 @@ class Reunion:
         except RunNotFound:
             return self._ended(info)
         try:
-            return await self._go_on(info.run_id)
+            return await self._go_on(info)
         except RunNotFound:
             # It came to its end meanwhile. To begin it anew would do everything twice.
             if (result := self._ended(info)) is not None:
@@ -141,7 +202,8 @@ class Reunion:
     def _ended(self, info: RunInfo) -> Result | None:
         return self._ends.of(info, self._operations.prompts(info))
 
-    async def _go_on(self, run_id: str) -> Result:
+    async def _go_on(self, info: RunInfo) -> Result:
+        run_id = info.run_id
         while True:
             joined = await self._executor.join(run_id)
             if joined is not None:
@@ -150,7 +212,7 @@ class Reunion:
             if record.over or record.status is Status.PARKED:
                 return await self._operations.result(run_id)
             try:
-                return await self._resume(run_id)
+                return await self._drive(info, self._resume(run_id))
             except RunBusy as busy:
                 if busy.owner != self._worker_id:
                     raise
