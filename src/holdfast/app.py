@@ -300,6 +300,8 @@ class App:
         record = await self._operations.record(run_id)
         agent = self.agent(record.agent_name)
         claim = await self._store().claim(run_id, self._checkpoints.worker_id, statuses=statuses)
+        if by_hand and record.cancel_requested:
+            claim = await self._operations.outweigh_cancel(claim)
         resumption = await self._recovery.resumption(claim, by_hand=by_hand)
         if resumption is None:  # it has struck out
             return await self._operations.result(run_id)
