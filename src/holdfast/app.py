@@ -75,7 +75,8 @@ class App:
             max_bytes: park a run whose transcript grows beyond this.
             keep_failed: keep failed runs for so long, to be resumed by hand.
             retention: how long the ends of submitted runs are kept.
-            redact: takes secrets out of everything before it is stored. A resumed run finds what was stored.
+            redact: takes secrets out of everything before it is stored, but for ids and names. A resumed run finds what
+                was stored, and two prompts that differ in their secrets only are the same.
         """
         made_of = {name: value for name, value in locals().items() if name != "self"}
         self._agents = _by_name(agents)
@@ -207,10 +208,13 @@ class App:
         """Run an agent to its end, in this process.
 
         With a `run_id` that is in the store already, the same run goes on instead: what an earlier process left is
-        resumed, what is under way here is waited for, what was submitted and is over gives its result.
+        resumed, what is under way here is waited for, what was submitted and is over gives its result. So does what
+        recovery has brought to its end in this process. Any other run is gone once it is over, and its id is free
+        again: to call once and ask for the result more often, `submit` the run.
 
         Raises:
             RunError: the run did not end with an answer; the kind says why. A model's own exception comes out as it is.
+            RunFailed: the run with this id has failed before.
             RunConflict: there is a run with this id, and it has another agent or prompt.
             RunBusy: a live worker elsewhere owns the run with this id.
             RunParked: it waits for a person: `unpark` it, or `resume` it by hand.
@@ -264,6 +268,7 @@ class App:
 
         Raises:
             RunConflict: there is a run with this id, and it has another agent or prompt.
+            RunExists: it is the same run, but `run` has begun it, so its result will not be kept.
         """
         info = new_run(
             self._known(agent), prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id, guild_id=guild_id,
@@ -302,7 +307,10 @@ class App:
         return await self._executing.resume(agent, resumption)
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run, also one that another process owns: its owner is asked, and ends it at once."""
+        """Cancel a run, also one that another process owns: its owner is asked, and ends it at once.
+
+        The unfinished runs that it has started end with it.
+        """
         live = self._executing.live(run_id)
         if live is not None:
             live.stop(RunCancelled(f"run {run_id} was cancelled"))

@@ -1,5 +1,6 @@
 """What a person does to runs: resume a failed one, answer for a call in doubt, fork, and what is kept for how long."""
 
+import asyncio
 import signal
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.sqlite import SqliteStore
 from holdfast.run.drive import UNKNOWN_OUTCOME
 from holdfast.run.errors import RunCancelled, RunFailed, RunParked
+from holdfast.testing.store_suite.subject import enlisted
 
 DAY = timedelta(days=1)
 
@@ -51,6 +53,23 @@ async def test_a_run_that_an_outage_ended_at_hour_three_is_resumed_by_hand(yard:
         assert (result.output, result.iterations) == ("did note note ask note", 5)
         assert await records(app) == {}
     assert yard.deeds() == ["r note c0", "r note c1", "r note c3"]
+
+
+async def test_a_resume_by_hand_outweighs_a_cancel_whose_owner_died_before_it_noticed(fleet_yard: Yard) -> None:
+    async with fleet_yard.app() as app:
+        assert app.store is not None
+        await app.submit("errand", "gate", run_id="r")
+        owner = await enlisted(app.store)
+        await app.store.claim("r", owner)
+        await app.cancel("r")
+        await app.store.discharge(owner)
+        assert (await records(app))["r"].cancel_requested
+        resumed = asyncio.create_task(app.resume("r"))
+        await asyncio.to_thread(fleet_yard.wait_for_deed, "r gate c0")
+        assert not (await records(app))["r"].cancel_requested
+        fleet_yard.make_true("open")
+        assert (await resumed).output == "did gate"
+        assert (await app.result("r")).output == "did gate"
 
 
 # -- retention ----------------------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ _STARTS: dict[str, Start] = {
     "resume": lambda app: app.resume("run"),
     "run": lambda app: app.run("agent", "short", run_id="run"),
     "recover": lambda app: app.recover(),
+    "cancel": lambda app: app.cancel("run"),
 }
 
 

@@ -358,6 +358,49 @@ async def test_what_the_store_would_not_take_at_the_end_is_settled_later() -> No
     assert await life.records() == []
 
 
+async def test_so_is_the_end_of_a_run_that_began_before_an_earlier_look() -> None:
+    life = Life()
+
+    async def meanwhile(messages: Sequence[Message]) -> Reply:
+        await life.checkpoints.settle_again()
+        life.store.fail("remove", StoreFull("no room"))
+        return Reply(text="done")
+
+    await life.executor.run(Agent(name="a", model=Script(meanwhile)), "go")
+    await life.checkpoints.settle_again()
+    assert await life.records() == []
+
+
+async def test_a_look_that_is_cancelled_half_way_forgets_nothing() -> None:
+    life = Life()
+    for run_id in ("one", "two"):
+        life.store.fail("remove", StoreFull("no room"))
+        await life.executor.run(Agent(name="a", model=Script("done")), "go", run_id=run_id)
+    reached = asyncio.Event()
+
+    async def hang(method: str) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    life.store.before = hang
+    look = asyncio.create_task(life.checkpoints.settle_again())
+    await reached.wait()
+    look.cancel()
+    await asyncio.wait([look])
+    life.store.before = None
+    await life.checkpoints.settle_again()
+    assert await life.records() == []
+
+
+async def test_what_the_store_would_not_take_at_the_end_is_settled_at_the_latest_by_a_shutdown() -> None:
+    life = Life(settings=HandleSettings(keep_failed=timedelta(days=1)))
+    life.store.fail("settle", StoreFull("no room"))
+    with pytest.raises(ValueError, match="the run's own"):
+        await life.executor.run(agent_that_raises(ValueError("the run's own")), "go", run_id="r")
+    await life.executor.shutdown()
+    assert await life.statuses() == {"r": Status.FAILED}
+
+
 async def test_an_error_whose_text_cannot_be_made_still_settles_the_run() -> None:
     class Unspeakable(Exception):
         def __str__(self) -> str:

@@ -11,6 +11,7 @@ import pytest
 from tests.life import Life
 from tests.script import Script, asks, call
 
+from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.agent import Agent
 from holdfast.run.call import current_call
@@ -123,6 +124,16 @@ async def test_a_write_under_way_is_not_waited_for(life: Life, clock: ManualCloc
     await silence.began.wait()
     assert await shut_down(life, clock, [run]) == [Shutdown]
     assert [record.status for record in await life.records()] == [Status.RUNNING]
+
+
+async def test_an_end_that_it_refused_before_is_not_waited_for(
+    life: Life, clock: ManualClock, silence: Silence
+) -> None:
+    life.store.fail("remove", StoreFull("no room"))
+    await life.executor.run(Agent(name="a", model=Script("done")), "go", run_id="r")
+    silence.begin()
+    assert await shut_down(life, clock, []) == []
+    assert await life.statuses() == {"r": Status.RUNNING}
 
 
 async def test_results_of_parallel_tools_that_are_being_saved_are_not_waited_for(

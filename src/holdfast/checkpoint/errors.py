@@ -58,8 +58,8 @@ class RunBusy(CheckpointError):
 class RunExists(CheckpointError, RunError):
     """A run with this id is in the store already."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"run {run_id} exists already: choose another id, or resume that run")
+    def __init__(self, run_id: str, advice: str = "choose another id, or resume that run") -> None:
+        super().__init__(f"run {run_id} exists already: {advice}")
         self.run_id = run_id
 
 

@@ -1,6 +1,7 @@
 """Makes runs durable: mints one handle per run, new or resumed."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,6 +21,8 @@ from holdfast.run.info import RunInfo
 from holdfast.run.message import MessageCodec
 from holdfast.run.ports import Checkpointer, Finished, Resumption
 
+log = logging.getLogger("holdfast.checkpoint")
+
 
 class Checkpoints:
     """The checkpointer factory over a store; over `None`, every handle does nothing."""
@@ -35,7 +38,7 @@ class Checkpoints:
         self._settings = settings or HandleSettings()
         self.worker_id = f"w-{secrets.token_hex(8)}"
         #: Handles of runs whose end the store would not take.
-        self._unsettled: list[StoreCheckpointer] = []
+        self._unsettled: set[StoreCheckpointer] = set()
         self._opening = asyncio.Lock()
         self._open = False
 
@@ -70,7 +73,7 @@ class Checkpoints:
             settings=self._settings,
             clock=self._clock,
             keep_result=info.parent_run_id is not None,
-            on_unsettled=self._unsettled.append,
+            on_unsettled=self._unsettled.add,
         )
 
     def resume(
@@ -99,7 +102,7 @@ class Checkpoints:
             clock=self._clock,
             keep_result=checkpoint.meta.submitted or checkpoint.meta.parent_run_id is not None,
             retention=retention,
-            on_unsettled=self._unsettled.append,
+            on_unsettled=self._unsettled.add,
         )
         return Resumption(info=checkpoint.meta.info(), checkpointer=handle, state=checkpoint.state)
 
@@ -137,20 +140,23 @@ class Checkpoints:
 
     async def settle_again(self) -> None:
         """Repeat what the store would not take when a run ended: else the run stays with this worker for ever."""
-        waiting, self._unsettled = self._unsettled, []
-        for handle in waiting:
+        for handle in list(self._unsettled):
             try:
                 await handle.settle_again()
             except RunLost:
-                continue  # somebody else has it: so it is looked after
-            except Exception:  # a host's own store may raise anything
-                self._unsettled.append(handle)
+                pass  # somebody else has it: so it is looked after
+            except Exception as exc:  # a host's own store may raise anything
+                log.warning("the store still does not take the end of a run: %s", exc)
+                continue
+            self._unsettled.discard(handle)
 
     async def close(self) -> None:
-        """Discharge this worker and close the store."""
+        """Offer the ends again that the store would not take, discharge this worker, and close the store."""
         if self._store is not None and self._open:
             self._open = False
             try:
+                # Before the discharge: after it, a run that is over would be found interrupted.
+                await self.settle_again()
                 await self._store.discharge(self.worker_id)
             finally:
                 await self._store.close()

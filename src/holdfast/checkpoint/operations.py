@@ -1,12 +1,14 @@
 """What a person or another process does to stored runs: submit, await, cancel, unpark, fork."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claiming import seen_through
 from holdfast.checkpoint.codec import (
     FORMAT_VERSION,
     Begin,
@@ -18,11 +20,22 @@ from holdfast.checkpoint.codec import (
     encode,
     read_checkpoint,
 )
-from holdfast.checkpoint.errors import CheckpointError, RunBusy, RunConflict, RunExists
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    RunBusy,
+    RunConflict,
+    RunDamaged,
+    RunExists,
+    RunNotClaimable,
+    RunNotFound,
+    UndecodableRecord,
+    UnknownVersion,
+)
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
+from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord
+from holdfast.checkpoint.redacting import stored_prompt
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.run.agent import AgentSource
 from holdfast.run.drive import IN_DOUBT, UNKNOWN_OUTCOME
@@ -73,26 +86,36 @@ class Operations:
         """Put a run into the store for whoever takes it. Durable when this returns; the same again is fine.
 
         Raises:
-            RunConflict: a run with this id has another agent or another prompt.
+            RunConflict: a run with this id has another agent or another prompt. RunExists: it was not submitted, so
+                its result will not be kept.
         """
-        meta = RunMeta.of(info, submitted=True)
-        try:
-            await self._store.create(_new_run(meta, Progress(), []))
-        except RunExists:
-            await self.check_same(info)
-        return info.run_id
+        new = _new_run(RunMeta.of(info, submitted=True), Progress(), [])
+        while True:
+            try:
+                await self._store.create(new)
+                return info.run_id
+            except RunExists as exc:
+                with suppress(RunNotFound):  # it has come to its end meanwhile
+                    if (await self.check_same(info)).submitted:
+                        return info.run_id
+                    advice = "it was not submitted, so its result will not be kept; await it, or choose another id"
+                    raise RunExists(info.run_id, advice) from exc
 
-    async def check_same(self, info: RunInfo) -> RunRecord:
-        """The record of the run with this id, if it is the same run.
+    async def check_same(self, info: RunInfo) -> RunMeta:
+        """What is stored of the run with this id, if it is the same run.
 
         Raises:
             RunConflict: it has another agent or another prompt. RunNotFound: there is none.
         """
         stored = await self._store.load(info.run_id)
         there = decode(stored.entries[0].body, Begin).meta
-        if (there.agent_name, there.prompt) != (info.agent_name, info.prompt):
+        if there.agent_name != info.agent_name or there.prompt not in self.prompts(info):
             raise RunConflict(info.run_id, there.agent_name)
-        return stored.record
+        return there
+
+    def prompts(self, info: RunInfo) -> tuple[str, str]:
+        """The prompt of a run as it was given, and as it can be read from the store."""
+        return info.prompt, stored_prompt(self._store, info.prompt)
 
     async def result(self, run_id: str) -> Result:
         """Wait for the end of a submitted run, whichever process drives it.
@@ -129,24 +152,69 @@ class Operations:
         )
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run that nobody drives, or ask its owner to.
+        """Cancel a run that nobody drives, or ask its owner to. The unfinished runs that it started end before it does.
 
         Raises:
             RunNotFound: there is no such run. RunNotClaimable: it is over already.
         """
         try:
-            claim = await self._store.claim(run_id, self._checkpoints.worker_id, statuses={*CLAIMABLE, Status.PARKED})
+            claim, as_it_was = await self._claim_to_cancel(run_id)
         except RunBusy:
             await self._store.request_cancel(run_id)
             return
         try:
+            await self.cancel_children(run_id)
             resumption = await self._resumption(claim)
-        except CheckpointError as exc:
+        except (RunDamaged, UndecodableRecord, UnknownVersion) as exc:
             # It cannot be read, so it cannot be said who waits for its end: keep it for a while, over.
             ending = Ending(status=Status.CANCELLED, reason=f"cancelled; {exc}", keep=self._retention)
             await self._store.settle(claim, ending)
-            return
-        await resumption.checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
+        except BaseException:
+            await self._store.settle(claim, as_it_was)
+            raise
+        else:
+            await resumption.checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
+
+    async def _claim_to_cancel(self, run_id: str) -> tuple[Claim, Ending]:
+        """A claim on a run that nobody drives, and what puts the run back."""
+        worker_id = self._checkpoints.worker_id
+        try:
+            claim = await seen_through(
+                self._store.claim(run_id, worker_id), lambda claim: self._store.settle(claim, _left(claim))
+            )
+        except RunNotClaimable as exc:
+            if exc.status != Status.PARKED:
+                raise
+            parked = Ending(status=Status.PARKED, reason=exc.reason)
+            taking = self._store.claim(run_id, worker_id, statuses={Status.PARKED})
+            return await seen_through(taking, lambda claim: self._store.settle(claim, parked)), parked
+        return claim, _left(claim)
+
+    async def cancel_children(self, run_id: str) -> None:
+        """Cancel the unfinished runs below a run that the caller has claimed, and will cancel after them.
+
+        Until then they are left to it, so that recovery does not go on with them. Should this process die half-way,
+        whoever takes the run cancels it, since that stays asked for.
+        """
+        children = [child async for child in self._store.records(RunFilter(parent_run_id=run_id))]
+        if children:
+            await self._store.request_cancel(run_id)
+        for child in children:
+            if child.over:
+                await self.cancel_children(child.run_id)
+                continue
+            with suppress(RunNotFound, RunNotClaimable):  # it has come to its end meanwhile
+                await self.cancel(child.run_id)
+
+    async def outweigh_cancel(self, claim: Claim) -> Claim:
+        """A new claim on a run that a person resumes, and that was asked to cancel when its owner died.
+
+        The cancel comes into force, as it would have if the owner had lived, and is outweighed like any earlier end.
+        """
+        ending = Ending(status=Status.CANCELLED, reason="cancelled before it was resumed", keep=self._retention)
+        await self._store.settle(claim, ending)
+        taking = self._store.claim(claim.run_id, claim.worker_id, statuses={Status.CANCELLED})
+        return await seen_through(taking, lambda taken: self._store.settle(taken, ending))
 
     async def unpark(self, run_id: str, answers: Mapping[str, Any] | None = None) -> None:
         """Let a parked run go on: recovery takes it from now on, with its strikes cleared.
@@ -161,14 +229,15 @@ class Operations:
             RunNotFound: there is no such run. RunNotClaimable: it is not parked. CheckpointError: an answer is for a
                 call that does not wait for one.
         """
-        reason = (await self.record(run_id)).reason
-        claim = await self._store.claim(run_id, self._checkpoints.worker_id, statuses={Status.PARKED})
+        parked = Ending(status=Status.PARKED, reason=(await self.record(run_id)).reason)
+        taking = self._store.claim(run_id, self._checkpoints.worker_id, statuses={Status.PARKED})
+        claim = await seen_through(taking, lambda claim: self._store.settle(claim, parked))
         try:
             await self._answer(claim, answers or {})
             for child in await self._parked_children(run_id):
                 await self.unpark(child)
         except BaseException:
-            await self._store.settle(claim, Ending(status=Status.PARKED, reason=reason))
+            await self._store.settle(claim, parked)
             raise
         await self._store.settle(claim, Ending(status=Status.INTERRUPTED))
 
@@ -227,6 +296,10 @@ class Operations:
         stored = await self._store.load(claim.run_id)
         codec = self._loop(stored.record.agent_name).codec
         return self._checkpoints.resume(claim, stored, codec, retention=self._retention)
+
+
+def _left(claim: Claim) -> Ending:
+    return Ending(status=Status.INTERRUPTED, strikes=max(0, claim.strikes - 1))
 
 
 def _new_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:

@@ -13,12 +13,14 @@ from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.lifecycle import ENDINGS, Status
+from holdfast.checkpoint.operations import Operations
 from holdfast.checkpoint.record import Ending, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
 from holdfast.run.errors import NotKnownHere, RunCancelled, RunInterrupted, RunLost, RunParked
 from holdfast.run.executor import Executor
+from holdfast.run.info import RunInfo
 from holdfast.run.native import loop_of
 from holdfast.run.outcome import Result
 from holdfast.run.ports import Resumption
@@ -72,7 +74,7 @@ class Recovery:
         *,
         concurrency: int = 16,
         retention: timedelta | None = None,
-        on_end: Callable[[str, Result | Exception], None] = lambda run_id, end: None,
+        on_end: Callable[[RunInfo, Result | Exception], None] = lambda info, end: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Make a recovery.
@@ -91,6 +93,10 @@ class Recovery:
     def _store(self) -> CheckpointStore:
         assert self._checkpoints.store is not None, "an App without a store makes no Recovery"
         return self._checkpoints.store
+
+    @property
+    def _operations(self) -> Operations:
+        return Operations(self._checkpoints, self._agents)
 
     async def recover(self) -> RecoveryReport:
         """Go on with every run that is interrupted now, to its end. Runs within their backoff are not.
@@ -215,14 +221,14 @@ class Recovery:
     async def drive(self, agent: AgentSource, resumption: Resumption) -> tuple[Fate, str]:
         """Drive a resumed run to its end and say what became of it."""
         try:
-            self._on_end(resumption.info.run_id, await self._executor.resume(agent, resumption, left_with_caller=True))
+            self._on_end(resumption.info, await self._executor.resume(agent, resumption, left_with_caller=True))
             return Fate.COMPLETED, ""
         except RunParked as exc:
             return Fate.PARKED, str(exc)
         except (RunInterrupted, RunLost) as exc:
             return Fate.LEFT, str(exc)
         except Exception as exc:  # the run's own error: it is settled, and the others go on
-            self._on_end(resumption.info.run_id, exc)
+            self._on_end(resumption.info, exc)
             return Fate.FAILED, f"{type(exc).__name__}: {exc}"
 
     async def take(self, record: RunRecord, statuses: Collection[Status], *, by_hand: bool) -> Resumption | None:
@@ -240,6 +246,8 @@ class Recovery:
         taking = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
         claim = await seen_through(taking, put_back)
         try:
+            if by_hand and record.cancel_requested:
+                claim = await self._operations.outweigh_cancel(claim)
             return await self.resumption(claim, by_hand=by_hand)
         except RunLost:
             raise
@@ -262,6 +270,7 @@ class Recovery:
         agent = self._agents[stored.record.agent_name]
         resumption = self._checkpoints.resume(claim, stored, loop_of(agent).codec, retention=self._retention)
         if stored.record.cancel_requested and not by_hand:
+            await self._operations.cancel_children(claim.run_id)
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
         if claim.strikes > MAX_STRIKES and not by_hand and not await self._children_go_on(claim.run_id):

@@ -9,7 +9,7 @@ from holdfast.cli.stores import operating, record_of
 
 
 def cancel(run: RunArgument, store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Cancel a run, or ask the worker that drives it to."""
+    """Cancel a run and those it has started, or ask the worker that drives it to."""
     owner = asyncio.run(_cancel(store, run))
     if as_json:
         print_json({"run_id": run, "status": "cancelling" if owner else "cancelled", "owner": owner})
