@@ -12,7 +12,7 @@ from tests.postgres_server import EmbeddedServer, fresh_database
 from tests.stores.postgres_cases import bounded, opened, until
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunNotFound, StoreUnavailable
+from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, StoreUnavailable
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.postgres import PostgresStore
@@ -296,6 +296,34 @@ class TestWhenPatienceEndsBeforeTheAnswerComes:
         await unanswered(store.create(a_run("queued")))
         await store.create(a_run("queued"))
         assert await listed(store) == ["run-1", "queued"]
+
+    async def test_a_submitted_run_stays_because_others_may_have_seen_it(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
+    ) -> None:
+        await unanswered(store.create(a_run()))
+        with pytest.raises(RunExists):
+            await witness.create(a_run())  # who is told so takes it for submitted
+        await store.create(a_run("another"))
+        assert await listed(witness) == ["run-1", "another"]
+
+    async def test_a_submitted_run_that_was_removed_meanwhile_is_submitted_again(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
+    ) -> None:
+        await unanswered(store.create(a_run()))
+        await witness.remove("run-1")
+        await store.create(a_run())
+        assert await bodies_of(witness) == [b"begin"]
+
+    async def test_another_run_of_that_name_is_neither_touched_nor_taken_for_it(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
+    ) -> None:
+        await unanswered(store.create(a_run()))
+        await witness.remove("run-1")
+        await witness.create(a_run("run-1", b"of somebody else"))
+        await store.create(a_run("another"))
+        with pytest.raises(RunExists):
+            await store.create(a_run("run-1", b"a third"))
+        assert await bodies_of(witness) == [b"of somebody else"]
 
     async def test_a_run_that_was_created_and_is_not_wanted_any_more_goes(
         self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed

@@ -1,10 +1,12 @@
 """Writes whose callers were told that the server did not answer, though it turned out later that they were committed.
 
 To those callers nothing was changed, and they may make the same call again. So what can be undone is undone: runs that
-were created or taken are given back. What cannot is remembered until its caller comes again.
+were begun or taken are given back. What cannot is remembered until its caller comes again. So are runs that were
+submitted: somebody else may have been told meanwhile that they are there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TypeGuard
 
 from holdfast.checkpoint.lifecycle import ENDINGS
 from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Operation, Other
@@ -17,6 +19,8 @@ class LateCommits:
     def __init__(self) -> None:
         #: The newest of each claim, by its token.
         self._newest: dict[int, Operation] = {}
+        #: Those that submitted a run, by its id.
+        self._submitted: dict[str | None, Other] = {}
         #: What gives back the runs that nobody knows to be his.
         self.undoing: list[Other] = []
 
@@ -26,13 +30,15 @@ class LateCommits:
             answer = answers.get(item) or {}
             if "error" in answer:
                 continue
-            if isinstance(operation, Other) and operation.do in ("create", "claim", "take"):
+            if _submits(operation):
+                self._submitted[operation.run_id] = operation
+            elif isinstance(operation, Other) and operation.do in ("create", "claim", "take"):
                 self.undoing += _undo(operation, answer)
             elif operation.token is not None:
                 self._newest[operation.token] = operation
 
     def __bool__(self) -> bool:
-        return bool(self._newest)
+        return bool(self._newest or self._submitted)
 
     def adapt(self, operation: Operation) -> bool:
         """Make the operation fit what is there already. True: nothing is left to be done for it."""
@@ -47,17 +53,27 @@ class LateCommits:
                 operation.rewound_size = 0 if operation.replace else late.size
         return False
 
-    def forget(self, operations: Sequence[Operation]) -> None:
-        """These were committed, and their callers know."""
+    def conclude(self, operations: Sequence[Operation], answers: MutableMapping[Operation, Answer]) -> None:
+        """These were committed with these answers, and their callers are about to know."""
         for operation in operations:
             if operation.token is not None:
                 self._newest.pop(operation.token, None)
+            elif _submits(operation) and _is_same(self._submitted.get(operation.run_id), operation):
+                del self._submitted[operation.run_id]
+                answers.pop(operation, None)  # that there is such a run already: it is this one
+
+
+def _submits(operation: Operation | None) -> TypeGuard[Other]:
+    return isinstance(operation, Other) and operation.do == "create" and operation.about["worker_id"] is None
+
+
+def _is_same(late: Other | None, operation: Other) -> bool:
+    return late is not None and (late.about, late.entries) == (operation.about, operation.entries)
 
 
 def _undo(operation: Other, answer: Answer) -> list[Other]:
     if operation.do == "create":
-        # Somebody may drive a queued run by now: then its token is not zero any more, and it stays.
-        return [Other("remove", operation.run_id, {}, token=answer.get("token", 0))]
+        return [Other("remove", operation.run_id, {}, token=answer["token"])]
     taken = answer["taken"] if operation.do == "take" else [answer]
     return [
         Other(

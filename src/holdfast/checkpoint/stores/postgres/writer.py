@@ -147,7 +147,7 @@ class Writer:
                 raise
         else:
             if self._late:
-                self._late.forget(batch)
+                self._late.conclude(batch, answers)
             self._tell(batch, answers)
 
     def _tell(self, batch: Sequence[Operation], answers: Mapping[Operation, Answer]) -> None:
@@ -173,7 +173,7 @@ class Writer:
         if self._waiting and len(self._waiting) >= len(self._untold):
             self._wake.set()
 
-    async def _write(self, batch: Sequence[Operation], since: float) -> Mapping[Operation, Answer]:
+    async def _write(self, batch: Sequence[Operation], since: float) -> dict[Operation, Answer]:
         """Commit the batch, whatever happens to the connection meanwhile. Gives the answers there are."""
         appends = [operation for operation in batch if isinstance(operation, Append)]
         others = [operation for operation in batch if isinstance(operation, Other)]
