@@ -4,13 +4,12 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
 from tests.postgres_server import EmbeddedServer, fresh_database
-from tests.stores.postgres_cases import bounded, opened, until
+from tests.stores.postgres_cases import bounded, opened, through, until
 
 from holdfast.checkpoint.stores.postgres import PostgresStore
 from holdfast.testing.store_suite.subject import enlisted
@@ -64,10 +63,6 @@ async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
     proxy = CuttingProxy(server.socket)
     async with proxy.running():
         yield proxy
-
-
-def through(proxy: CuttingProxy, url: str) -> str:
-    return proxy.url(urlsplit(url).path.removeprefix("/"))
 
 
 async def _alive_until(url: str) -> datetime:

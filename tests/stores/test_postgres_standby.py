@@ -2,13 +2,12 @@
 
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy
 from tests.postgres_server import EmbeddedServer, fresh_database
-from tests.stores.postgres_cases import bounded, opened, until
+from tests.stores.postgres_cases import bounded, opened, through, until
 
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.stores.postgres import PostgresStore
@@ -46,12 +45,8 @@ async def address(primary: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
 
 @pytest.fixture
 async def store(address: CuttingProxy, url: str) -> AsyncIterator[PostgresStore]:
-    async with opened(url), opened(address.url(database(url)), patience=timedelta(seconds=1)) as store:
+    async with opened(url), opened(through(address, url), patience=timedelta(seconds=1)) as store:
         yield store
-
-
-def database(url: str) -> str:
-    return urlsplit(url).path.removeprefix("/")
 
 
 def cut(url: str) -> None:
@@ -115,7 +110,7 @@ async def test_who_may_not_listen_there_tries_ever_more_seldom(
         pass
     await caught_up(standby, url)
     address.lead_to(standby.socket)
-    async with opened(url, listen_url=address.url(database(url))):
+    async with opened(url, listen_url=through(address, url)):
 
         async def tried_often() -> bool:
             return len(address.made) >= 6
