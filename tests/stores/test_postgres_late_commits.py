@@ -13,6 +13,7 @@ from tests.postgres_server import EmbeddedServer, fresh_database
 from tests.stores.postgres_cases import bounded, opened, through
 
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, StoreUnavailable
+from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.postgres import PostgresStore
@@ -23,6 +24,7 @@ from holdfast.testing.store_suite.subject import (
     bodies_of,
     contents,
     enlisted,
+    entries,
     listed,
     record_of,
 )
@@ -135,6 +137,73 @@ async def test_the_next_append_may_be_a_rewrite(store: PostgresStore, unanswered
     record, journal = await contents(store)
     assert [(entry.seq, entry.body) for entry in journal] == [(2, b"compacted again"), (3, b"more")]
     assert record.size == len(b"compacted againmore")
+
+
+async def test_the_end_may_carry_what_was_saved_already(
+    store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
+) -> None:
+    claim = await begun(store, await enlisted(store))
+    await unanswered(store.append(claim, a_write(1, b"one", b"two")))
+    await store.settle(
+        claim,
+        Ending(status=Status.FAILED, reason="boom", entries=entries(1, b"one", b"two", b"outcome"), progress=b"last"),
+    )
+    record, journal = await contents(witness)
+    assert [entry.body for entry in journal] == [b"begin", b"one", b"two", b"outcome"]
+    assert (record.status, record.reason, record.progress) == (Status.FAILED, "boom", b"last")
+    assert (record.next_seq, record.size) == (4, len(b"beginonetwooutcome"))
+
+
+async def test_the_end_may_say_something_else(store: PostgresStore, unanswered: Unanswered) -> None:
+    claim = await begun(store, await enlisted(store))
+    await unanswered(store.append(claim, a_write(1, b"one", b"two", progress=b"further")))
+    await store.settle(claim, Ending(status=Status.DONE, entries=entries(1, b"outcome")))
+    record, journal = await contents(store)
+    assert [entry.body for entry in journal] == [b"begin", b"outcome"]
+    assert (record.status, record.progress, record.size) == (Status.DONE, b"further", len(b"beginoutcome"))
+
+
+async def test_the_end_comes_after_a_rewrite(store: PostgresStore, unanswered: Unanswered) -> None:
+    claim = await begun(store, await enlisted(store))
+    await unanswered(store.append(claim, a_write(1, b"compacted", b"history", replace=True)))
+    await store.settle(claim, Ending(status=Status.DONE, entries=entries(1, b"outcome")))
+    record, journal = await contents(store)
+    assert [(entry.seq, entry.body) for entry in journal] == [(1, b"compacted"), (2, b"history"), (3, b"outcome")]
+    assert (record.next_seq, record.size) == (4, len(b"compactedhistoryoutcome"))
+
+
+async def test_the_end_may_be_lost_as_well(store: PostgresStore, unanswered: Unanswered) -> None:
+    claim = await begun(store, await enlisted(store))
+    ending = Ending(status=Status.DONE, entries=entries(1, b"one", b"outcome"))
+    await unanswered(store.append(claim, a_write(1, b"one")))
+    await unanswered(store.settle(claim, ending))
+    await store.settle(claim, ending)
+    assert await bodies_of(store) == [b"begin", b"one", b"outcome"]
+    assert (await record_of(store)).status is Status.DONE
+
+
+async def test_who_lost_the_run_does_not_end_it(
+    store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
+) -> None:
+    claim = await begun(store, await enlisted(store))
+    await unanswered(store.append(claim, a_write(1, b"one")))
+    await witness.claim("run-1", await enlisted(witness), steal=True)
+    before = await contents(witness)
+    for _ in range(2):
+        with pytest.raises(ClaimLost):
+            await store.settle(claim, Ending(status=Status.DONE, entries=entries(1, b"one", b"outcome")))
+    assert await contents(witness) == before
+
+
+async def test_a_write_without_entries_makes_nobody_forget(store: PostgresStore, unanswered: Unanswered) -> None:
+    claim = await begun(store, await enlisted(store))
+    proof = Write(entries=(), progress=b"progress")
+    await unanswered(store.append(claim, a_write(1, b"one")))
+    await store.append(claim, proof)
+    await unanswered(store.append(claim, proof))
+    await store.append(claim, a_write(1, b"one", b"two"))
+    await store.append(claim, a_write(3, b"three"))
+    assert await bodies_of(store) == [b"begin", b"one", b"two", b"three"]
 
 
 async def test_the_same_ending_succeeds(store: PostgresStore, unanswered: Unanswered) -> None:

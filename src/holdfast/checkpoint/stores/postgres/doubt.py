@@ -8,9 +8,13 @@ submitted: somebody else may have been told meanwhile that they are there.
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TypeGuard
 
+from msgspec import structs
+
 from holdfast.checkpoint.lifecycle import ENDINGS
 from holdfast.checkpoint.stores.postgres.operations import Answer, Append, Operation, Other
 from holdfast.checkpoint.stores.postgres.text import from_text
+
+_FINE: Answer = {}
 
 
 class LateCommits:
@@ -34,7 +38,7 @@ class LateCommits:
                 self._submitted[operation.run_id] = operation
             elif isinstance(operation, Other) and operation.do in ("create", "claim", "take"):
                 self.undoing += _undo(operation, answer)
-            elif operation.token is not None:
+            elif operation.token is not None and _says_something(operation):
                 self._newest[operation.token] = operation
 
     def __bool__(self) -> bool:
@@ -45,22 +49,44 @@ class LateCommits:
         late = self._newest.get(operation.token) if operation.token is not None else None
         if isinstance(late, Other) and isinstance(operation, Other):
             return late.do == operation.do
-        if isinstance(late, Append) and isinstance(operation, Append):
-            # What a rewrite replaced may be gone already, so that only another rewrite can follow in its place.
-            same_place = late.first is not None and late.first == operation.first
-            if same_place and (operation.replace or not late.replace):
-                operation.rewind = operation.entries[0].seq + len(late.entries)
-                operation.rewound_size = 0 if operation.replace else late.size
+        if isinstance(late, Append) and late.first == operation.first:
+            _put_in_place_of(late, operation)
         return False
 
     def conclude(self, operations: Sequence[Operation], answers: MutableMapping[Operation, Answer]) -> None:
         """These were committed with these answers, and their callers are about to know."""
         for operation in operations:
+            if isinstance(operation, Other) and operation.ahead is not None:
+                answers.pop(operation.ahead, None)  # its own says the same
             if operation.token is not None:
-                self._newest.pop(operation.token, None)
+                if _says_something(operation) and answers.get(operation, _FINE).get("error") != "order":
+                    self._newest.pop(operation.token, None)
             elif _submits(operation) and _is_same(self._submitted.get(operation.run_id), operation):
                 del self._submitted[operation.run_id]
                 answers.pop(operation, None)  # that there is such a run already: it is this one
+
+
+def _says_something(operation: Operation) -> bool:
+    """Not only that its claim still holds."""
+    return operation.first is not None or isinstance(operation, Other)
+
+
+def _put_in_place_of(late: Append, operation: Operation) -> None:
+    """Make an operation fit whose first entry has the number that the first of the late one had."""
+    if operation.first is None:
+        return
+    count = len(late.entries)
+    if isinstance(operation, Append):
+        # What a rewrite replaced may be gone already, so that only another rewrite can follow in its place.
+        if operation.replace or not late.replace:
+            operation.rewind = operation.first + count
+            operation.rewound_size = 0 if operation.replace else late.size
+    elif isinstance(operation, Other):  # the run's end
+        if late.replace:
+            operation.entries = [structs.replace(entry, seq=entry.seq + count) for entry in operation.entries]
+            operation.first += count
+        else:
+            operation.append_ahead(rewind=operation.first + count, rewound_size=late.size, progress=late.progress)
 
 
 def _submits(operation: Operation | None) -> TypeGuard[Other]:

@@ -170,7 +170,8 @@ class PostgresStore:
         return None if worker_id is None else _claim(run.run_id, worker_id, answer)
 
     async def append(self, claim: Claim, write: Write) -> None:
-        parts, operation = self._opened(), Append(claim, write, checked_size(claim.run_id, write.entries))
+        parts, run_id = self._opened(), claim.run_id
+        operation = Append(run_id, claim.token, write, checked_size(run_id, write.entries))
         refusal = await parts.writer.commit(operation)
         if refusal is not None:
             refuse(operation, refusal)

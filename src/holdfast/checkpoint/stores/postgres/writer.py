@@ -175,8 +175,9 @@ class Writer:
 
     async def _write(self, batch: Sequence[Operation], since: float) -> dict[Operation, Answer]:
         """Commit the batch, whatever happens to the connection meanwhile. Gives the answers there are."""
-        appends = [operation for operation in batch if isinstance(operation, Append)]
         others = [operation for operation in batch if isinstance(operation, Other)]
+        appends = [operation for operation in batch if isinstance(operation, Append)]
+        appends += [other.ahead for other in others if other.ahead is not None]
         items: list[Operation] = [*appends, *others]
         if not items:
             return {}
