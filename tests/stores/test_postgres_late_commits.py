@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
 from tests.postgres_server import EmbeddedServer, fresh_database
-from tests.stores.postgres_cases import bounded, opened, through
+from tests.stores.postgres_cases import bounded, opened, through, until
 
-from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, StoreUnavailable
+from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreUnavailable
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
@@ -262,33 +262,73 @@ async def test_another_run_of_that_name_is_neither_touched_nor_taken_for_it(
     assert await bodies_of(witness) == [b"of somebody else"]
 
 
-async def test_a_run_that_was_created_and_is_not_wanted_any_more_goes(
-    store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
-) -> None:
-    worker = await enlisted(store)
-    await unanswered(store.create(a_run("unwanted"), worker_id=worker))
-    assert await listed(witness) == ["unwanted"]
-    await store.create(a_run("another"))
-    with pytest.raises(RunNotFound):
-        await witness.load("unwanted")
+async def test_another_ending_is_refused(store: PostgresStore, unanswered: Unanswered) -> None:
+    claim = await begun(store, await enlisted(store))
+    await unanswered(store.settle(claim, Ending(status=Status.INTERRUPTED)))
+    with pytest.raises(ClaimLost):
+        await store.settle(claim, Ending(status=Status.FAILED, reason="gave up"))
+    assert (await record_of(store)).status is Status.INTERRUPTED
 
 
-async def test_a_run_that_was_taken_is_given_back(
-    store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
-) -> None:
-    worker, other = await enlisted(store), await enlisted(witness)
-    parked = await begun(store, worker, a_run("parked"))
-    await store.settle(parked, Ending(status=Status.PARKED, reason="approval"))
-    await unanswered(store.claim("parked", worker, statuses={Status.PARKED}))
-    await store.create(a_run("queued"))
-    record = await record_of(witness, "parked")
-    assert (record.status, record.reason, record.strikes) == (Status.PARKED, "approval", 0)
+class TestWhatNobodyKnowsToBeHisIsGivenBack:
+    """As soon as the server is there, whether or not anything else is written."""
 
-    await unanswered(store.claim_next(worker, agents=["agent"], limit=1))
-    with pytest.raises(RunBusy):
-        await witness.claim("queued", other)
-    await store.create(a_run("another"))
-    assert (await witness.claim("queued", other)).strikes == 1
+    async def test_a_run_that_was_begun_goes(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
+    ) -> None:
+        await unanswered(store.create(a_run(), worker_id=await enlisted(store)))
+
+        async def is_gone() -> bool:
+            return await listed(witness) == []
+
+        await until(is_gone)
+
+    async def test_a_parked_run_that_was_taken_is_parked(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
+    ) -> None:
+        worker = await enlisted(store)
+        await store.settle(await begun(store, worker), Ending(status=Status.PARKED, reason="approval"))
+        await unanswered(store.claim("run-1", worker, statuses={Status.PARKED}))
+        await until(lambda: _is(witness, Status.PARKED))
+        record = await record_of(witness)
+        assert (record.reason, record.strikes) == ("approval", 0)
+
+    async def test_a_queued_run_that_was_taken_is_there_for_others(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
+    ) -> None:
+        worker, other = await enlisted(store), await enlisted(witness)
+        await store.create(a_run())
+        await unanswered(store.claim_next(worker, agents=["agent"], limit=1))
+        await until(lambda: _is(witness, Status.INTERRUPTED))
+        assert (await witness.claim("run-1", other)).strikes == 1
+
+    async def test_a_failed_run_that_was_taken_is_not_kept_for_ever(
+        self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
+    ) -> None:
+        worker = await enlisted(store)
+        ending = Ending(status=Status.FAILED, reason="boom", keep=timedelta(hours=1))
+        await store.settle(await begun(store, worker), ending)
+        before = (await record_of(store)).expires_at
+        await unanswered(store.claim("run-1", worker, statuses={Status.FAILED}))
+        await until(lambda: _is(witness, Status.FAILED))
+        after = (await record_of(witness)).expires_at
+        assert before is not None
+        assert after is not None
+        assert before <= after < before + timedelta(minutes=30)
+
+    async def test_a_store_that_is_closed_gives_back_first(
+        self, proxy: CuttingProxy, witness: PostgresStore, url: str, unanswered: Unanswered
+    ) -> None:
+        async with opened(through(proxy, url), patience=timedelta(seconds=1)) as store:
+            worker = await enlisted(store)
+            await store.create(a_run())
+            await unanswered(store.claim("run-1", worker))
+        record = await record_of(witness)
+        assert (record.status, record.strikes) == (Status.INTERRUPTED, 0)
+
+
+async def _is(store: PostgresStore, status: Status) -> bool:
+    return (await record_of(store)).status is status
 
 
 def _rests(url: str) -> int:

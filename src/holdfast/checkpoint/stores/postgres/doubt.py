@@ -6,7 +6,7 @@ submitted: somebody else may have been told meanwhile that they are there.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from msgspec import structs
 
@@ -32,9 +32,11 @@ class LateCommits:
         """These were committed, with these answers by item."""
         for item, operation in enumerate(operations, 1):
             answer = answers.get(item) or {}
-            if "error" in answer:
+            if operation in self.undoing:
+                self.undoing.remove(operation)
+            elif "error" in answer:
                 continue
-            if _submits(operation):
+            elif _submits(operation):
                 self._submitted[operation.run_id] = operation
             elif isinstance(operation, Other) and operation.do in ("create", "claim", "take"):
                 self.undoing += _undo(operation, answer)
@@ -48,7 +50,7 @@ class LateCommits:
         """Make the operation fit what is there already. True: nothing is left to be done for it."""
         late = self._newest.get(operation.token) if operation.token is not None else None
         if isinstance(late, Other) and isinstance(operation, Other):
-            return late.do == operation.do
+            return (late.do, *_ending(late)) == (operation.do, *_ending(operation))
         if isinstance(late, Append) and late.first == operation.first:
             _put_in_place_of(late, operation)
         return False
@@ -97,6 +99,11 @@ def _is_same(late: Other | None, operation: Other) -> bool:
     return late is not None and (late.about, late.entries) == (operation.about, operation.entries)
 
 
+def _ending(operation: Other) -> tuple[Any, Any]:
+    """How a run was left; nothing if it was removed."""
+    return operation.about.get("status"), operation.about.get("reason")
+
+
 def _undo(operation: Other, answer: Answer) -> list[Other]:
     if operation.do == "create":
         return [Other("remove", operation.run_id, {}, token=answer["token"])]
@@ -110,6 +117,7 @@ def _undo(operation: Other, answer: Answer) -> list[Other]:
                 "reason": claim.get("reason", ""),
                 "strikes": claim["strikes"] - 1,
                 "delay": 0,
+                "keep": operation.about.get("keep"),
             },
             token=claim["token"],
         )
