@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -41,7 +42,9 @@ class Database:
         try:
             parts = conninfo_to_dict(url)
         except psycopg.Error as exc:
-            raise StoreError(f"this is no URL of a PostgreSQL database: {exc}") from exc
+            # What libpq quotes may be the password.
+            said = re.split("[\"'«„“:]", str(exc))[0].strip()
+            raise StoreError(f"this is no URL of a PostgreSQL database: {said}") from None
         self.conninfo = make_conninfo("", **(_DEFAULTS | parts))
         self.scripts = scripts
         self.patience = patience.total_seconds()
