@@ -66,6 +66,24 @@ async def test_many_stores_that_are_opened_at_once_find_one_schema(url: str) -> 
         await asyncio.gather(*(store.close() for store in stores))
 
 
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_stores_agree_where_transactions_are_more_isolated_than_usual(url: str, isolation: str) -> None:
+    """Which a database may be told to make all of them."""
+    name = urlsplit(url).path.removeprefix("/")
+    asked(shared_server().url(), f"alter database \"{name}\" set default_transaction_isolation = '{isolation}'")
+    stores = [PostgresStore(url) for _ in range(8)]
+    try:
+        async with bounded():
+            await asyncio.gather(*(store.open() for store in stores))
+            await stores[0].create(a_run())
+            claims = [store.claim("run-1", await enlisted(store)) for store in stores]
+            results = await asyncio.gather(*claims, return_exceptions=True)
+        assert sorted(type(result).__name__ for result in results) == ["Claim", *["RunBusy"] * 7]
+        assert asked(url, "select version from holdfast.schema_version") == [(n,) for n in range(1, VERSION + 1)]
+    finally:
+        await asyncio.gather(*(store.close() for store in stores))
+
+
 async def test_a_schema_that_a_newer_holdfast_wrote_is_refused_and_left_alone(url: str) -> None:
     async with opened(url) as store:
         await store.create(a_run())
