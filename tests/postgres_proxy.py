@@ -35,6 +35,10 @@ class _Front:
         self._listening: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
+    def lead_to(self, server: Path) -> None:
+        """Where new connections go from now on."""
+        self._server = server
+
     def url(self, database: str) -> str:
         assert self._listening is not None
         port = self._listening.sockets[0].getsockname()[1]
@@ -87,6 +91,8 @@ class CuttingProxy(_Front):
         super().__init__(server)
         #: New connections are cut at once.
         self.refusing = False
+        #: When connections were made, by the event loop's clock.
+        self.made: list[float] = []
         #: Set when the harm is done.
         self.landed = asyncio.Event()
         self._next: tuple[Harm, bytes] | None = None
@@ -106,6 +112,7 @@ class CuttingProxy(_Front):
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.made.append(asyncio.get_running_loop().time())
         if self.refusing:
             return
         server_reader, server_writer = await asyncio.open_unix_connection(self._server)

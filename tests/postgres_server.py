@@ -57,17 +57,22 @@ class Account(TypedDict, total=False):
 class EmbeddedServer:
     """A PostgreSQL server that the test may stop, crash and start again. Reached by a Unix socket.
 
-    Started at once. The server refuses to run as root, so root hands it to `nobody`.
+    Started at once. The server refuses to run as root, so root hands it to `nobody`. One that follows another is a
+    standby: it repeats what that one does, and only reads.
     """
 
-    def __init__(self, *, version: int = 18, **settings: str) -> None:
+    def __init__(self, *, version: int = 18, follows: "EmbeddedServer | None" = None, **settings: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
         self._account = _account(self._folder)
         self._programs = _programs(version, self._folder, self._account)
         self._data = self._folder / "data"
         self._settings = _SETTINGS | {"unix_socket_directories": str(self._folder)} | settings
         self._guard: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "-U", "postgres", "--auth=trust", "--encoding=utf8", "--locale=C", "-D", str(self._data))
+        where = ("-U", "postgres", "-D", str(self._data))
+        if follows is None:
+            self._run("initdb", "--auth=trust", "--encoding=utf8", "--locale=C", *where)
+        else:
+            self._run("pg_basebackup", "--write-recovery-conf", "-c", "fast", "-h", str(follows.folder), *where)
         self.start()
         atexit.register(self.remove)
 

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
+
+from tests.postgres_proxy import CuttingProxy
 
 from holdfast.checkpoint.stores.postgres import PostgresStore
 
@@ -20,6 +23,11 @@ async def opened(url: str, **settings: Any) -> AsyncIterator[PostgresStore]:
         yield store
     finally:
         await store.close()
+
+
+def through(proxy: CuttingProxy, url: str) -> str:
+    """The same database, by way of the proxy."""
+    return proxy.url(urlsplit(url).path.removeprefix("/"))
 
 
 @contextlib.asynccontextmanager

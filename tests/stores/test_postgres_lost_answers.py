@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
 from tests.postgres_server import EmbeddedServer, fresh_database
-from tests.stores.postgres_cases import bounded, opened, until
+from tests.stores.postgres_cases import bounded, opened, through, until
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunNotFound, StoreUnavailable
+from holdfast.checkpoint.errors import ClaimLost, StoreUnavailable
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.postgres import PostgresStore
@@ -21,7 +20,6 @@ from holdfast.testing.store_suite.subject import (
     a_write,
     begun,
     bodies_of,
-    contents,
     enlisted,
     ids,
     listed,
@@ -54,10 +52,6 @@ async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
         yield proxy
 
 
-def through(proxy: CuttingProxy, url: str) -> str:
-    return proxy.url(urlsplit(url).path.removeprefix("/"))
-
-
 @pytest.fixture
 async def store(proxy: CuttingProxy, url: str) -> AsyncIterator[PostgresStore]:
     """Through the proxy."""
@@ -70,13 +64,6 @@ async def impatient(proxy: CuttingProxy, url: str) -> AsyncIterator[PostgresStor
     """Through the proxy, with little patience. What takes longer than that, its tables, is there before."""
     async with opened(url), opened(through(proxy, url), patience=IMPATIENT) as store:
         yield store
-
-
-@pytest.fixture
-async def witness(url: str) -> AsyncIterator[PostgresStore]:
-    """Another store on the same runs, straight to the server."""
-    async with opened(url) as witness:
-        yield witness
 
 
 Harmed = Callable[[Awaitable[object]], Awaitable[object]]
@@ -202,134 +189,6 @@ async def _two_writes_wait(url: str) -> bool:
             " where wait_event_type = 'Lock' and query like '%write_batch%' and datname = current_database()"
         )
         return await cursor.fetchone() == (2,)
-
-
-class TestWhenPatienceEndsBeforeTheAnswerComes:
-    """Committed, and nobody knows: to the caller nothing was changed, and the same call may be made again."""
-
-    @pytest.fixture
-    def store(self, impatient: PostgresStore) -> PostgresStore:
-        return impatient
-
-    @pytest.fixture
-    def unanswered(self, proxy: CuttingProxy) -> Callable[[Awaitable[object]], Awaitable[None]]:
-        """Make a call that is committed, and that ends in `StoreUnavailable`."""
-
-        async def call(awaitable: Awaitable[object]) -> None:
-            proxy.harm(Harm.LOSE_THE_ANSWER, WRITE, and_refuse=True)
-            with pytest.raises(StoreUnavailable):
-                async with bounded():
-                    await awaitable
-            assert proxy.landed.is_set()
-            proxy.refusing = False
-
-        return call
-
-    async def test_the_same_append_succeeds_and_is_there_once(
-        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
-    ) -> None:
-        claim = await begun(store, await enlisted(store))
-        await unanswered(store.append(claim, a_write(1, b"one", b"two")))
-        assert await bodies_of(witness) == [b"begin", b"one", b"two"], "it was committed"
-        await store.append(claim, a_write(1, b"one", b"two"))
-        await store.append(claim, a_write(3, b"three"))
-        record, journal = await contents(witness)
-        assert [entry.body for entry in journal] == [b"begin", b"one", b"two", b"three"]
-        assert record.size == sum(len(entry.body) for entry in journal)
-
-    async def test_the_next_append_may_carry_more(self, store: PostgresStore, unanswered: Harmed) -> None:
-        claim = await begun(store, await enlisted(store))
-        await unanswered(store.append(claim, a_write(1, b"one")))
-        await store.append(claim, a_write(1, b"one", b"two", progress=b"further"))
-        record, journal = await contents(store)
-        assert [entry.body for entry in journal] == [b"begin", b"one", b"two"]
-        assert (record.size, record.progress) == (len(b"beginonetwo"), b"further")
-
-    async def test_the_next_append_may_say_something_else(self, store: PostgresStore, unanswered: Harmed) -> None:
-        claim = await begun(store, await enlisted(store))
-        await unanswered(store.append(claim, a_write(1, b"one", b"two", b"three")))
-        await store.append(claim, a_write(1, b"another"))
-        await store.append(claim, a_write(2, b"more"))
-        record, journal = await contents(store)
-        assert [entry.body for entry in journal] == [b"begin", b"another", b"more"]
-        assert record.size == len(b"beginanothermore")
-
-    async def test_what_was_cut_at_the_end_of_a_page_makes_way_too(
-        self, url: str, store: PostgresStore, unanswered: Harmed
-    ) -> None:
-        claim = await begun(store, await enlisted(store))
-        await store.append(claim, a_write(1, b"1" * 6000))
-        await unanswered(store.append(claim, a_write(2, b"2" * 6000)))
-        assert _rests(url) == 1, "it was cut"
-        await store.append(claim, a_write(2, b"3" * 6000))
-        assert _rests(url) == 1, "so was what came in its place"
-        assert await bodies_of(store) == [b"begin", b"1" * 6000, b"3" * 6000]
-
-    async def test_the_next_append_may_be_a_rewrite(self, store: PostgresStore, unanswered: Harmed) -> None:
-        claim = await begun(store, await enlisted(store))
-        await unanswered(store.append(claim, a_write(1, b"one", b"two")))
-        await store.append(claim, a_write(1, b"compacted", replace=True))
-        await unanswered(store.append(claim, a_write(2, b"compacted again", replace=True)))
-        await store.append(claim, a_write(2, b"compacted again", b"more", replace=True))
-        record, journal = await contents(store)
-        assert [(entry.seq, entry.body) for entry in journal] == [(2, b"compacted again"), (3, b"more")]
-        assert record.size == len(b"compacted againmore")
-
-    async def test_the_same_ending_succeeds(self, store: PostgresStore, unanswered: Harmed) -> None:
-        claim = await begun(store, await enlisted(store))
-        await unanswered(store.settle(claim, Ending(status=Status.DONE)))
-        await store.settle(claim, Ending(status=Status.DONE))
-        assert (await record_of(store)).status is Status.DONE
-        with pytest.raises(ClaimLost):
-            await store.settle(claim, Ending(status=Status.DONE))
-
-    async def test_the_same_removal_succeeds(self, store: PostgresStore, unanswered: Harmed) -> None:
-        claim = await begun(store, await enlisted(store))
-        await unanswered(store.remove("run-1", claim=claim))
-        await store.remove("run-1", claim=claim)
-        assert await listed(store) == []
-
-    async def test_the_same_creation_succeeds(self, store: PostgresStore, unanswered: Harmed) -> None:
-        worker = await enlisted(store)
-        await unanswered(store.create(a_run(), worker_id=worker))
-        await begun(store, worker)
-        await unanswered(store.create(a_run("queued")))
-        await store.create(a_run("queued"))
-        assert await listed(store) == ["run-1", "queued"]
-
-    async def test_a_run_that_was_created_and_is_not_wanted_any_more_goes(
-        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
-    ) -> None:
-        worker = await enlisted(store)
-        await unanswered(store.create(a_run("unwanted"), worker_id=worker))
-        assert await listed(witness) == ["unwanted"]
-        await store.create(a_run("another"))
-        with pytest.raises(RunNotFound):
-            await witness.load("unwanted")
-
-    async def test_a_run_that_was_taken_is_given_back(
-        self, store: PostgresStore, witness: PostgresStore, unanswered: Harmed
-    ) -> None:
-        worker, other = await enlisted(store), await enlisted(witness)
-        parked = await begun(store, worker, a_run("parked"))
-        await store.settle(parked, Ending(status=Status.PARKED, reason="approval"))
-        await unanswered(store.claim("parked", worker, statuses={Status.PARKED}))
-        await store.create(a_run("queued"))
-        record = await record_of(witness, "parked")
-        assert (record.status, record.reason, record.strikes) == (Status.PARKED, "approval", 0)
-
-        await unanswered(store.claim_next(worker, agents=["agent"], limit=1))
-        with pytest.raises(RunBusy):
-            await witness.claim("queued", other)
-        await store.create(a_run("another"))
-        assert (await witness.claim("queued", other)).strikes == 1
-
-
-def _rests(url: str) -> int:
-    with psycopg.connect(url) as connection:
-        [(count,)] = connection.execute("select count(*) from holdfast.piece where run < 0").fetchall()
-        assert isinstance(count, int)
-        return count
 
 
 class TestAConnectionThatFallsSilent:

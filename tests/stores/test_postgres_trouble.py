@@ -74,7 +74,6 @@ def allow_entries(url: str) -> None:
     [
         ("53100", StoreFull),
         ("42501", StoreDenied),
-        ("25006", StoreDenied),
         ("57014", StoreUnavailable),
         ("XX000", StoreError),
         ("22003", StoreError),

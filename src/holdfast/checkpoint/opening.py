@@ -1,6 +1,7 @@
 """From a URL to a store, importing only the one that is asked for."""
 
 import os
+import re
 
 from holdfast.checkpoint.durability import Durability
 from holdfast.checkpoint.errors import StoreError
@@ -30,7 +31,7 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
 
         return PostgresStore(url, durability=durability)
     if scheme not in ("file", "sqlite"):
-        raise StoreError(f"no store for {url!r}: use memory:, file:DIR, sqlite:PATH or postgresql://...")
+        raise StoreError(f"no store for {_shown(url)!r}: use memory:, file:DIR, sqlite:PATH or postgresql://...")
     path = rest.removeprefix("//")
     if not path:
         raise StoreError(f"{url!r} names no path: write {scheme}:./somewhere")
@@ -41,3 +42,9 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
     from holdfast.checkpoint.stores.sqlite import SqliteStore
 
     return SqliteStore(path, durability=durability)
+
+
+def _shown(url: str) -> str:
+    """So much of it as cannot be a password."""
+    word = re.match(r"[\w+.-]*", url)
+    return f"{word[0]}..." if word and re.search("[@=?]", url) else url

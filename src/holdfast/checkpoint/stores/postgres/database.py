@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -12,7 +13,7 @@ from psycopg.pq.abc import PGresult
 
 from holdfast.checkpoint.errors import StoreError, StoreUnavailable
 from holdfast.checkpoint.stores.postgres.scripts import Scripts
-from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, passes, translated
+from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, only_reads, passes, translated
 from holdfast.checkpoint.stores.postgres.wire import Link
 
 _T = TypeVar("_T")
@@ -41,7 +42,9 @@ class Database:
         try:
             parts = conninfo_to_dict(url)
         except psycopg.Error as exc:
-            raise StoreError(f"this is no URL of a PostgreSQL database: {exc}") from exc
+            # What libpq quotes may be the password.
+            said = re.split("[\"'«„“:]", str(exc))[0].strip()
+            raise StoreError(f"this is no URL of a PostgreSQL database: {said}") from None
         self.conninfo = make_conninfo("", **(_DEFAULTS | parts))
         self.scripts = scripts
         self.patience = patience.total_seconds()
@@ -68,7 +71,7 @@ class Database:
         """
         loop = asyncio.get_running_loop()
         deadline = self.deadline(since)
-        pause, last = _FIRST_PAUSE, "it was not heard from"
+        pause, last = _FIRST_PAUSE, psycopg.Error("it was not heard from")
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
@@ -78,7 +81,7 @@ class Database:
             except psycopg.Error as exc:
                 if not passes(exc):
                     raise translated(exc, self.where) from exc
-                last = str(exc).strip()
+                last = exc
                 # A port that refuses at once never lets the timeout come through.
                 if loop.time() >= deadline:
                     raise self._given_up(last) from exc
@@ -90,8 +93,12 @@ class Database:
         now = asyncio.get_running_loop().time()
         return max((since or now) + self.patience, now + min(self.patience, _A_TRY))
 
-    def _given_up(self, last: str) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.where} did not answer within {self.patience:g} s: {last}")
+    def _given_up(self, last: psycopg.Error) -> StoreUnavailable:
+        said = str(last).strip()
+        if only_reads(last):
+            refused = f"{self.where} took no write within {self.patience:g} s: it is a standby, or was made read-only"
+            return StoreUnavailable(f"{refused} ({said})")
+        return StoreUnavailable(f"{self.where} did not answer within {self.patience:g} s: {said}")
 
 
 class Readers:
@@ -139,7 +146,7 @@ class Readers:
             await self._idle.pop().close()
 
     async def _put_back(self, link: Link, *, usable: bool) -> None:
-        if usable and not self._closed:
+        if usable and not self._closed and not link.is_to_standby:
             self._idle.append(link)
         else:
             await link.close()

@@ -5,34 +5,36 @@ import logging
 import threading
 from datetime import timedelta
 
-import psycopg
-
 from holdfast.checkpoint.claim import Worker
+from holdfast.checkpoint.stores.postgres import wire
 from holdfast.checkpoint.stores.postgres.database import Database
 from holdfast.checkpoint.stores.postgres.text import to_text
+from holdfast.checkpoint.stores.postgres.wire import Link
 
 log = logging.getLogger("holdfast.checkpoint.postgres")
 
-#: Beats in the time after which other hosts take a silent worker for dead.
-_BEATS = 5
-#: Until the next try after a beat that failed, and the longest wait for one that is under way when the store is closed.
+#: Beats in the time after which other hosts take a silent worker for dead; and one is given up after the time of so
+#: many, so that there is still time for another, on another connection.
+_BEATS, _LONGEST_BEAT = 5, 2
+#: Until the next try after a beat that failed, and the longest wait for one that is under way when a worker leaves.
 _SOON, _PARTING = 1.0, 5.0
 
 
 class Heartbeat:
     """Says again and again, by the server's clock, that the workers of this process are alive.
 
-    A thread with a connection of its own: a tool that blocks the event loop for an hour does not make its worker look
-    dead. A process that stands still does, to other hosts.
+    A thread with a connection and an event loop of its own: a tool that blocks the other loop for an hour does not make
+    its worker look dead. A process that stands still does, to other hosts.
     """
 
     def __init__(self, database: Database, dead_after: timedelta) -> None:
-        self._database, self._dead_after = database, dead_after
-        self._statement = database.scripts.inline("select holdfast.beat(%s, %s, %s, %s, %s)").encode()
+        self._database, self._dead_after = database, dead_after.total_seconds()
+        self._statement = database.scripts.inline("select holdfast.beat($1, $2, $3, $4, $5)").encode()
         self._workers: dict[str, Worker] = {}
         self._lock = threading.Lock()
         #: Held while a beat is under way.
         self._beating = threading.Lock()
+        self._link: Link | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -49,7 +51,7 @@ class Heartbeat:
             self._thread.start()
 
     async def drop(self, worker_id: str) -> None:
-        """Once this returns, no beat says any more that this worker is alive."""
+        """Once this returns, no beat says any more that this worker is alive, unless one hangs at the server."""
         with self._lock:
             if self._workers.pop(worker_id, None) is None:
                 return
@@ -58,39 +60,52 @@ class Heartbeat:
     async def stop(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            # A beat may hang as long as the server does. The thread ends after it, or with the process.
+            # The thread ends after its beat, or with the process.
             await asyncio.to_thread(self._thread.join, _PARTING)
 
     def _wait_for_the_beat(self) -> None:
-        with self._beating:
-            pass
+        if self._beating.acquire(timeout=_PARTING):
+            self._beating.release()
 
     def _beat(self) -> None:
-        connection: psycopg.Connection | None = None
-        interval = self._dead_after.total_seconds() / _BEATS
+        interval = self._dead_after / _BEATS
         pause = interval
-        while not self._stop.wait(pause):
-            try:
-                if connection is None:
-                    connection = psycopg.connect(self._database.conninfo, autocommit=True, prepare_threshold=None)
-                self._beat_once(connection)
-                pause = interval
-            except psycopg.Error as exc:
-                log.warning("%s: no heartbeat could be written: %s", self._database.where, exc)
-                pause = min(interval, _SOON)
-                if connection is not None:
-                    connection.close()
-                    connection = None
-        if connection is not None:
-            connection.close()
+        with asyncio.Runner() as runner:
+            while not self._stop.wait(pause):
+                try:
+                    with self._beating:
+                        runner.run(self._beat_once(_LONGEST_BEAT * interval))
+                    pause = interval
+                except Exception as exc:  # whatever it is, without another beat the worker would be taken for dead
+                    said = str(exc) or "there was no answer"
+                    log.warning("%s: no heartbeat could be written: %s", self._database.where, said)
+                    pause = min(interval, _SOON)
+            runner.run(self._hang_up())
 
-    def _beat_once(self, connection: psycopg.Connection) -> None:
-        with self._beating:
-            with self._lock:
-                workers = list(self._workers.values())
-            if workers:
-                ids = [to_text(worker.worker_id) for worker in workers]
-                hosts = [to_text(worker.process.host) for worker in workers]
-                started = [to_text(worker.process.started) for worker in workers]
-                pids = [worker.process.pid for worker in workers]
-                connection.execute(self._statement, [ids, hosts, pids, started, self._dead_after.total_seconds()])
+    async def _beat_once(self, limit: float) -> None:
+        with self._lock:
+            workers = list(self._workers.values())
+        if not workers:
+            return
+        values = (
+            wire.texts([to_text(worker.worker_id) for worker in workers]),
+            wire.texts([to_text(worker.process.host) for worker in workers]),
+            wire.bigints([worker.process.pid for worker in workers]),
+            wire.texts([to_text(worker.process.started) for worker in workers]),
+            wire.float8(self._dead_after),
+        )
+        types = (wire.TEXTS, wire.TEXTS, wire.BIGINTS, wire.TEXTS, wire.FLOAT)
+        until = asyncio.get_running_loop().time() + limit
+        try:
+            async with asyncio.timeout_at(until):
+                if self._link is None:
+                    self._link = Link(await self._database.connect())
+                await self._link.call(self._statement, types, values, until=until)
+        except BaseException:
+            await self._hang_up()
+            raise
+
+    async def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()

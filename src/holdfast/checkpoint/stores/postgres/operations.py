@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Entry, Write
 from holdfast.checkpoint.pieces import packed
 from holdfast.checkpoint.stores.postgres import wire
@@ -39,9 +38,9 @@ class Append(Operation):
 
     __slots__ = ("finished_step", "progress", "replace", "rewind", "rewound_size")
 
-    def __init__(self, claim: Claim, write: Write, size: int) -> None:
+    def __init__(self, run_id: str, token: int, write: Write, size: int) -> None:
         entries = write.entries
-        self.run_id, self.token, self.entries, self.size = claim.run_id, claim.token, entries, size
+        self.run_id, self.token, self.entries, self.size = run_id, token, entries, size
         self.first = entries[0].seq if entries else None
         self.progress, self.finished_step, self.replace = write.progress, write.finished_step, write.replace
         #: Where the journal ends now, if an earlier write of this claim got further than its caller was told.
@@ -53,7 +52,7 @@ class Append(Operation):
 class Other(Operation):
     """Any other operation: `create`, `settle`, `remove`, `claim`, `take`, `cancel` or `purge`. See `apply.sql`."""
 
-    __slots__ = ("about", "do")
+    __slots__ = ("about", "ahead", "do")
 
     def __init__(
         self,
@@ -69,6 +68,19 @@ class Other(Operation):
         self.run_id, self.token, self.entries, self.size = run_id, token, entries, size
         self.first = entries[0].seq if entries else None
         self.do, self.about = do, about
+        #: Goes before it in the same batch.
+        self.ahead: Append | None = None
+
+    def append_ahead(self, *, rewind: int, rewound_size: int, progress: bytes) -> None:
+        """Let an append of its own add the entries, which has to rewind; `progress` unless this says another."""
+        assert self.run_id is not None
+        assert self.token is not None
+        own = self.about["progress"]
+        write = Write(entries=self.entries, progress=progress if own is None else own)
+        self.ahead = Append(self.run_id, self.token, write, self.size)
+        self.ahead.rewind, self.ahead.rewound_size = rewind, rewound_size
+        # It stands only where the append ended, and so only if that was accepted.
+        self.first, self.entries, self.size = self.entries[-1].seq + 1, (), 0
 
     def encoded(self) -> dict[str, Any]:
         run_id = None if self.run_id is None else to_text(self.run_id)

@@ -33,6 +33,10 @@ class Questions:
         self._workers = scripts.inline(
             "select worker_id, host, pid, started from holdfast.worker where host = $1"
         ).encode()
+        self._expires_in = scripts.inline(
+            "select extract(epoch from expires_at - now())::text from holdfast.run where run_id = $1"
+            " and expires_at is not null"
+        ).encode()
         self._cancels = scripts.inline(
             "select run_id from holdfast.run where owner = $1 and cancel_requested and status = 'running'"
         ).encode()
@@ -66,6 +70,11 @@ class Questions:
     async def load(self, run_id: str, after: int) -> StoredRun | None:
         types, values = (wire.TEXT, wire.BIGINT), (to_text(run_id).encode(), wire.bigint(after))
         return stored_run(await self._readers.call(self._load, types, values), after)
+
+    async def expires_in(self, run_id: str) -> float | None:
+        """Seconds until the run may be purged."""
+        result = await self._readers.call(self._expires_in, (wire.TEXT,), (to_text(run_id).encode(),))
+        return float(as_text(result.get_value(0, 0))) if result.ntuples else None
 
     async def records(self, wanted: RunFilter) -> AsyncIterator[RunRecord]:
         """Page by page, so that a consumer who takes his time holds nothing up."""

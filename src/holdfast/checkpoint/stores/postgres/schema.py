@@ -25,6 +25,8 @@ async def _prepare_once(database: Database) -> None:
         if connection.info.parameter_status("server_encoding") != "UTF8":
             raise StoreError(f"{database.where} does not store UTF-8: create it with encoding 'UTF8'")
         if await _version(connection, database) != known:
+            # Whatever the database's default is: what others did while this one waited has to be seen.
+            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
             async with connection.transaction():
                 await _migrate(connection, database, known)
 

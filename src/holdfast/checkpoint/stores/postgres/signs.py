@@ -73,10 +73,11 @@ class Signs:
         while True:
             try:
                 async with await self._database.connect() as connection:
-                    pause = _FIRST_PAUSE
                     await self._listen(connection)
             except psycopg.Error as exc:
                 log.info("%s: the connection that listens is lost: %s", self._database.where, exc)
+            if self._hears.is_set():
+                pause = _FIRST_PAUSE
             self._hears.clear()
             self.give()  # there may have been signs that nobody heard
             await asyncio.sleep(pause)

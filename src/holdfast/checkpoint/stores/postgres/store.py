@@ -12,7 +12,7 @@ from holdfast.checkpoint.durability import Durability
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.journal import Write
-from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
+from holdfast.checkpoint.lifecycle import CLAIMABLE, OVER, Status
 from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.stores.postgres.database import Database, Readers
 from holdfast.checkpoint.stores.postgres.heartbeat import Heartbeat
@@ -170,7 +170,8 @@ class PostgresStore:
         return None if worker_id is None else _claim(run.run_id, worker_id, answer)
 
     async def append(self, claim: Claim, write: Write) -> None:
-        parts, operation = self._opened(), Append(claim, write, checked_size(claim.run_id, write.entries))
+        parts, run_id = self._opened(), claim.run_id
+        operation = Append(run_id, claim.token, write, checked_size(run_id, write.entries))
         refusal = await parts.writer.commit(operation)
         if refusal is not None:
             refuse(operation, refusal)
@@ -225,6 +226,9 @@ class PostgresStore:
             "steal": steal,
             "backoff": _BACKOFF,
         } | await self._around()
+        if not OVER.isdisjoint(statuses):
+            # Not for the server: for giving it back, should the answer be lost.
+            about["keep"] = await self._opened().questions.expires_in(run_id)
         return _claim(run_id, worker_id, await self._commit(Other("claim", run_id, about)))
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:

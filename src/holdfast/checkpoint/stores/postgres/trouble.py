@@ -9,9 +9,10 @@ from holdfast.checkpoint.errors import StoreDenied, StoreError, StoreFull, Store
 
 #: The server gave up this transaction for the sake of others: nothing of it was done, and it may be tried again.
 _TRY_AGAIN = ("40001", "40P01", "55P03")
-#: There is no server to talk to right now, or it has no room for another connection.
-_NO_SERVER = ("08", "57P01", "57P02", "57P03", "57P05", "53300")
-_DENIED = ("28", "42501", "25006")
+#: There is no server to talk to right now, or it has no room for another connection, or it is one that only reads: in a
+#: failover an address may lead to a standby for a moment, and the connection that was made then is of no use.
+_NO_SERVER = ("08", "57P01", "57P02", "57P03", "57P05", "53300", "25006")
+_DENIED = ("28", "42501")
 _FULL = ("53100", "53400")
 _TIMED_OUT = ("57014", "25P03", "25P04")
 #: The schema is not what this code created.
@@ -33,6 +34,11 @@ def connection_is_lost(exc: psycopg.Error) -> bool:
 def passes(exc: psycopg.Error) -> bool:
     """Whether the same statement may well succeed in a moment."""
     return connection_is_lost(exc) or (exc.sqlstate is not None and exc.sqlstate.startswith(_TRY_AGAIN))
+
+
+def only_reads(exc: psycopg.Error) -> bool:
+    """Whether the server takes no write at all."""
+    return exc.sqlstate == "25006"
 
 
 def is_about_one_item(exc: psycopg.Error) -> bool:

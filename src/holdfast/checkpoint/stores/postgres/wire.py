@@ -106,6 +106,11 @@ class Link:
         """Whether the server is known to have hung up."""
         return self._lost is not None
 
+    @property
+    def is_to_standby(self) -> bool:
+        """Whether the server says that it repeats what another one does, and may be behind it."""
+        return self._libpq.parameter_status(b"in_hot_standby") == b"on"
+
     async def call(
         self, statement: bytes, types: Sequence[int], values: Sequence[bytes | None], *, until: float
     ) -> PGresult:

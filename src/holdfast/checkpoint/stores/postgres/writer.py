@@ -1,6 +1,7 @@
 """The group commit: everything that is waiting goes to the server in one round trip and is committed together."""
 
 import asyncio
+import logging
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,12 +27,18 @@ from holdfast.checkpoint.stores.postgres.pages import Pages
 from holdfast.checkpoint.stores.postgres.trouble import connection_is_lost, is_about_one_item, passes, translated
 from holdfast.checkpoint.stores.postgres.wire import Link
 
+log = logging.getLogger("holdfast.checkpoint.postgres")
+
 #: Of one batch. A larger one is no faster: runs that begin together would all wait for it, and nobody would work
 #: meanwhile. And the server has to hold all of it in memory.
 MOST_OPERATIONS, MOST_BYTES = 500, 8 * 1024 * 1024
 
 #: So many are told at once what came of their writes.
 _AT_ONCE = 32
+
+#: Between two looks at what came of a batch that was given up, while nobody asks for anything. It grows: a look that
+#: has to wait for somebody's lock goes on waiting at the server.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
 #: These grant tokens. A server that forgot one in a crash would grant it again: they are always committed to its disk.
 _GRANTS = frozenset({"create", "claim", "take"})
@@ -62,6 +69,7 @@ class Writer:
         self._untold: deque[Operation] = deque()
         self._said: dict[Operation, Answer] = {}
         self._late = LateCommits()
+        self._pause = _FIRST_PAUSE
         self._pages = Pages()
         self._task = asyncio.create_task(self._work(), name="holdfast-postgres-writer")
 
@@ -103,7 +111,26 @@ class Writer:
                     await self._settle(batch)
             else:
                 self._wake.clear()
+                if self._in_doubt:
+                    await self._put_right()
                 await self._wake.wait()
+        if self._in_doubt:
+            await self._put_right()
+
+    @property
+    def _in_doubt(self) -> bool:
+        """Whether something may have been committed that has to be undone, or was."""
+        return self._unanswered is not None or bool(self._late.undoing)
+
+    async def _put_right(self) -> None:
+        """One try to find out what came of what was given up, and to give back what nobody knows to be his."""
+        try:
+            await self._resolve(self._loop.time() - self._database.patience)
+            self._pause = _FIRST_PAUSE
+        except Exception as exc:  # of whatever kind: whoever writes next meets it too
+            log.info("it is not known yet what came of a write that was given up: %s", exc)
+            self._loop.call_later(self._pause, self._wake.set)
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def _next_batch(self) -> list[Operation]:
         """What is waiting, in order, but of each run one operation only: the next has to see what came of it."""
@@ -129,7 +156,7 @@ class Writer:
         """Write the batch and tell everybody who waits for it."""
         since = min([operation.asked_at for operation in batch])
         try:
-            if self._unanswered is not None or self._late.undoing:
+            if self._in_doubt:
                 await self._resolve(since)
             left = [operation for operation in batch if not self._late.adapt(operation)] if self._late else batch
             answers = await self._write(left, since)
@@ -147,7 +174,7 @@ class Writer:
                 raise
         else:
             if self._late:
-                self._late.forget(batch)
+                self._late.conclude(batch, answers)
             self._tell(batch, answers)
 
     def _tell(self, batch: Sequence[Operation], answers: Mapping[Operation, Answer]) -> None:
@@ -173,10 +200,11 @@ class Writer:
         if self._waiting and len(self._waiting) >= len(self._untold):
             self._wake.set()
 
-    async def _write(self, batch: Sequence[Operation], since: float) -> Mapping[Operation, Answer]:
+    async def _write(self, batch: Sequence[Operation], since: float) -> dict[Operation, Answer]:
         """Commit the batch, whatever happens to the connection meanwhile. Gives the answers there are."""
-        appends = [operation for operation in batch if isinstance(operation, Append)]
         others = [operation for operation in batch if isinstance(operation, Other)]
+        appends = [operation for operation in batch if isinstance(operation, Append)]
+        appends += [other.ahead for other in others if other.ahead is not None]
         items: list[Operation] = [*appends, *others]
         if not items:
             return {}

@@ -1,0 +1,119 @@
+"""A server that falls silent in the middle of a heartbeat."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime, timedelta
+
+import psycopg
+import pytest
+from tests.postgres_proxy import CuttingProxy, Harm
+from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.stores.postgres_cases import bounded, opened, through, until
+
+from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.subject import enlisted
+
+BEAT = b".beat("
+SOON = timedelta(seconds=2)
+
+#: A process that leaves when it is told to.
+PROGRAM = f"""
+import asyncio, contextlib, sys
+from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast.testing.store_suite.subject import enlisted
+from {__name__} import a_store
+
+async def main():
+    store = a_store(sys.argv[1])
+    await store.open()
+    worker = await enlisted(store)
+    print("enlisted", flush=True)
+    sys.stdin.readline()
+    with contextlib.suppress(StoreUnavailable):
+        await store.discharge(worker)
+    await store.close()
+    print("closed", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def a_store(url: str) -> PostgresStore:
+    return PostgresStore(url, dead_after=SOON, patience=timedelta(seconds=1))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """One that has a Unix socket to put a proxy before, also where the other tests use another server."""
+    server = EmbeddedServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def url(server: EmbeddedServer) -> Iterator[str]:
+    """Straight to the server."""
+    with fresh_database(server) as url:
+        yield url
+
+
+@pytest.fixture
+async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
+    proxy = CuttingProxy(server.socket)
+    async with proxy.running():
+        yield proxy
+
+
+async def _alive_until(url: str) -> datetime:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        [(until,)] = await (await connection.execute("select alive_until from holdfast.worker")).fetchall()
+    assert isinstance(until, datetime)
+    return until
+
+
+async def test_the_next_beat_goes_over_another_connection(proxy: CuttingProxy, url: str) -> None:
+    async with opened(through(proxy, url), dead_after=SOON) as store, bounded():
+        await enlisted(store)
+        proxy.harm(Harm.FALL_SILENT, BEAT)
+        await proxy.landed.wait()
+        silent_since = await _alive_until(url)
+
+        async def is_heard_again() -> bool:
+            return await _alive_until(url) > silent_since
+
+        await until(is_heard_again)
+
+
+async def test_a_worker_is_discharged_nevertheless(proxy: CuttingProxy, url: str) -> None:
+    async with opened(through(proxy, url), dead_after=timedelta(seconds=10)) as store, bounded():
+        worker = await enlisted(store)
+        proxy.harm(Harm.FALL_SILENT, BEAT)
+        await proxy.landed.wait()
+        await store.discharge(worker)
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            assert await (await connection.execute("select from holdfast.worker")).fetchall() == []
+
+
+async def test_the_process_ends_though_the_server_never_answers(proxy: CuttingProxy, url: str) -> None:
+    async with opened(url):
+        pass  # its tables are there
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, through(proxy, url)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with bounded():
+            assert await process.stdout.readline() == b"enlisted\n"
+            proxy.harm(Harm.FALL_SILENT, BEAT, and_refuse=True)
+            await proxy.landed.wait()
+            process.stdin.write(b"leave\n")
+            assert await process.stdout.readline() == b"closed\n"
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
