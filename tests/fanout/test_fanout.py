@@ -1,6 +1,7 @@
 """One prompt to many models in one process: order, bounds, failures, stops and resumes."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -181,6 +182,75 @@ async def test_what_was_stopped_goes_on_and_the_rest_is_left_alone(tmp_path: Pat
     assert (len(model.script.asked), len(finished.asked), len(broken.asked)) == (2, 1, 1)
     assert await runs_left(tmp_path) == []
     assert not (tmp_path / "checkpoint.json").exists()
+
+
+async def _reached(fan: Fanout, *models: Stoppable, then: Exception | None = None) -> None:
+    """Return, or raise `then`, while these are held. An event loop that ends cancels every task there is."""
+    running = asyncio.create_task(fan.run())
+    for model in models:
+        await model.reached.wait()
+    assert not running.done()
+    if then is not None:
+        raise then
+
+
+@pytest.mark.parametrize("then", [None, OSError("the port is taken")])
+def test_an_event_loop_that_ends_leaves_every_model(tmp_path: Path, then: OSError | None) -> None:
+    one, two, waits = held(), held(), Script("done")
+    models = {"one": one, "two": two, "waits": waits}
+    with contextlib.suppress(OSError):
+        asyncio.run(_reached(fanout(tmp_path, models, limit=2), one, two, then=then))
+    kept = load(tmp_path / "checkpoint.json")
+    assert kept is not None
+    assert [each.standing for each in kept.snapshots] == ["interrupted"] * 3
+    for model in (one, two):
+        model.hold.set()
+    assert texts(fanout(tmp_path, models).run_sync()) == {"one": "done", "two": "done", "waits": "done"}
+    assert [len(model.asked) for model in (one.script, two.script, waits)] == [2, 2, 1]
+    assert asyncio.run(runs_left(tmp_path)) == []
+
+
+def test_an_event_loop_that_ends_while_failed_models_are_retried_leaves_them(tmp_path: Path) -> None:
+    away = Script(ModelUnavailable("not now"))
+    broken = Script(asks(call("1", "look")), RuntimeError("no luck"))
+    fanout(tmp_path, {"away": away, "broken": broken}).run_sync()
+    model = held()
+    asyncio.run(_reached(fanout(tmp_path, {"away": away, "broken": model}, retry_failed=True), model))
+    model.hold.set()
+    responses = fanout(tmp_path, {"away": Script("back"), "broken": model}).run_sync()
+    assert texts(responses) == {"away": "back", "broken": "done"}
+    assert len(model.script.asked) == 1, "it went on where it had failed"
+
+
+def test_a_tool_that_exits_leaves_the_other_models(tmp_path: Path) -> None:
+    ends = True
+
+    @tool(effect="pure")
+    def leave() -> str:
+        if ends:
+            raise SystemExit(3)
+        return "stayed"
+
+    other = held()
+
+    async def after_the_other(messages: Sequence[Any]) -> Reply:
+        await other.reached.wait()
+        return asks(call("1", "leave"))
+
+    models = {"exits": Script(after_the_other, "done"), "other": other}
+    with pytest.raises(SystemExit):
+        fanout(tmp_path, models, tools=[look, leave]).run_sync()
+    ends = False
+    other.hold.set()
+    assert texts(fanout(tmp_path, models, tools=[look, leave]).run_sync()) == {"exits": "done", "other": "done"}
+    assert len(other.script.asked) == 2
+
+
+async def test_a_model_that_lets_out_a_cancel_has_failed(tmp_path: Path) -> None:
+    models = {"broken": Script(asyncio.CancelledError()), "fine": Script("done")}
+    broken, fine = await fanout(tmp_path, models).run()
+    assert "its own code let out a cancel" in (broken.error or "")
+    assert (broken.interrupted, fine.text) == (False, "done")
 
 
 async def test_failed_models_go_on_when_that_is_asked_for(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ class Fanout:
         """Ask every model, and return the responses in the order of the models.
 
         A model that fails has an error in its response and holds nobody up. If the fan-out is stopped, the responses
-        of the models that have not ended say that they are interrupted, and the checkpoint stays.
+        of the models that have not ended say that they are interrupted, and the checkpoint stays. So it does if this
+        is cancelled, or the event loop ends.
 
         Args:
             resume: go on with what was left; without it, that is thrown away.
@@ -231,7 +232,7 @@ class Fanout:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             finally:
                 if not all(task.done() for task in tasks):
-                    # To cancel the tasks would end the models' runs for good. They are left for a resume instead.
+                    # The models' runs are left, and a store that does not answer is not waited for.
                     await uninterrupted(app.shutdown(timedelta(0)), swallow=True)
                     await uninterrupted(asyncio.wait(tasks), swallow=True)
             for task in tasks:

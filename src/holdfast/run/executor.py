@@ -364,7 +364,7 @@ async def _outcome(
     # A run that came to its end before it could be interrupted did so. What else it made of being stopped is no matter.
     if stopped_by and (task.cancelled() or task.exception() or not isinstance(stopped_by, RunInterrupted)):
         return stopped_by, cancel
-    if task.cancelled() and live.left_with_caller:
+    if task.cancelled() and task.cancelling() and live.left_with_caller:
         return live.left(), cancel  # an event loop that ends cancels all tasks
     if task.cancelled():
         return RunCancelled(f"run {live.info.run_id} was cancelled from within: its own code let out a cancel"), cancel
