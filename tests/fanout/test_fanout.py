@@ -11,9 +11,11 @@ import pytest
 from tests.script import Script, asks, call
 
 from holdfast import Agent, Phase, Reply, System, Usage, User, tool
+from holdfast.checkpoint.errors import StoreClosed
+from holdfast.checkpoint.stores.file.store import FileStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.sqlite import SqliteStore
-from holdfast.fanout import AnotherFanout, Fanout, ModelResponse, Variant, load
+from holdfast.fanout import AnotherFanout, Fanout, FanoutBusy, ModelResponse, Variant, load
 from holdfast.run.errors import DefinitionError, ModelUnavailable
 
 
@@ -308,6 +310,28 @@ async def test_the_store_can_keep_the_checkpoint(tmp_path: Path) -> None:
 async def test_in_memory(tmp_path: Path) -> None:
     responses = await Fanout("why?", {"a": Script("x")}, store=MemoryStore(), signals=False).run()
     assert texts(responses) == {"a": "x"}
+
+
+@pytest.mark.parametrize("make", [lambda at: SqliteStore(at / "runs.db"), lambda at: FileStore(at / "runs")])
+async def test_fanouts_share_a_store_and_the_last_one_closes_it(tmp_path: Path, make: Any) -> None:
+    store = make(tmp_path)
+
+    def sharing(name: str, model: Any) -> Fanout:
+        at = tmp_path / f"{name}.json"
+        return Fanout("why?", {"a": model}, tools=[look], store=store, checkpoint=at, signals=False)
+
+    longer = held()
+    running = asyncio.create_task(sharing("longer", longer).run())
+    one, other = await asyncio.gather(sharing("one", Script("x")).run(), sharing("other", Script("y")).run())
+    assert (texts(one), texts(other)) == ({"a": "x"}, {"a": "y"})
+    await longer.reached.wait()
+    with pytest.raises(FanoutBusy):
+        await sharing("longer", longer).run()
+    longer.hold.set()
+    assert texts(await running) == {"a": "done"}
+    with pytest.raises(StoreClosed):
+        await store.load("any")
+    assert texts(await sharing("one", Script("again")).run()) == {"a": "again"}
 
 
 async def test_a_stop_before_anything_was_asked_leaves_everything(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.driving import Driver, LeftOpen, Slots
 from holdfast.fanout.errors import AnotherFanout, FanoutError
 from holdfast.fanout.folder import WorkFolder
+from holdfast.fanout.opening import opened
 from holdfast.fanout.places import FilePlace, Place, StorePlace
 from holdfast.fanout.saver import IncrementalSaver
 from holdfast.fanout.snapshot import ModelResponse, Snapshot
@@ -73,7 +74,8 @@ class Fanout:
             limit: how many run at once in all.
             per_provider: and of each provider, which is the part of a model's id before the colon. With a mapping,
                 a provider that is not in it is bounded by `limit` alone.
-            store: keeps the runs of the models.
+            store: keeps the runs of the models: a store, or the URL of one. It is opened and closed here; several
+                fan-outs may share one object, which the last of them closes. An open App needs another one.
             checkpoint: the file that keeps the checkpoint of the whole. Without it the store does, under `fanout_id`,
                 or under an id that is made of the prompt and the models.
             retry_failed: on a resume, go on with models that have failed, too.
@@ -126,8 +128,7 @@ class Fanout:
             FanoutBusy: another process goes on with it. StoreError: the store does not work.
         """
         self._stopped = False
-        await self._store.open()
-        try:
+        async with opened(self._store):
             place = await self._place()
             try:
                 kept = await place.open()
@@ -137,8 +138,6 @@ class Fanout:
                 return await self._run(place, kept)
             finally:
                 await place.close()
-        finally:
-            await self._store.close()
 
     async def stop(self, grace: timedelta | None = None) -> None:
         """Stop after the turns under way. `run` returns then."""
