@@ -145,3 +145,25 @@ def test_what_is_applied_keeps_its_mode_and_makes_room_for_folders(tmp_path: Pat
     assert (tmp_path / "script").stat().st_mode & 0o777 == 0o775
     assert (tmp_path / "script").read_text() == "new"
     assert (tmp_path / "place" / "file.txt").read_text() == "below"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        ProposedWrite(path="folder", content="x"),
+        ProposedWrite(path="folder", delete=True),
+        ProposedWrite(path="file/inner/x.py", content="x"),
+        ProposedWrite(path="pipe/x.py", content="x"),
+        ProposedWrite(path="changed/x.py", content="x"),
+    ],
+)
+def test_nothing_is_applied_if_something_is_in_the_way(tmp_path: Path, last: ProposedWrite) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file", "changed", "deleted"):
+        (tmp_path / name).write_text("mine")
+    writes = [ProposedWrite(path="changed", content="theirs"), ProposedWrite(path="deleted", delete=True), last]
+    with pytest.raises(PathRefused, match="nothing was applied"):
+        WorkFolder(tmp_path).apply(writes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "deleted", "file", "folder", "pipe"]
+    assert (tmp_path / "changed").read_text() == "mine"
