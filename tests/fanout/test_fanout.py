@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -332,6 +333,31 @@ async def test_fanouts_share_a_store_and_the_last_one_closes_it(tmp_path: Path, 
     with pytest.raises(StoreClosed):
         await store.load("any")
     assert texts(await sharing("one", Script("again")).run()) == {"a": "again"}
+
+
+async def test_the_checkpoint_stays_where_it_is_when_a_tool_changes_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    seen: list[bool] = []
+
+    @tool(effect="once")
+    def go() -> str:
+        os.chdir(tmp_path / "elsewhere")
+        return "there"
+
+    async def look_back(messages: Sequence[Any]) -> Reply:
+        seen.append((tmp_path / "c.json").exists())
+        return Reply(text="done")
+
+    fan = Fanout(
+        "why?", {"a": Script(asks(call("1", "go")), look_back)}, tools=[go], store=f"sqlite:{tmp_path / 'runs.db'}",
+        checkpoint="c.json", signals=False,
+    )  # fmt: skip
+    assert texts(await fan.run()) == {"a": "done"}
+    assert seen == [True]
+    assert not [path.name for path in tmp_path.rglob("*c.json*")]
 
 
 async def test_a_stop_before_anything_was_asked_leaves_everything(tmp_path: Path) -> None:

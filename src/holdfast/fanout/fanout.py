@@ -96,7 +96,8 @@ class Fanout:
             raise DefinitionError("limit and per_provider have to be at least 1")
         self._limit, self._per_provider = limit, per_provider
         self._store: CheckpointStore = store_from_url(store or None) if isinstance(store, str) else store
-        self._checkpoint = Path(checkpoint) if checkpoint is not None else None
+        # Whatever a tool makes the working directory meanwhile.
+        self._checkpoint = Path(checkpoint).absolute() if checkpoint is not None else None
         self._given_id = fanout_id
         self._options: dict[str, Any] = {"grace": grace, "signals": signals, "budget": budget}
         self._delivery = delivery
