@@ -10,6 +10,7 @@ import pytest
 from holdfast.fanout import ModelResponse, ProposedWrite
 from holdfast.fanout.criteria import Check, Contains, Criterion, judge
 from holdfast.fanout.errors import RecipeError
+from holdfast.fanout.folder import MAX_FILE_BYTES
 from holdfast.fanout.preferences import Preference, keep, read, scores
 from holdfast.fanout.recipe import read_recipe
 from holdfast.fanout.report import COLUMNS, Report, report, table
@@ -39,6 +40,17 @@ async def test_files_are_those_that_the_response_proposes(tmp_path: Path) -> Non
     ]
     assert await verdicts(tmp_path, response(NEW, GONE), *criteria) == [True, False, True, False, False, False]
     assert await verdicts(tmp_path, response(), *criteria) == [False, True, False, False, False, False]
+
+
+async def test_a_file_need_not_be_text_to_be_there(tmp_path: Path) -> None:
+    (tmp_path / "logo.png").write_bytes(b"\x89PNG\xff")
+    with (tmp_path / "large.csv").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    (tmp_path / "folder").mkdir()
+    criteria = [Criterion(file_exists=name) for name in ("logo.png", "large.csv", "folder")]
+    assert await verdicts(tmp_path, response(), *criteria) == [True, True, False]
+    gone = ProposedWrite(path="logo.png", delete=True)
+    assert await verdicts(tmp_path, response(gone), *criteria) == [False, True, False]
 
 
 async def test_a_command_runs_in_a_copy(tmp_path: Path) -> None:
