@@ -79,6 +79,12 @@ def test_a_search_does_not_look_outside(outside: Path) -> None:
     assert overlay.search("inside") == ["inside.txt:1: inside"]
 
 
+def test_a_search_leaves_out_files_that_cannot_be_named(tmp_path: Path) -> None:
+    for name in (b"b.txt", b"caf\xe9.txt"):
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_text("needle")
+    assert Overlay(WorkFolder(tmp_path)).search("needle") == ["b.txt:1: needle"]
+
+
 def test_a_link_within_the_folder_is_the_file_it_leads_to(outside: Path) -> None:
     overlay = Overlay(WorkFolder(outside.parents[1] / "work"))
     assert overlay.write("inner_link/new.txt", "mine").path == "sub/new.txt"

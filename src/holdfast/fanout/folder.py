@@ -84,12 +84,15 @@ class WorkFolder:
         return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
     def files(self) -> Iterator[str]:
-        """The keys of all files, in order, without links and without folders that are nobody's work."""
+        """The keys of all files, in order, without links and without folders that are nobody's work.
+
+        A file whose name is no UTF-8 is left out: nobody could ask for it.
+        """
         for folder, folders, names in os.walk(self.root):
             folders[:] = sorted(each for each in folders if each not in SKIPPED)
             for name in sorted(names):
                 key = os.path.relpath(os.path.join(folder, name), self.root)
-                if self.kind(key) == "file":
+                if _can_be_path(key) and self.kind(key) == "file":
                     yield key
 
     def apply(self, writes: Sequence[ProposedWrite]) -> list[str]:
