@@ -1,6 +1,7 @@
 """Success criteria, reports, preferences and recipes."""
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -137,6 +138,20 @@ def test_preferences_are_lines_that_add_up(tmp_path: Path, caplog: pytest.LogCap
         ("b", 1, 3),
         ("c", 0, 1),
     ]
+
+
+def test_a_preference_that_finds_no_room_is_told_and_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "preferences.jsonl"
+    keep(path, Preference(prompt="p", winner="a", losers=("b",)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            keep(path, Preference(prompt="q", winner="b", losers=("a",)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    keep(path, Preference(prompt="r", winner="a", losers=("b",)))
+    assert [preference.prompt for preference in read(path)] == ["p", "r"]
 
 
 @pytest.mark.parametrize(
