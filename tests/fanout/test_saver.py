@@ -1,6 +1,8 @@
 """Many models report at once, one thread writes."""
 
 import asyncio
+import errno
+import fcntl
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -194,3 +196,15 @@ async def test_a_checkpoint_whose_letting_go_goes_wrong_is_let_go_of_even_so(how
             await closing
     probe.before = None
     assert await StorePlace(probe, "fan").open() == kept
+
+
+async def test_a_file_system_without_locks_is_not_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(FanoutError, match="No locks available") as told:
+        await FilePlace(tmp_path / "checkpoint.json").open()
+    assert not isinstance(told.value, FanoutBusy)

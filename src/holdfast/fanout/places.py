@@ -23,7 +23,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.fanout import atomic
 from holdfast.fanout import checkpoint as checkpoints
 from holdfast.fanout.checkpoint import FanoutCheckpoint
-from holdfast.fanout.errors import CorruptCheckpoint, FanoutBusy
+from holdfast.fanout.errors import CorruptCheckpoint, FanoutBusy, FanoutError
 
 log = logging.getLogger("holdfast.fanout")
 
@@ -77,6 +77,10 @@ class FilePlace:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as exc:
                 os.close(fd)
+                if not isinstance(exc, BlockingIOError):
+                    raise FanoutError(
+                        f"{self._lock_path} cannot be locked: {exc.strerror}; keep it on another file system"
+                    ) from exc
                 raise FanoutBusy(f"another process drives the fan-out of {self._path}: wait for it, or end it") from exc
             # The one who had it before may have removed the name of what was just locked.
             with contextlib.suppress(FileNotFoundError):
