@@ -403,6 +403,11 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
         ({"a": 42}, {}, "neither a model nor an agent"),
         ([Agent(name="a", model=Script("x")), Agent(name="a", model=Script("y"))], {}, "two models are named 'a'"),
         ({"a": Script("x")}, {"variants": [Variant(name="v"), Variant(name="v")]}, "two variants"),
+        (
+            {"a": Script("x"), "a~b": Script("y")},
+            {"variants": [Variant(name="b~c"), Variant(name="c")]},
+            "two cells have the id 'a~b~c'",
+        ),
         ({"a": Script("x")}, {"limit": 0}, "at least 1"),
         ({"a": Script("x")}, {"per_provider": {"a": 0}}, "at least 1"),
         (
