@@ -17,7 +17,7 @@ from holdfast.checkpoint.stores.file.store import FileStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.sqlite import SqliteStore
 from holdfast.fanout import AnotherFanout, Fanout, FanoutBusy, ModelResponse, Variant, load
-from holdfast.run.errors import DefinitionError, ModelUnavailable
+from holdfast.run.errors import DefinitionError, InvalidRunId, ModelUnavailable
 
 
 @tool(effect="pure")
@@ -420,3 +420,9 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
 def test_nonsense_is_refused(tmp_path: Path, models: Any, options: Any, why: str) -> None:
     with pytest.raises(DefinitionError, match=why):
         fanout(tmp_path, models, **options)
+
+
+@pytest.mark.parametrize("fanout_id", ["compare models", "f" * 190])
+def test_an_id_that_no_run_can_have_is_refused(tmp_path: Path, fanout_id: str) -> None:
+    with pytest.raises(InvalidRunId):
+        fanout(tmp_path, {"a": Script("x")}, fanout_id=fanout_id)

@@ -25,7 +25,7 @@ from holdfast.fanout.tools import file_tools
 from holdfast.fanout.watching import Observer
 from holdfast.run.agent import Bounds
 from holdfast.run.errors import DefinitionError
-from holdfast.run.info import new_run_id
+from holdfast.run.info import check_run_id, new_run_id
 from holdfast.run.ports import Budget, Delivery
 from holdfast.run.tool import Tool
 from holdfast.run.uninterrupted import uninterrupted
@@ -85,6 +85,7 @@ class Fanout:
 
         Raises:
             DefinitionError: something is no model, or two have the same id. PathRefused: the folder is not there.
+            InvalidRunId: no ids of runs can begin with `fanout_id`.
         """
         self._prompt, self._verbose, self._retry_failed, self._finish = prompt, verbose, retry_failed, finish
         self._folder = WorkFolder(folder) if folder is not None else None
@@ -99,6 +100,8 @@ class Fanout:
         # Whatever a tool makes the working directory meanwhile.
         self._checkpoint = Path(checkpoint).absolute() if checkpoint is not None else None
         self._given_id = fanout_id
+        for cell in self._cells if fanout_id else ():
+            check_run_id(cell.run_id(fanout_id))
         self._options: dict[str, Any] = {"grace": grace, "signals": signals, "budget": budget}
         self._delivery = delivery
         #: While it is open.
