@@ -1,7 +1,6 @@
 """App: the one place where the parts are joined."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -21,15 +20,13 @@ from holdfast.checkpoint.reunion import Ends, Reunion
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import AgentSource
-from holdfast.run.drain import LAST_WORDS, within
+from holdfast.run.drain import close_in_time
 from holdfast.run.errors import DefinitionError, RunCancelled
 from holdfast.run.executor import Executor, new_run
 from holdfast.run.outcome import Result
 from holdfast.run.ports import Audit, Budget, Critic, Delivery, Palette, Ports
 from holdfast.run.redaction import Redact
 from holdfast.run.signals import on_first_signal, unclaimed
-
-log = logging.getLogger("holdfast.app")
 
 
 class App:
@@ -125,7 +122,10 @@ class App:
         await self.shutdown()
 
     async def shutdown(self, grace: timedelta | None = None) -> None:
-        """Stop taking runs, bring those under way to their next step boundary, and close the store last."""
+        """Stop taking runs, bring those under way to their next step boundary, and close the store and the ports.
+
+        Trouble with closing one is logged, and keeps none of the others from being closed.
+        """
         self._stopping.set()
         await _end(self._housekeeping)
         # Recovered runs come to their boundary like any other; only then may what waits for them be ended.
@@ -134,8 +134,8 @@ class App:
         for port in (self._ports.audit, self._ports.budget):
             # A battery that holds a database, or rows that wait to be written.
             close = getattr(port, "close", None)
-            if close is not None and not await within(LAST_WORDS, close(), self._clock):
-                log.error("%s does not answer, and was left without being closed", type(port).__name__)
+            if close is not None:
+                await close_in_time(type(port).__name__, close, self._clock)
         self._unhandle_signals()
 
     @property
@@ -335,6 +335,7 @@ class App:
 
         Raises:
             RunNotFound: this process does not drive it.
+            PayloadError: the text cannot be stored, such as half a surrogate pair. Nothing was changed.
         """
         live = self._executing.live(run_id)
         if live is None:

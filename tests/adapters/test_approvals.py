@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from pydantic_ai import (
     Agent,
     ApprovalRequired,
@@ -217,3 +218,30 @@ async def test_a_parked_run_waits_in_the_store(durable_store_url: str) -> None:
         await app.recover()
         assert not [each async for each in app.store.records()]
     assert returns(script) == ["seen", "deleted a", "transferred 7", 3]
+
+
+class Quote(BaseModel):
+    """What a tool may show to whoever approves."""
+
+    amount: int
+
+
+async def test_metadata_that_is_no_plain_data_is_lowered_and_the_approved_call_is_made() -> None:
+    paid: list[Any] = []
+    script = Script([call("c1", "pay", amount=3)], "done")
+    agent: Agent[None, Any] = Agent(script.model, name="payer", output_type=[str, DeferredToolRequests])
+
+    @agent.tool
+    def pay(ctx: RunContext[None], amount: int) -> str:
+        if not ctx.tool_call_approved:
+            raise ApprovalRequired(metadata={"quote": Quote(amount=amount)})
+        paid.append(ctx.tool_call_metadata)
+        return "paid"
+
+    payer = durable(agent)
+    async with App([payer], MemoryStore(), recover=False) as app:
+        with pytest.raises(RunParked):
+            await app.run(payer, "go", run_id=RUN)
+        await app.unpark(RUN, {"c1": True})
+        await app.resume(RUN)
+    assert paid == [{"quote": {"amount": 3}}]

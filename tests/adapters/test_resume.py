@@ -408,3 +408,29 @@ async def test_a_tool_that_a_deploy_removed_meets_the_policy(policy: Any) -> Non
     else:
         with pytest.raises(NotKnownHere if policy == "leave" else RunParked, match="look"):
             await deaths.run(before, then=after)
+
+
+async def test_what_a_stopped_call_makes_of_the_cancel_is_not_its_outcome() -> None:
+    begun, calls = asyncio.Event(), list[str]()
+    script = Script([call("1", "send")], lambda messages: ModelResponse(parts=[TextPart(str(said(messages)))]))
+    agent: Agent[None, Any] = Agent(script.model, name="sender")
+
+    @agent.tool_plain
+    async def send() -> str:
+        calls.append("send")
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise ModelRetry("the connection was lost") from None
+        return "sent"
+
+    first, sender = Life(), durable(agent)
+    running = asyncio.create_task(first.executor.run(sender, "go", run_id=RUN))
+    await begun.wait()
+    await first.executor.shutdown(timedelta(0))
+    with pytest.raises(Shutdown):
+        await running
+    result = await Life(first.inner).resume(sender, RUN)
+    assert "Unknown outcome" in result.output
+    assert calls == ["send"]

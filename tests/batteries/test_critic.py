@@ -161,6 +161,18 @@ async def test_a_nudge_is_put_in_front_of_the_next_step() -> None:
     assert model.seen[1][-1] == User("Are you there?")
 
 
+async def test_a_nudge_that_cannot_be_stored_is_logged_and_the_rest_of_the_decision_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, model = ManualClock(), Hanging()
+    critic = Critic(Escalation(Decision(nudge="half a pair \ud83d", extend=SOFT)), backstop=2, clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 2.5)
+    assert "cannot be stored" in caplog.text
+    model.replies.put_nowait(Reply(text="yes"))
+    assert (await run).output == "yes"
+
+
 async def test_a_kill_with_a_nudge_is_a_kill() -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(Decision(kill=True, nudge="hello?", extend=SOFT, reason="hopeless")), clock=clock)

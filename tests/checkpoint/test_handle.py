@@ -5,10 +5,13 @@ from datetime import timedelta
 
 import pytest
 from tests.checkpoint.desk import SECOND, Desk
+from tests.probe_store import ProbeStore
 
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Outcome, decode
-from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreFull, TranscriptTooLarge
+from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreFull, StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.handle import NoCheckpointer
+from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.errors import PayloadError, RunCancelled, RunParked
 from holdfast.run.message import User
@@ -252,6 +255,57 @@ async def test_a_claim_is_proven_by_a_write_unless_one_was_just_made(desk: Desk)
     await desk.clock.advance(2 * SECOND)
     with pytest.raises(ClaimLost):
         await handle.confirm()
+
+
+class LateStore(ProbeStore):
+    """Takes writes at once; the answers to some come a minute later, when somebody else may own the run."""
+
+    def __init__(self, desk: Desk, *, late: int, stolen: bool) -> None:
+        super().__init__(desk.inner)
+        self._clock, self._late, self._stolen = desk.clock, late, stolen
+
+    async def append(self, claim: Claim, write: Write) -> None:
+        await super().append(claim, write)
+        if self._late > 0:
+            self._late -= 1
+            if self._stolen:
+                await self.inner.claim("r", "other", steal=True)
+            await self._clock.advance(60 * SECOND)
+
+
+@pytest.mark.parametrize("after_a_save", [True, False])
+async def test_a_proof_whose_answer_comes_late_is_none(desk: Desk, after_a_save: bool) -> None:
+    desk.store = LateStore(desk, late=1, stolen=True)
+    handle = desk.handle()
+    await handle.save(desk.state)
+    if after_a_save:
+        desk.say("hello")
+        await handle.save(desk.state)
+    else:
+        await desk.clock.advance(2 * SECOND)
+    with pytest.raises(ClaimLost):
+        await handle.confirm()
+
+
+async def test_a_store_that_is_always_slow_is_believed_in_the_end(desk: Desk) -> None:
+    desk.store = LateStore(desk, late=10, stolen=False)
+    handle = desk.handle()
+    await handle.save(desk.state)
+    await desk.clock.advance(2 * SECOND)
+    await handle.confirm()
+    assert len(desk.store.writes) == 3
+
+
+async def test_a_save_that_had_to_be_repeated_proves_the_claim_as_of_its_last_attempt(desk: Desk) -> None:
+    handle = desk.handle()
+    await handle.save(desk.state)
+    desk.say("hello")
+    desk.store.fail("append", *[StoreUnavailable("no answer")] * 6)
+    save = asyncio.create_task(handle.save(desk.state, urgent=True))
+    while not save.done():
+        await desk.clock.advance(timedelta(milliseconds=50))
+    await handle.confirm()
+    assert len(desk.store.writes) == 2
 
 
 async def test_proving_the_claim_is_no_progress(desk: Desk) -> None:

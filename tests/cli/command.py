@@ -17,10 +17,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import holdfast
 from holdfast.cli.listing import shown_state
 from holdfast.cli.stores import opened
 
 MODULES = Path(__file__).parent / "modules"
+#: Of the holdfast that the tests themselves import, wherever that is installed.
+_SOURCE = Path(holdfast.__file__).parent.parent
 #: As the installed script is started: without the working directory on the path.
 COMMAND = [sys.executable, "-P", "-m", "holdfast"]
 
@@ -32,7 +35,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
-    return {**kept, "PYTHONPATH": str(MODULES), "PYTHONUNBUFFERED": "1", **more}
+    return {**kept, "PYTHONPATH": f"{MODULES}{os.pathsep}{_SOURCE}", "PYTHONUNBUFFERED": "1", **more}
 
 
 class Shell:

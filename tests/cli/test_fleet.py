@@ -3,7 +3,7 @@
 import json
 import signal
 
-from tests.cli.command import Shell, kill, line_with
+from tests.cli.command import PATIENCE, Shell, kill, line_with
 
 
 def test_a_worker_takes_what_is_submitted_and_drains_on_sigterm(shell: Shell) -> None:
@@ -76,3 +76,23 @@ def test_waiting_for_a_run_that_fails_fails(shell: Shell) -> None:
     assert done.returncode == 1
     assert json.loads(done.stdout)["status"] == "failed"
     assert "RuntimeError: the model is down" in done.stderr
+
+
+def test_a_worker_whose_log_is_read_no_more_goes_on_and_drains_on_sigterm(shell: Shell) -> None:
+    worker = shell.start("worker", "sample:app")
+    line_with(worker.stderr, "serving")
+    assert worker.stderr is not None
+    worker.stderr.close()
+    assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0
+
+
+def test_events_that_are_read_no_more_end_no_run(shell: Shell) -> None:
+    worker = shell.start("worker", "sample:app", "--json")
+    line_with(worker.stderr, "serving")
+    assert worker.stdout is not None
+    worker.stdout.close()
+    assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
+    worker.send_signal(signal.SIGTERM)
+    worker.wait(PATIENCE)

@@ -23,7 +23,7 @@ def test_a_call_in_doubt_parks_the_run_until_a_person_answers(shell: Shell) -> N
     ending = json.loads(parked.stdout)
     assert ending["status"] == "parked"
     assert ending["reason"] == "in doubt: call c1-1 of transfer may or may not have happened"
-    assert "holdfast unpark r1 --answer CALL=RESULT" in parked.stderr
+    assert "holdfast unpark --answer CALL=RESULT r1" in parked.stderr
     assert [call["state"] for call in shell.json("show", "r1")["calls"]] == ["in doubt"]
     assert "no call waits" in shell.run("unpark", "r1", "--answer", "c9=no").stderr
     assert shell.states() == {"r1": "parked"}

@@ -31,6 +31,7 @@ def test_the_result_as_json(shell: Shell) -> None:
         "usage": {"input_tokens": 30, "output_tokens": 15, "requests": 3, "tool_calls": 2},
         "reason": "",
         "resume": "",
+        "unpark": "",
     }
 
 

@@ -10,6 +10,7 @@ from tests.life import Life
 from tests.script import Script, asks, call
 
 from holdfast.checkpoint.codec import read_checkpoint
+from holdfast.checkpoint.errors import StoreError
 from holdfast.checkpoint.handle import HandleSettings
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.agent import Agent, Phase
@@ -194,3 +195,39 @@ async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_forc
     with pytest.raises(asyncio.CancelledError):
         await run
     assert await life.statuses() == {"r": Status.CANCELLED}
+
+
+@pytest.mark.parametrize("error", [RunKilled("enough"), Shutdown("now")])
+async def test_a_stop_during_a_write_that_then_fails_comes_into_force(error: Exception) -> None:
+    before = Life()
+    with pytest.raises(Shutdown):
+        await before.executor.run(Agent(name="a", model=Script(Shutdown("a deploy"))), "go", run_id="r")
+    life = Life(before.inner)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    looked: list[str] = []
+
+    async def gate(method: str) -> None:
+        if method == "append":
+            reached.set()
+            await go_on.wait()
+            life.store.before = None
+            raise StoreError("no room")
+
+    @tool(effect="pure")
+    async def look() -> str:
+        looked.append("seen")
+        return "seen"
+
+    life.store.before = gate
+    # It was resumed and has not finished a step: what it intends to do is saved first.
+    agent = Agent(name="a", model=Script(asks(call("1", "look")), "never"), tools=[look])
+    run = asyncio.create_task(life.resume(agent, "r"))
+    await reached.wait()
+    live = life.executor.live("r")
+    assert live is not None
+    live.stop(error)
+    go_on.set()
+    with pytest.raises(type(error)):
+        await run
+    assert looked == []
+    assert await life.statuses() == ({"r": Status.INTERRUPTED} if isinstance(error, Shutdown) else {})

@@ -1,21 +1,30 @@
 """Runs that are started from inside a tool of another run."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.life import Life
-from tests.script import Script, asks, call
+from tests.script import Script, Turn, asks, call
 
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.handle import HandleSettings
 from holdfast.checkpoint.journal import Entry, EntryKind, Write
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.agent import Agent
-from holdfast.run.call import current_call
-from holdfast.run.errors import NotSaved, RunFailed, RunParked, Shutdown
+from holdfast.run.call import CallContext, current_call
+from holdfast.run.errors import (
+    ModelUnavailable,
+    NotSaved,
+    RunCancelled,
+    RunFailed,
+    RunInterrupted,
+    RunParked,
+    Shutdown,
+)
 from holdfast.run.executor import Executor
 from holdfast.run.message import Message, Reply, ToolResult, User
 from holdfast.run.tool import ToolSchema, tool
@@ -97,6 +106,78 @@ async def test_several_children_of_one_call_are_told_apart_by_order_or_by_key() 
 
         await life.executor.run(parent_of(Agent(name="child", model=model), "done", keys=keys), "go", run_id="p")
         assert len(ids) == 3
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("when", ["at once", "while it runs", "when it is over", "when it has failed"])
+async def test_the_same_key_again_is_the_same_child_and_is_counted_once(when: str, durable: bool) -> None:
+    begun, asked_again = asyncio.Event(), asyncio.Event()
+    asked = 0
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        nonlocal asked
+        asked += 1
+        begun.set()
+        if when == "while it runs":
+            await asked_again.wait()
+        if isinstance(messages[-1], ToolResult) and when == "when it has failed":
+            raise ValueError("broken")
+        return asks(call("c", "look"), usage=TEN) if isinstance(messages[-1], User) else Reply(text="x", usage=TEN)
+
+    child = Agent(name="child", model=model, tools=[look])
+
+    async def again(context: CallContext) -> Any:
+        await begun.wait()
+        asked_again.set()
+        return await context.run(child, "sub", key="same")
+
+    @tool(effect="idempotent")
+    async def twice() -> list[str]:
+        context = current_call()
+        first = context.run(child, "sub", key="same")
+        if when.startswith("when"):
+            both = [await asyncio.gather(first, return_exceptions=True)]
+            both.append(await asyncio.gather(again(context), return_exceptions=True))
+            return [str(getattr(end, "output", end)) for [end] in both]
+        second = context.run(child, "sub", key="same") if when == "at once" else again(context)
+        return [result.output for result in await asyncio.gather(first, second)]
+
+    parent = Agent(name="parent", model=Script(asks(call("1", "twice")), "done"), tools=[twice])
+    life = Life(turns=1)
+    result = await (life.executor if durable else Executor()).run(parent, "go", run_id="p")
+    [told] = [message for message in result.messages if isinstance(message, ToolResult)]
+    assert told.content == (["broken", "broken"] if when == "when it has failed" else ["x", "x"])
+    assert (asked, result.usage.input_tokens) == (2, 10 if when == "when it has failed" else 20)
+    assert not durable or await life.records() == []
+
+
+async def test_who_asks_for_a_child_again_is_told_when_the_first_one_gives_up_on_it() -> None:
+    life, begun = Life(), asyncio.Event()
+
+    async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    @tool(effect="idempotent")
+    async def impatient() -> str:
+        context, child = current_call(), Agent(name="child", model=hangs)
+        first = asyncio.create_task(context.run(child, "sub", key="same"))
+        await begun.wait()
+        second = asyncio.create_task(context.run(child, "sub", key="same"))
+        third = asyncio.create_task(context.run(child, "sub", key="same"))
+        await asyncio.sleep(0)
+        third.cancel()  # it goes alone
+        await asyncio.wait([third])
+        first.cancel()
+        with pytest.raises(RunCancelled):
+            await second
+        return "gave up"
+
+    model = Script(asks(call("1", "impatient")), "done")
+    await life.executor.run(Agent(name="parent", model=model, tools=[impatient]), "go", run_id="p")
+    assert model.asked[1][-1] == ToolResult(call_id="1", tool="impatient", content="gave up")
+    assert await life.records() == []
 
 
 async def test_a_call_id_that_is_used_again_in_a_later_step_starts_another_child() -> None:
@@ -220,6 +301,68 @@ async def test_a_child_is_kept_until_its_parents_result_is_durable() -> None:
     again = Child()
     result = await Life(life.inner).resume(parent_of(again.agent, "done"), "p")
     assert (result.output, len(child.asked), len(again.asked)) == ("done", 2, 0)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+async def test_a_child_is_met_again_though_a_throttle_holds_back_its_parents_saves(levels: int) -> None:
+    """A model that is asked again gives its call another id: the child that has acted would never be met."""
+    ids, deeds = itertools.count(), 0
+
+    def run_below(agent: Agent) -> Agent:
+        @tool(effect="idempotent")
+        async def ask() -> str:
+            return str((await current_call().run(agent, "sub")).output)
+
+        return Agent(name=f"above {agent.name}", model=asks_once("ask"), tools=[ask])
+
+    def asks_once(name: str) -> Any:
+        async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+            if isinstance(messages[-1], ToolResult):
+                return Reply(text=str(messages[-1].content))
+            return asks(call(f"call-{next(ids)}", name))
+
+        return model
+
+    def family(dies: Life | None) -> Agent:
+        @tool
+        async def act() -> str:
+            nonlocal deeds
+            deeds += 1
+            if dies is not None:
+                await dies.die()
+                raise Shutdown("the process is gone")
+            return "done"
+
+        agent = Agent(name="child", model=asks_once("act"), tools=[act])
+        for _ in range(levels):
+            agent = run_below(agent)
+        return agent
+
+    life = Life(settings=HandleSettings(throttle=timedelta(hours=1)))
+    with pytest.raises(Shutdown):
+        await life.executor.run(family(life), "go", run_id="p")
+    result = await Life(life.inner).resume(family(None), "p")
+    assert (deeds, result.usage.requests) == (1, 2 * (levels + 1))
+    assert "Unknown outcome" in result.output
+    assert await life.records() == []
+
+
+async def test_a_parent_whose_intent_is_saved_starts_a_child_without_saving_again() -> None:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent_of(Child(stop=0).agent, "never"), "go", run_id="p")
+    again = Life(life.inner)
+    await again.resume(parent_of(Child().agent, "done"), "p")
+    # The parent's claim, and at once the child's.
+    assert again.store.changes[:2] == ["claim", "claim"]
+
+
+async def test_a_parent_that_cannot_save_its_intent_is_interrupted_before_it_starts_a_child() -> None:
+    life, child = Life(settings=HandleSettings(patience=timedelta(0))), Child()
+    life.store.fail("append", StoreUnavailable("no answer"))
+    with pytest.raises(NotSaved, match="run p could not be saved"):
+        await life.executor.run(parent_of(child.agent, "never"), "go", run_id="p")
+    assert (child.asked, await life.statuses()) == ([], {"p": Status.INTERRUPTED})
 
 
 async def test_a_child_that_cannot_be_forgotten_does_not_hurt_its_parent(caplog: pytest.LogCaptureFixture) -> None:
@@ -384,3 +527,171 @@ async def test_a_cancel_of_the_parent_by_its_caller_ends_the_child_too() -> None
     with pytest.raises(asyncio.CancelledError):
         await run
     assert set((await life.statuses()).values()) == {Status.CANCELLED}
+
+
+# -- several children of one call -------------------------------------------------------------------------------------
+
+
+class Siblings:
+    """A parent whose tool runs two children at once: one looks and then waits for ever, the other ends before."""
+
+    def __init__(self, how: str, end: Exception | str, last: Turn = "done") -> None:
+        self.waits, self.end = asyncio.Event(), end
+        self.after = Agent(name="after", model=Script("never"))
+        self.agents = {name: Agent(name=name, model=getattr(self, name), tools=[look]) for name in ("slow", "other")}
+        tools = [tool(effect="idempotent")(getattr(self, how))]
+        self.model = Script(asks(call("1", how), usage=TEN), last)
+        self.parent = Agent(name="parent", model=self.model, tools=tools)
+
+    async def slow(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if isinstance(messages[-1], User):
+            return asks(call("c", "look"), usage=TEN)
+        self.waits.set()
+        if self.end != "well":
+            await asyncio.Event().wait()
+        return Reply(text="slow", usage=TEN)
+
+    async def other(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        await self.waits.wait()
+        if isinstance(self.end, Exception):
+            raise self.end
+        return Reply(text="other", usage=TEN)
+
+    def both(self) -> list[Any]:
+        return [current_call().run(agent, name, key=name) for name, agent in self.agents.items()]
+
+    async def gathered(self) -> list[str]:
+        return [result.output for result in await asyncio.gather(*self.both())]
+
+    async def grouped(self) -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in self.both()]
+        return [task.result().output for task in tasks]
+
+    async def swallowed(self) -> list[str]:
+        try:
+            return await self.grouped()
+        except ExceptionGroup as exc:
+            return [repr(each) for each in exc.exceptions]
+
+    async def detached(self) -> list[str]:
+        slow, other = self.both()
+        task = asyncio.create_task(slow)
+        outputs = [(await other).output]
+        return [(await task).output, *outputs] if self.end == "well" else outputs
+
+    async def queued(self) -> list[str]:
+        async def later() -> Any:
+            await ended.wait()
+            return await context.run(self.after, "after", key="after")
+
+        ended, context = asyncio.Event(), current_call()
+        first = asyncio.ensure_future(asyncio.gather(*self.both(), later()))
+        first.add_done_callback(lambda _: ended.set())
+        return [result.output for result in await first]
+
+
+@pytest.mark.parametrize("how", ["gathered", "grouped", "swallowed", "detached"])
+async def test_a_child_that_is_left_takes_its_siblings_along_and_all_of_them_are_met_again(how: str) -> None:
+    life = Life(turns=1)
+    with pytest.raises(ModelUnavailable):
+        await life.executor.run(Siblings(how, ModelUnavailable("busy")).parent, "go", run_id="p")
+    assert life.executor.live_runs == frozenset()
+    assert [record.status for record in await life.records()] == [Status.INTERRUPTED] * 3
+    again = Siblings(how, "well", Reply(text="done", usage=TEN))
+    result = await life.resume(again.parent, "p")
+    assert again.model.asked[-1][-1] == ToolResult(call_id="1", tool=how, content=["slow", "other"])
+    assert result.usage == Usage(input_tokens=50, requests=5, tool_calls=2)
+    assert await life.records() == []
+
+
+@pytest.mark.parametrize(
+    ("how", "end", "used"),
+    [
+        *((how, ValueError("broken"), 20) for how in ("gathered", "detached", "queued")),
+        ("detached", "and nobody waits for the other", 30),
+    ],
+)
+async def test_a_child_whose_call_is_over_is_ended_and_counted(how: str, end: Exception | str, used: int) -> None:
+    life = Life(turns=1)
+    live: frozenset[str] = frozenset()
+
+    async def last(messages: Sequence[Message]) -> Reply:
+        nonlocal live
+        live = life.executor.live_runs
+        return Reply(text="done")
+
+    siblings = Siblings(how, end, last)
+    result = await life.executor.run(siblings.parent, "go", run_id="p")
+    assert live == {"p"}
+    assert result.usage.input_tokens == used
+    assert siblings.after.model.asked == []  # type: ignore[union-attr]
+    assert await life.records() == []
+
+
+@pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.PARKED])
+async def test_a_tool_that_stops_its_run_leaves_the_child_that_it_does_not_wait_for(status: Status) -> None:
+    life, siblings = Life(), Siblings("gathered", "later")
+
+    @tool(effect="idempotent")
+    async def stops() -> None:
+        slow, other = siblings.both()
+        other.close()
+        child = asyncio.create_task(slow)
+        await siblings.waits.wait()
+        assert not child.done()
+        raise Shutdown("now") if status is Status.INTERRUPTED else RunParked("approval")
+
+    parent = Agent(name="parent", model=Script(asks(call("1", "stops"))), tools=[stops])
+    with pytest.raises((Shutdown, RunParked)):
+        await life.executor.run(parent, "go", run_id="p")
+    assert {record.agent_name: record.status for record in await life.records()} == {
+        "parent": status,
+        "slow": Status.INTERRUPTED,
+    }
+
+
+async def test_a_cancel_while_the_children_of_a_call_are_ended_waits_for_them() -> None:
+    life, siblings = Life(), Siblings("gathered", ValueError("broken"))
+    settling, go_on = asyncio.Event(), asyncio.Event()
+    ends = 0
+
+    async def second_end(method: str) -> None:
+        nonlocal ends
+        ends += method == "settle"
+        if method == "settle" and ends == 2:
+            settling.set()
+            await go_on.wait()
+
+    life.store.before = second_end
+    run = asyncio.create_task(life.executor.run(siblings.parent, "go", run_id="p"))
+    await settling.wait()
+    run.cancel()
+    await asyncio.sleep(0)
+    assert len(life.executor.live_runs) == 2
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (life.executor.live_runs, await life.records()) == (frozenset(), [])
+
+
+async def test_a_child_that_was_resumed_by_hand_goes_on_under_its_parent() -> None:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
+    [record] = [record for record in await life.records() if record.parent_run_id]
+    begun = asyncio.Event()
+
+    async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    by_hand = asyncio.create_task(life.resume(Agent(name="child", model=hangs, tools=[look]), record.run_id))
+    await begun.wait()
+    parent = parent_of(Child().agent, "done")
+    await life.resume(parent, "p")
+    assert parent.model.asked[-1][-1] == ToolResult(call_id="1", tool="ask", content=["from the child"])  # type: ignore[union-attr]
+    with pytest.raises(RunInterrupted, match="under its parent"):
+        await by_hand
+    assert await life.records() == []

@@ -1,6 +1,8 @@
 """The reply that asks for tools is written before a once tool starts, and beside harmless ones."""
 
 import asyncio
+import itertools
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -8,13 +10,15 @@ from tests.life import Life
 from tests.script import Script, asks, call
 
 from holdfast.checkpoint.errors import ClaimLost, StoreFull
+from holdfast.checkpoint.handle import HandleSettings
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.agent import Agent
+from holdfast.run.call import current_call
 from holdfast.run.errors import PayloadError
 from holdfast.run.intents import INTENT_DELAY
-from holdfast.run.message import User
-from holdfast.run.tool import Tool
+from holdfast.run.message import Message, Reply, ToolResult, User
+from holdfast.run.tool import Tool, ToolSchema
 from holdfast.testing.clock import ManualClock
 
 ASK = asks(call("1", "work"))
@@ -33,12 +37,12 @@ class Slow:
         return "worked"
 
 
-def agent(slow: Slow) -> Agent:
-    return Agent(name="a", model=Script(ASK, "done"), tools=[Tool(slow.work, effect="pure")])
+def agent(slow: Slow, effect: str = "pure") -> Agent:
+    return Agent(name="a", model=Script(ASK, "done"), tools=[Tool(slow.work, effect=effect)])
 
 
-async def begun(life: Life, slow: Slow) -> "asyncio.Task[object]":
-    run: asyncio.Task[object] = asyncio.create_task(life.executor.run(agent(slow), "go", run_id="r"))
+async def begun(life: Life, slow: Slow, effect: str = "pure") -> "asyncio.Task[object]":
+    run: asyncio.Task[object] = asyncio.create_task(life.executor.run(agent(slow, effect), "go", run_id="r"))
     await slow.begun.wait()
     return run
 
@@ -124,3 +128,60 @@ async def test_nothing_waits_for_a_clock_when_the_run_is_over() -> None:
     assert clock.waiting == 0
     await clock.advance(timedelta(hours=1))
     assert await life.records() == []
+
+
+# -- under a throttle -------------------------------------------------------------------------------------------------
+
+HOUR = HandleSettings(throttle=timedelta(hours=1))
+
+
+@pytest.mark.parametrize(("effect", "writes"), [("pure", 1), ("idempotent", 2)])
+async def test_a_throttle_does_not_hold_back_the_reply_that_asks_for_an_idempotent_call(
+    effect: str, writes: int
+) -> None:
+    clock = ManualClock()
+    life, slow = Life(clock=clock, settings=HOUR), Slow()
+    run = await begun(life, slow, effect)
+    await clock.advance(INTENT_DELAY)
+    assert life.store.kinds == [BEGUN, [EntryKind.MESSAGE]][:writes]
+    slow.go_on.set()
+    await run
+    # What the call gave is held back: with its key it may be made again.
+    assert len(life.store.kinds) == writes
+
+
+@pytest.mark.parametrize(("effect", "writes"), [("pure", 1), ("idempotent", 2)])
+async def test_nor_that_of_a_quick_one(effect: str, writes: int) -> None:
+    life, slow = Life(clock=ManualClock(), settings=HOUR), Slow()
+    slow.go_on.set()
+    await life.executor.run(agent(slow, effect), "go")
+    assert life.store.kinds == [BEGUN, [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]][:writes]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+async def test_an_idempotent_call_is_made_under_one_key_whenever_a_throttled_process_dies(quick: bool) -> None:
+    clock, ids, keys = ManualClock(), itertools.count(), set()
+    life = Life(clock=clock, settings=HOUR)
+    paid = asyncio.Event()
+
+    def payer(dies: bool) -> Agent:
+        async def pay() -> str:
+            keys.add(current_call().idempotency_key)
+            paid.set()
+            return await asyncio.Event().wait() if dies and not quick else "paid"  # type: ignore[return-value]
+
+        async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+            if not isinstance(messages[-1], ToolResult):
+                return asks(call(f"call-{next(ids)}", "pay"))
+            return await asyncio.Event().wait() if dies else Reply(text="done")  # type: ignore[return-value]
+
+        return Agent(name="a", model=model, tools=[Tool(pay, effect="idempotent")])
+
+    run = asyncio.create_task(life.executor.run(payer(dies=True), "go", run_id="r"))
+    await paid.wait()
+    await clock.advance(INTENT_DELAY)
+    await life.die()
+    run.cancel()
+    await asyncio.wait([run])
+    assert (await Life(life.inner, clock=clock).resume(payer(dies=False), "r")).output == "done"
+    assert len(keys) == 1

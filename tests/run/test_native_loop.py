@@ -1,6 +1,7 @@
 """The native loop: ask the model, call the tools it asks for, repeat."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -211,6 +212,41 @@ async def test_a_cancel_that_a_tool_lets_out_is_told_to_the_model_like_any_error
         task = asyncio.create_task(asyncio.Event().wait())
         task.cancel()
         await task
+
+    [result] = await results_of(Script(asks(call("x", "impatient")), "sorry"), impatient)
+    assert (result.error, result.content) == (True, "CancelledError: ")
+
+
+async def fail_in_a_group() -> None:
+    async def broken() -> None:
+        raise OSError("404")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(broken())
+
+
+async def test_a_failed_task_group_of_a_tool_is_told_to_the_model_like_any_error() -> None:
+    """Up to Python 3.12 it leaves its task as if somebody cancelled it."""
+
+    @tool
+    async def fetch() -> None:
+        await fail_in_a_group()
+
+    @tool
+    async def divide() -> float:
+        return 1 / 0
+
+    model = Script(asks(call("x", "fetch")), asks(call("y", "divide")), "sorry")
+    results = await results_of(model, fetch, divide)
+    assert [result.content.partition(":")[0] for result in results] == ["ExceptionGroup", "ZeroDivisionError"]
+
+
+async def test_a_cancel_that_a_tool_lets_out_after_a_failed_task_group_is_told_to_the_model() -> None:
+    @tool
+    async def impatient() -> None:
+        with contextlib.suppress(BaseExceptionGroup):
+            await fail_in_a_group()
+        raise asyncio.CancelledError
 
     [result] = await results_of(Script(asks(call("x", "impatient")), "sorry"), impatient)
     assert (result.error, result.content) == (True, "CancelledError: ")

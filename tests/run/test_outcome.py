@@ -180,6 +180,63 @@ async def test_a_cancel_that_the_runs_own_code_lets_out_is_no_cancel_of_the_call
     assert await life.records() == []
 
 
+@pytest.mark.parametrize("end", ["done", ValueError("broken"), RunParked("approval"), Shutdown("now")], ids=repr)
+async def test_whoever_joined_a_run_is_told_how_it_ended_and_not_that_its_caller_was_cancelled(
+    end: str | Exception,
+) -> None:
+    life = Life()
+    begun, go_on, settling, settle = (asyncio.Event() for _ in range(4))
+
+    async def gate(method: str) -> None:
+        if method in ("remove", "settle"):
+            settling.set()
+            await settle.wait()
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        await go_on.wait()
+        if isinstance(end, Exception):
+            raise end
+        return Reply(text=end)
+
+    life.store.before = gate
+    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    await begun.wait()
+    joined = asyncio.create_task(life.executor.join("r"))
+    go_on.set()
+    await settling.wait()
+    run.cancel()
+    await asyncio.sleep(0)
+    settle.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    if isinstance(end, Exception):
+        with pytest.raises(type(end), match=str(end)):
+            await joined
+    else:
+        result = await joined
+        assert result is not None
+        assert result.output == end
+
+
+async def test_whoever_joined_a_run_that_is_cancelled_with_its_caller_is_told_so() -> None:
+    life = Life()
+    begun = asyncio.Event()
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        begun.set()
+        return await model_that_hangs(messages, tools)
+
+    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    await begun.wait()
+    joined = asyncio.create_task(life.executor.join("r"))
+    await asyncio.sleep(0)
+    run.cancel()
+    with pytest.raises(RunCancelled):
+        await joined
+    assert run.cancelled()
+
+
 class BrokenSource:
     name = "a"
 

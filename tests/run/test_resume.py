@@ -13,7 +13,7 @@ from tests.script import Script, asks, call
 from holdfast.checkpoint.handle import HandleSettings
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.lifecycle import Status
-from holdfast.run.agent import Agent
+from holdfast.run.agent import Agent, Phase
 from holdfast.run.errors import NotKnownHere, RunParked, Shutdown
 from holdfast.run.info import RunInfo
 from holdfast.run.message import Message, Reply, ToolResult, User
@@ -25,6 +25,15 @@ from holdfast.run.usage import Usage
 class StopsAtTheEnd(Silent):
     async def output(self, info: RunInfo, output: Any) -> None:
         raise Shutdown("now")
+
+
+class StopsAtTheReply(Silent):
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def progress(self, info: RunInfo, event: RunEvent) -> None:
+        if event.kind == "reply" and event.text == self._text:
+            raise Shutdown("now")
 
 
 class StopsAtACall(Silent):
@@ -89,6 +98,24 @@ async def test_an_answer_that_was_saved_is_not_asked_for_again() -> None:
     result = await Life(life.inner).resume(Agent(name="a", model=model), "r")
     assert (result.output, result.iterations) == ("done", 1)
     assert model.asked == []
+
+
+@pytest.mark.parametrize("delivery", [StopsAtTheReply("done"), StopsAtTheEnd()])
+@pytest.mark.parametrize("before", [[], [Phase(name="first", model=Script("on"))]])
+async def test_the_step_of_an_answer_that_was_saved_is_counted_once(delivery: Silent, before: list[Phase]) -> None:
+    @tool(effect="pure")
+    async def look() -> str:
+        return "seen"
+
+    model = Script(asks(call("1", "look")), "done")
+    agent = Agent(name="a", tools=[look], phases=[*before, Phase(name="last", model=model)])
+    life = Life(ports=Ports(delivery=delivery))
+    with pytest.raises(Shutdown):
+        await life.executor.run(agent, "go", run_id="r")
+    result = await Life(life.inner).resume(agent, "r")
+    steps = len(before) + 2
+    assert (result.output, result.iterations, result.usage.requests) == ("done", steps, steps)
+    assert len(model.asked) == 2
 
 
 # -- 12: half-done batches --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from tests.script import Script, asks, call
 
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.handle import HandleSettings
+from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.run.agent import Agent
 from holdfast.run.call import current_call
@@ -267,3 +268,37 @@ async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_does_not_end
         await run
     await shutdown
     assert await life.statuses() == {"r": Status.INTERRUPTED}
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+@pytest.mark.parametrize("in_tool", [True, False])
+async def test_a_cancel_of_all_tasks_while_the_host_shuts_down_does_not_end_the_run(
+    in_tool: bool, own_first: bool
+) -> None:
+    """As asyncio.run() does when a second Ctrl-C has ended the main task: in any order."""
+    clock = ManualClock()
+    life = Life(clock=clock)
+    begun = asyncio.Event()
+
+    async def hang() -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        return asks(call("1", "hang")) if in_tool else Reply(text=await hang())
+
+    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model, tools=[tool(hang)]), "go", run_id="r"))
+    await begun.wait()
+    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    await clock.advance(timedelta(0))
+    [own] = [task for task in asyncio.all_tasks() if task.get_name() == "holdfast run r"]
+    for task in [own, run] if own_first else [run, own]:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await shutdown
+    [record] = await life.records()
+    assert record.status is Status.INTERRUPTED
+    # What was being done is not over: it is in doubt.
+    assert {entry.kind for entry in (await life.inner.load("r")).entries} == {EntryKind.BEGIN, EntryKind.MESSAGE}

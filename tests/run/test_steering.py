@@ -11,7 +11,7 @@ from tests.script import Script, asks, call
 
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.run.agent import Agent, Bounds
-from holdfast.run.errors import RunParked, Shutdown
+from holdfast.run.errors import PayloadError, RunParked, Shutdown
 from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo
 from holdfast.run.live import LiveRun
@@ -44,6 +44,23 @@ async def test_a_message_is_steered_in_between_two_steps() -> None:
         User("mind the gap"),
         User("and the doors"),
     )
+
+
+async def test_a_message_that_cannot_be_stored_is_refused_and_the_run_goes_on() -> None:
+    life = Life()
+
+    @tool(effect="pure")
+    async def hint() -> str:
+        live = life.executor.live("r")
+        assert live is not None
+        live.steer("hurry up")
+        with pytest.raises(PayloadError, match="cannot be stored"):
+            live.steer("half a pair \ud83d")
+        return "seen"
+
+    model = Script(asks(call("1", "hint")), "done")
+    await life.executor.run(Agent(name="a", model=model, tools=[hint]), "go", run_id="r")
+    assert [message for message in model.asked[1] if isinstance(message, User)] == [User("go"), User("hurry up")]
 
 
 async def test_a_message_that_comes_with_the_answer_is_answered_too() -> None:

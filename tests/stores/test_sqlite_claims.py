@@ -1,6 +1,7 @@
 """Whose turn it is, and who is alive, as far as it is the SQLite store's own doing."""
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -14,8 +15,9 @@ import pytest
 
 from holdfast.checkpoint.claim import Worker
 from holdfast.checkpoint.errors import RunBusy
+from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.liveness import this_process
-from holdfast.checkpoint.record import RunFilter
+from holdfast.checkpoint.record import Ending, RunFilter
 from holdfast.checkpoint.stores.sqlite import SqliteStore, claims
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.testing import ManualClock
@@ -87,6 +89,62 @@ async def test_one_claim_takes_the_oldest_of_each_however_many_callers_there_are
         rest = ids(await store.claim_next(worker, agents=["agent"], limit=12))
         assert sorted(rest[:9]) == [f"{n}:1" for n in range(9)]
         assert all(run_id.endswith(":2") for run_id in rest[9:])
+
+
+async def test_what_another_process_left_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
+        names = [f"run-{n}" for n in range(8)]
+        for name in names:
+            await store.create(a_run(name, caller_id=name))
+        worker, another = await enlisted(store), await enlisted(other)
+        taken = ids(await store.claim_next(worker, agents=["agent"], limit=2))
+        taken += ids(await other.claim_next(another, agents=["agent"], limit=4))
+        taken += ids(await store.claim_next(worker, agents=["agent"], limit=4))
+        assert sorted(taken) == names
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_every_ready_run_is_found_and_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    chance, ready = random.Random(seed), set()
+    async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
+        gone = await enlisted(store)
+        for n in range(40):
+            run = a_run(f"run-{n:02}", caller_id=f"{chance.randrange(30):02}", agent_name=chance.choice("AB"))
+            if chance.random() < 0.2:
+                await (store.create(run) if chance.random() < 0.5 else begun(store, gone, run))
+                ready.add(run.run_id)
+            else:
+                later = Ending(status=Status.INTERRUPTED, delay=HOUR)
+                await store.settle(await begun(store, gone, run), later)
+        await store.discharge(gone)
+        askers = [(store, await enlisted(store)), (other, await enlisted(other))]
+        taken: list[str] = []
+        while True:
+            asked, worker = chance.choice(askers)
+            some = await asked.claim_next(worker, agents=["A", "B"], limit=chance.randint(1, 6))
+            if not some:
+                break
+            taken += ids(some)
+        assert Counter(taken) == Counter(ready)
+
+
+async def test_a_look_ends_where_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 2)
+    async with opened(tmp_path / "runs.db") as store:
+        worker = await enlisted(store)
+        begins = [await begun(store, worker, a_run(f"run-{n}", caller_id=str(n))) for n in range(4)]
+        for claim in begins:
+            delay = timedelta(0) if claim.run_id == "run-1" else HOUR
+            await store.settle(claim, Ending(status=Status.INTERRUPTED, delay=delay))
+        [claim] = await store.claim_next(worker, agents=["agent"], limit=1)
+        await store.settle(claim, Ending(status=Status.INTERRUPTED, delay=HOUR))
+        # Behind the second caller it begins, and with the second it ends, without a look at fewer than it may.
+        async with asyncio.timeout(60):
+            assert ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
 
 
 async def test_runs_of_several_dead_workers_and_waiting_ones_are_one_queue(tmp_path: Path) -> None:

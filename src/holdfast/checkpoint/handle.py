@@ -82,6 +82,8 @@ class StoreCheckpointer:
         self._lock = asyncio.Lock()
         self._closed = False
         self._saved_at: float | None = None
+        #: When the last write was sent, and the last that the store took: since then the claim may have been lost.
+        self._sent_at = 0.0
         self._proven_at: float | None = None
         #: The newest state that the throttle held back, and what will write it.
         self._held_back: RunState | None = None
@@ -169,7 +171,9 @@ class StoreCheckpointer:
                 await self._patiently(partial(self._send, delta), failed=exc)
             self._mark, self._progress = delta.after, delta.progress
             self._progressed = self._progressed or delta.finished_step
-            self._saved_at = self._proven_at = self._clock.monotonic()
+            self._proven_at = self._sent_at
+            if self._throttled:
+                self._saved_at = self._clock.monotonic()
         except Exception:
             if self._throttled:
                 self._hold_back(state, self._settings.throttle)
@@ -182,6 +186,7 @@ class StoreCheckpointer:
         return cap is not None and delta.after.size > cap
 
     def _send(self, delta: Delta) -> Awaitable[None]:
+        self._sent_at = self._clock.monotonic()
         if self._claim is None:
             return self._create(delta)
         write = Write(
@@ -211,15 +216,18 @@ class StoreCheckpointer:
         """Prove by a fenced write that the claim still holds, unless a write has just done so."""
         if self._claim is None or self._closed:
             return
-        if self._proven_at is not None and self._clock.monotonic() - self._proven_at < PROOF_LASTS.total_seconds():
-            return
-        async with self._lock:
-            await self._patiently(self._prove)
+        # Once more if the answer came late: the claim may be lost by then. A store that is always so slow is believed.
+        for _ in range(2):
+            if self._proven_at is not None and self._clock.monotonic() - self._proven_at < PROOF_LASTS.total_seconds():
+                return
+            async with self._lock:
+                await self._patiently(self._prove)
 
     async def _prove(self) -> None:
         assert self._claim is not None
+        self._sent_at = self._clock.monotonic()
         await self._store.append(self._claim, Write(entries=(), progress=self._progress))
-        self._proven_at = self._clock.monotonic()
+        self._proven_at = self._sent_at
 
     # -- settling -----------------------------------------------------------------------------------------------
 

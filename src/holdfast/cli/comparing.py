@@ -140,8 +140,8 @@ async def watched(
 
     def on_signal() -> None:
         if not stops:
-            watcher.say("stopping after the turns under way; once more stops at once", "yellow")
             stops.append(loop.create_task(fanout.stop()))
+            watcher.say("stopping after the turns under way; once more stops at once", "yellow")
             return
         watcher.stop()
         stopped_at_once()

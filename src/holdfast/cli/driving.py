@@ -33,8 +33,8 @@ async def drive(
 
     def on_signal() -> None:
         if not shutdowns:
-            watcher.say("stopping after the current step; once more stops at once", "yellow")
             shutdowns.append(loop.create_task(app.shutdown()))
+            watcher.say("stopping after the current step; once more stops at once", "yellow")
             return
         watcher.stop()
         stopped_at_once()

@@ -29,9 +29,11 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     #: The command that goes on with it; empty if there is nothing to go on with.
     resume: str = ""
+    #: The command that says, before that, what became of a call in doubt.
+    unpark: str = ""
 
 
-async def ending_of(app: App, run_id: str, drive: Callable[[], Awaitable[Result]], resume: str) -> Ending:
+async def ending_of(app: App, run_id: str, drive: Callable[[], Awaitable[Result]], resume: str, unpark: str) -> Ending:
     """Drive a run and say how that ended. What went wrong before there was a run is raised.
 
     Raises:
@@ -40,7 +42,8 @@ async def ending_of(app: App, run_id: str, drive: Callable[[], Awaitable[Result]
     try:
         result = await drive()
     except RunParked as exc:
-        return Ending(run_id=run_id, status="parked", reason=exc.why, resume=resume)
+        in_doubt = exc.why.startswith("in doubt")
+        return Ending(run_id=run_id, status="parked", reason=exc.why, resume=resume, unpark=unpark if in_doubt else "")
     except (NotAdmitted, NotDurable):
         raise
     except RunInterrupted as exc:
@@ -78,8 +81,8 @@ def print_ending(ending: Ending, *, as_json_text: bool) -> int:
         print(printable(text) if is_terminal(sys.stdout) else text, flush=True)
     if ending.status != "done":
         talk(f"run {ending.run_id} is {ending.status}: {ending.reason}")
-        if ending.status == "parked" and ending.reason.startswith("in doubt"):
-            talk(f"say what became of the call with: holdfast unpark {ending.run_id} --answer CALL=RESULT")
+        if ending.unpark:
+            talk(f"first say what became of the call: {ending.unpark}")
         if ending.resume:
             talk(f"go on with: {ending.resume}")
     return 0 if ending.status == "done" else 1
@@ -87,5 +90,17 @@ def print_ending(ending: Ending, *, as_json_text: bool) -> int:
 
 def resume_command(target: list[str], run_id: str, store: str) -> str:
     """What to type to go on with a run."""
+    return _command("resume", store, *target, run_id)
+
+
+def unpark_command(run_id: str, store: str) -> str:
+    """What to type to tell a run what became of a call."""
+    return _command("unpark", store, "--answer", "CALL=RESULT", run_id)
+
+
+def _command(name: str, store: str, *arguments: str) -> str:
     where = ["--store", without_secret(store)] if store else []
-    return shlex.join(["holdfast", "resume", *target, run_id, *where])
+    if arguments[-1].startswith("-"):  # an id may look like an option
+        *others, run_id = arguments
+        return shlex.join(["holdfast", name, *where, *others, "--", run_id])
+    return shlex.join(["holdfast", name, *arguments, *where])

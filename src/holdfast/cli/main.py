@@ -18,9 +18,7 @@ def main() -> NoReturn:
     from holdfast.cli.errors import WrongUsage, debugging, one_line
     from holdfast.cli.program import program
 
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character that a terminal cannot show is no reason to fail
-            stream.reconfigure(errors="replace")
+    _prepare_streams()
     try:
         program()(prog_name="holdfast")
         sys.exit(0)
@@ -33,6 +31,15 @@ def main() -> NoReturn:
             _leave_quietly()
         hint = "" if isinstance(exc, HoldfastError) else " (holdfast --debug shows where)"
         _leave(one_line(exc) + hint, 1)
+
+
+def _prepare_streams() -> None:
+    # One that was closed (`2>&-`) must not make the other say what belongs to it.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that a terminal cannot show is no reason to fail
+            stream.reconfigure(errors="replace")
 
 
 def _leave(message: str, code: int) -> NoReturn:

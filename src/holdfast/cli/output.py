@@ -1,9 +1,10 @@
 """Printing: results to stdout, talk to stderr; styled on a terminal, plain elsewhere."""
 
+import contextlib
 import os
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -14,17 +15,37 @@ if TYPE_CHECKING:
 
 def talk(text: str) -> None:
     """Tell the user something that is not the result."""
-    print(printable(text), file=sys.stderr, flush=True)
+    with heard_or_not(sys.stderr):
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def heard_or_not(stream: IO[str]) -> Iterator[None]:
+    """Write to a stream whose reader may have gone, as `head` does. From then on what is written to it goes nowhere.
+
+    No run may end because nobody watches it any more.
+    """
+    try:
+        yield
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_json(value: Any) -> None:
     """`value` as indented JSON, for people with `jq`."""
-    print(msgspec.json.format(as_json(value), indent=2).decode(), flush=True)
+    _put(msgspec.json.format(as_json(value), indent=2))
 
 
 def print_json_line(value: Any) -> None:
     """`value` as JSON in one line, so that each line of a stream is a whole."""
-    print(as_json(value).decode(), flush=True)
+    _put(as_json(value))
+
+
+def _put(line: bytes) -> None:
+    """JSON is UTF-8, whatever the terminal is."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def as_json(value: Any) -> bytes:
@@ -110,6 +131,17 @@ class Paper:
                 for column, width, cell in zip(columns, widths, row, strict=True)
             )
             print("  ".join(padded).rstrip(), file=self._stream, flush=True)
+
+
+class Talk(Paper):
+    """Lines on stderr, which nobody has to read."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def line(self, text: str = "", style: str = "") -> None:
+        with heard_or_not(sys.stderr):
+            super().line(text, style)
 
 
 #: How words that say how something stands are shown.

@@ -1,6 +1,5 @@
 """A live panel for each model of a comparison on a terminal, plain lines elsewhere."""
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.cli import amounts
 from holdfast.cli.errors import one_line
-from holdfast.cli.output import Paper, one_of, printable
+from holdfast.cli.output import Talk, one_of, printable
 from holdfast.cli.progress import Watcher
 from holdfast.run.errors import RunInterrupted, RunParked
 from holdfast.run.info import RunInfo
@@ -37,7 +36,7 @@ class Panels(Watcher):
     """Shows every model of a comparison at once, on stderr."""
 
     def __init__(self, cells: Sequence[str]) -> None:
-        self._paper = Paper(sys.stderr)
+        self._paper = Talk()
         self._live: Live | None = None
         self._cells = {cell: _Shown() for cell in cells}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.cli import amounts
 from holdfast.cli.errors import one_line
-from holdfast.cli.output import Paper, one_of, print_json_line, printable
+from holdfast.cli.output import Talk, heard_or_not, one_of, print_json_line, printable
 from holdfast.run.errors import RunInterrupted, RunParked
 from holdfast.run.info import RunInfo
 from holdfast.run.ports import RunEvent
@@ -38,7 +38,7 @@ class Watcher:
 
     def say(self, text: str, style: str = "") -> None:
         """A line for the person in front of it."""
-        Paper(sys.stderr).line(text, style)
+        Talk().line(text, style)
 
     async def progress(self, info: RunInfo, event: RunEvent) -> None: ...
 
@@ -52,7 +52,7 @@ class Display(Watcher):
 
     def __init__(self, *, many: bool = False) -> None:
         """Show one run, or `many` side by side, each line with its run's id then."""
-        self._paper = Paper(sys.stderr)
+        self._paper = Talk()
         self._many = many
         self._live: Live | None = None
         #: What is under way, by run and call: its name, and since when.
@@ -125,6 +125,7 @@ class Display(Watcher):
     def _picture(self) -> "RenderableType":
         from rich.console import Group
         from rich.spinner import Spinner
+        from rich.text import Text
 
         now = time.monotonic()
         room = self._paper.width - 4
@@ -133,7 +134,8 @@ class Display(Watcher):
             since = amounts.duration(timedelta(seconds=now - began)) + (f" {run_id}" if self._many else "")
             # Of a text that is still coming, its end.
             told = " ".join(printable(name).split())
-            lines.append(Spinner("dots", f"{since} {told[-(room - len(since)) :]}"))
+            # As a text of its own: what a model says may look like rich's markup.
+            lines.append(Spinner("dots", Text(f"{since} {told[-(room - len(since)) :]}")))
         return Group(*lines)
 
 
@@ -178,4 +180,5 @@ class EventLines(Watcher):
         self._print(info, kind, reason=one_line(error))
 
     def _print(self, info: RunInfo, event: str, **more: Any) -> None:
-        print_json_line({"event": event, "run_id": info.run_id, "agent": info.agent_name, **more})
+        with heard_or_not(sys.stdout):
+            print_json_line({"event": event, "run_id": info.run_id, "agent": info.agent_name, **more})

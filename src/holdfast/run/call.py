@@ -40,9 +40,11 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 
         The child's id is derived from this call, so a call that is made again after a crash meets the same child,
         half-way or finished, and never starts a second one. The tool has to say that it is `idempotent` for that.
+        A child that still runs when this call is over is ended.
 
         Args:
             key: tells several children of one call apart; without it they are counted in the order they are started.
+                The same key again is the same child: its result, or its error.
         """
         if self.start_child is None:
             raise RunError("this call cannot start child runs: it is not driven by an executor")

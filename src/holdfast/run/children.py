@@ -1,13 +1,16 @@
 """Runs that are started from inside a tool of another run."""
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from holdfast.run.agent import AgentSource
+from holdfast.run.errors import RunCancelled, RunError
 from holdfast.run.info import RunInfo
 from holdfast.run.live import LiveRun
 from holdfast.run.outcome import Result
+from holdfast.run.uninterrupted import uninterrupted
 from holdfast.run.usage import NO_USAGE, Usage
 
 #: Drives a child run of a live run to its end, or finds it ended; tells what it has used, however it ended.
@@ -21,33 +24,70 @@ def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:
 
 
 class Brood:
-    """The children of one tool call."""
+    """The children of one tool call. None outlives the call."""
 
-    __slots__ = ("_call_id", "_parent", "_start_child", "_started", "_step", "_stopped", "run_ids", "usage")
+    __slots__ = ("_call_id", "_ends", "_parent", "_start_child", "_started", "_step", "_stopped", "over", "usage")
 
     def __init__(self, parent: LiveRun, call_id: str, start_child: StartChild | None) -> None:
         self._parent, self._call_id, self._start_child = parent, call_id, start_child
         self._step = parent.state.iteration + 1
         self._started = 0
         self._stopped: BaseException | None = None
-        self.run_ids: list[str] = []
+        #: The call is over: it starts no children any more.
+        self.over = False
+        #: How each child ends, by its id, and the task that waits for that.
+        self._ends: dict[str, tuple[asyncio.Future[Any], asyncio.Task[Any]]] = {}
         #: Joins the parent's usage when the call's result is recorded, so that it is counted exactly once.
         self.usage: Usage = NO_USAGE
 
+    @property
+    def run_ids(self) -> Collection[str]:
+        return self._ends.keys()
+
     async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Any:
-        """Run the child, or meet it again."""
+        """Run the child, or meet it again: one of an earlier life, or one that this call has started already."""
         if key is None:
             key = str(self._started)
             self._started += 1
-        assert self._start_child is not None, "only an executor makes drives"
         info = self._info(agent, prompt, key)
-        self.run_ids.append(info.run_id)
+        if info.run_id in self._ends:
+            return await asyncio.shield(self._ends[info.run_id][0])
+        if self.over:
+            raise RunError(f"call {self._call_id} is over: it starts no child runs any more")
+        end, task = asyncio.get_running_loop().create_future(), asyncio.current_task()
+        assert task is not None, "no coroutine runs outside of a task"
+        self._ends[info.run_id] = end, task
         try:
+            result = await self._drive(agent, info)
+        except BaseException as exc:
+            # Whoever else waits for the child was not cancelled with it.
+            cancelled = isinstance(exc, asyncio.CancelledError)
+            end.set_exception(RunCancelled(f"run {info.run_id} was cancelled") if cancelled else exc)
+            end.exception()  # seen: nobody has to wait for it
+            raise
+        end.set_result(result)
+        return result
+
+    async def _drive(self, agent: AgentSource, info: RunInfo) -> Result:
+        assert self._start_child is not None, "only an executor makes drives"
+        try:
+            # The child may act at once. If the reply that asks for this call were lost, the model would be asked again,
+            # and the call that it asks for then would start another child. Seen through: the tool may give up on it.
+            await uninterrupted(self._parent.save(essential=True))
             return await self._start_child(self._parent, agent, info, self._count)
         except Exception as exc:
             if self._parent.is_left_by(exc):
-                self._stopped = exc
+                # Its siblings, too: whoever cancels them from now on.
+                self._stopped = self._parent.failing = exc
             raise
+
+    async def end(self) -> None:
+        """End the children that still run, or leave them if their parent is left. Returns when they are settled."""
+        running = [(end, task) for end, task in self._ends.values() if not end.done()]
+        for _, task in running:
+            task.cancel()
+        if running:
+            await uninterrupted(asyncio.wait([end for end, _ in running]))
 
     def check(self, error: Exception | None = None) -> None:
         """A child that is left stops its parent, whatever the tool made of that: a result, or another `error`."""

@@ -1,7 +1,7 @@
 """Bringing all runs to a stop, in a time that is known beforehand even if the store does not answer."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -84,3 +84,12 @@ async def within(limit: timedelta, work: Coroutine[Any, Any, None], clock: Clock
         return False
     task.result()
     return True
+
+
+async def close_in_time(what: str, close: Callable[[], Coroutine[Any, Any, None]], clock: Clock) -> None:
+    """Close `what`, one of the last things of a host. Trouble is logged: it must not mask why the host stops."""
+    try:
+        if not await within(LAST_WORDS, close(), clock):
+            log.error("%s does not answer, and was left without being closed", what)
+    except Exception as exc:  # a host's own store or port may raise anything
+        log.error("%s could not be closed: %s", what, exc, exc_info=exc)

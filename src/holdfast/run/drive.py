@@ -37,6 +37,7 @@ _NONE: frozenset[str] = frozenset()
 
 #: Asked for at every call, and an enum takes its time to find a member.
 _ONCE: Final = Effect.ONCE
+_IDEMPOTENT: Final = Effect.IDEMPOTENT
 
 #: Among the notes of a run that is parked: the calls in doubt that a person is asked about.
 IN_DOUBT = "in_doubt"
@@ -102,6 +103,8 @@ class Drive:
         self._doubtful = _NONE
         self._ran_once = False
         self._intends = False
+        #: Among the calls that are intended is one with a key, which is only good if the same call is made again.
+        self._keyed = False
         self._background: set[asyncio.Task[bool]] = set()
         #: Children whose results are in this step.
         self._raised: list[str] = []
@@ -159,13 +162,14 @@ class Drive:
     async def end_step(self) -> None:
         """The reply and all its tool results are in the history: the step is finished and saved."""
         live, state = self.live, self.state
+        urgent, self._ran_once = self._ran_once or bool(self._raised), False
         if self._intends:
             self._intends = False
             live.intents.end(self)
+            urgent = urgent or self._keyed
         state.iteration += 1
         state.results.clear()
         self._outstanding, self._doubtful = 0, _NONE
-        urgent, self._ran_once = self._ran_once or bool(self._raised), False
         if await live.save(urgent=urgent) and self._raised:
             await self._forget_children()
         if live.ports.budget is not None:
@@ -202,9 +206,10 @@ class Drive:
         """
         missing = _without_result(calls, self.state) if self.state.results else calls
         self._outstanding = len(missing)
-        self._ran_once = False
+        self._ran_once = self._keyed = False
         for call in missing:
             self._ran_once = self._ran_once or call.effect is _ONCE
+            self._keyed = self._keyed or call.effect is _IDEMPOTENT
         if resumed:
             self._doubtful = frozenset(call.call_id for call in missing).difference(untried)
             if self._ran_once:
@@ -265,9 +270,14 @@ class Drive:
             result = await request.execute()
         except Exception as exc:
             brood.check(exc)
+            if live.is_left_by(exc):
+                live.failing = exc
             raise
         finally:
             _CURRENT.reset(token)
+            brood.over = True
+            if brood.run_ids:
+                await brood.end()
         brood.check()
         # Before anybody is told: a call that was made stays made, whatever those who are told do.
         self._record(request, result, brood, ONE_TOOL_CALL)
@@ -307,7 +317,7 @@ class Drive:
     def save_intent(self) -> None:
         """The calls take a while: have the reply that asks for them written meanwhile."""
         self._intends = False
-        task = asyncio.get_running_loop().create_task(self.live.save())
+        task = asyncio.get_running_loop().create_task(self.live.save(urgent=self._keyed))
         self._background.add(task)
         task.add_done_callback(self._intent_saved)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.run.agent import Agent, AgentSource
-from holdfast.run.drain import LAST_WORDS, Drain, within
+from holdfast.run.drain import LAST_WORDS, Drain, close_in_time, within
 from holdfast.run.errors import (
     NotAdmitted,
     NotDurable,
@@ -120,17 +120,19 @@ class Executor:
             **self._for_live(),
         )
         if resumption.info.parent_run_id is None:
+            run_id = resumption.info.run_id
+            lost = RunLost(f"run {run_id} was lost to another worker, and claimed anew by this one")
             try:
-                await self._end_older(resumption.info.run_id)
+                await self._end_older(run_id, lost)
             except BaseException:
                 await uninterrupted(give_back(live))
                 raise
         return await self._conduct(agent, live)
 
-    async def _end_older(self, run_id: str) -> None:
-        """A run that was claimed anew is driven under the new claim: what drives it under an older one has lost it."""
+    async def _end_older(self, run_id: str, error: RunError) -> None:
+        """A run is driven under its newest claim: what drives it under an older one is stopped with `error`."""
         while (older := self._live.get(run_id)) is not None and not self._draining:
-            older.stop(RunLost(f"run {run_id} was lost to another worker, and claimed anew by this one"))
+            older.stop(error)
             await asyncio.wait([older.outcome])
 
     def live(self, run_id: str) -> LiveRun | None:
@@ -167,6 +169,8 @@ class Executor:
         self, parent: LiveRun, agent: AgentSource, info: RunInfo, count: Callable[[Usage], None]
     ) -> Result:
         loop = loop_of(agent)
+        # A call starts each child once, so one that is live was started by somebody else: by hand.
+        await self._end_older(info.run_id, RunInterrupted(f"run {info.run_id} goes on under its parent"))
         met = await self._rejoin(parent, info, loop)
         if isinstance(met, Finished):
             count(met.usage)
@@ -206,6 +210,8 @@ class Executor:
             raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
         self._live[run_id] = live
         self._idle.clear()
+        error: BaseException | None = RunError(f"run {run_id} was not begun")
+        result: tuple[Result, Any] | None = None
         try:
             task = asyncio.create_task(self._drive(agent, live), name=f"holdfast run {run_id}")
             live.runs_in(task)
@@ -218,15 +224,9 @@ class Executor:
             if error is not None:
                 raise error
             assert result is not None
-            live.outcome.set_result(result[0])
             return result[0]
-        except BaseException as exc:
-            # Whoever else waits for the run was not cancelled with it.
-            cancelled = isinstance(exc, asyncio.CancelledError)
-            live.outcome.set_exception(RunCancelled(f"run {run_id} was cancelled") if cancelled else exc)
-            live.outcome.exception()  # seen: nobody has to wait for it
-            raise
         finally:
+            _tell_others(live, error, result)
             del self._live[run_id]
             if not self._live:
                 self._idle.set()
@@ -289,7 +289,7 @@ class Executor:
 
         Runs that have not reached one when `grace` is over are stopped where they are. The store is closed last. One
         that does not answer then is waited for no longer than a few seconds: its runs stay as they were last saved,
-        and are recovered when this process has ended.
+        and are recovered when this process has ended. Trouble with closing it is logged.
 
         May be called again; every call returns when the shutdown is done.
         """
@@ -300,9 +300,8 @@ class Executor:
 
     async def _drain(self, grace: timedelta) -> None:
         await Drain(self._live, self._idle, self._clock).finish(grace)
-        checkpoints = self._ports.checkpoints
-        if checkpoints is not None and not await within(LAST_WORDS, checkpoints.close(), self._clock):
-            log.error("the store does not answer, and was left without being closed")
+        if self._ports.checkpoints is not None:
+            await close_in_time("the store", self._ports.checkpoints.close, self._clock)
 
     def shutdown_on_signals(self, grace: timedelta = timedelta(seconds=30)) -> None:
         """Shut down on SIGTERM and SIGINT. A second signal ends the process as it would have without this."""
@@ -357,15 +356,24 @@ async def _outcome(
         await asyncio.wait([task])
     except asyncio.CancelledError as exc:
         cancel = exc
-        if not task.done():
+        if not task.done() or task.cancelled():  # by whoever cancels all tasks
             live.stop_with_caller(cancel)
             await uninterrupted(asyncio.wait([task]), swallow=True)
     stopped_by = live.stopped_by
     # A run that came to its end before it could be interrupted did so. What else it made of being stopped is no matter.
     if stopped_by and (task.cancelled() or task.exception() or not isinstance(stopped_by, RunInterrupted)):
         return stopped_by, cancel
-    if task.cancelled() and task.cancelling() and live.left_with_caller:
-        return live.left(), cancel  # an event loop that ends cancels all tasks
     if task.cancelled():
         return RunCancelled(f"run {live.info.run_id} was cancelled from within: its own code let out a cancel"), cancel
     return task.exception(), cancel
+
+
+def _tell_others(live: LiveRun, error: BaseException | None, result: tuple[Result, Any] | None) -> None:
+    """Whoever else waits for the run was not cancelled with its caller, and is told how the run itself ended."""
+    if error is None:
+        assert result is not None
+        live.outcome.set_result(result[0])
+        return
+    cancelled = isinstance(error, asyncio.CancelledError)
+    live.outcome.set_exception(RunCancelled(f"run {live.info.run_id} was cancelled") if cancelled else error)
+    live.outcome.exception()  # seen: nobody has to wait for it

@@ -11,6 +11,7 @@ from holdfast.run.errors import NotSaved, RunError, RunInterrupted, RunKilled, S
 from holdfast.run.info import RunInfo
 from holdfast.run.intents import Intents
 from holdfast.run.outcome import Settlement, settlement
+from holdfast.run.payload import plain
 from holdfast.run.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
 from holdfast.run.state import RunState
 from holdfast.run.uninterrupted import uninterrupted
@@ -54,7 +55,7 @@ class LiveRun:
         self.failing: BaseException | None = None
         self._parent = parent
         #: Whoever waits for the run is not who asked for it: a cancel leaves it for recovery.
-        self.left_with_caller = left_with_caller
+        self._left_with_caller = left_with_caller
         self._required, self._shutdown_types = required, shutdown_types
         self._task: asyncio.Task[Any] | None = None
         self._writing = False
@@ -74,9 +75,13 @@ class LiveRun:
     # -- from outside -------------------------------------------------------------------------------------------
 
     def steer(self, text: str) -> None:
-        """Put a message in front of the next step. It is saved with the run: in this life or in the next."""
+        """Put a message in front of the next step. It is saved with the run: in this life or in the next.
+
+        Raises:
+            PayloadError: no store could keep the text, such as half a surrogate pair. Nothing was changed.
+        """
         # A new list each time: what was saved is compared with it.
-        self.state.notes[STEERING] = [*self.steering, text]
+        self.state.notes[STEERING] = [*self.steering, plain(text, "the message")]
 
     def kill(self, reason: str) -> None:
         """End the run: for critics."""
@@ -111,18 +116,14 @@ class LiveRun:
                 Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {self.state.iteration + 1}")
             )
             return
-        if self.left_with_caller:
-            self.stop(self.left())
+        if self._left_with_caller:
+            self.stop(RunInterrupted(f"run {self.info.run_id} was left within step {self.state.iteration + 1}"))
             return
-        above = None if self._parent is None else self._parent.stopped_by or self._parent.failing
+        above = None if self._parent is None else self._parent.ended_by
         if above is not None and self.is_left_by(above):
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
         else:
             self.stop(cancel)
-
-    def left(self) -> RunInterrupted:
-        """What ends a run that was cancelled, though nobody wants it to end."""
-        return RunInterrupted(f"run {self.info.run_id} was left within step {self.state.iteration + 1}")
 
     @property
     def waits_for_store(self) -> bool:
@@ -142,6 +143,11 @@ class LiveRun:
     @property
     def stopped_by(self) -> BaseException | None:
         return self._stopped_by
+
+    @property
+    def ended_by(self) -> BaseException | None:
+        """What the run is being ended for, from outside or by a tool call of its own."""
+        return self._stopped_by or self.failing
 
     def settlement(self, error: BaseException | None) -> Settlement:
         """What becomes of the run's checkpoint if it ends with `error`."""
@@ -215,6 +221,8 @@ class LiveRun:
             if essential or self._required:
                 raise NotSaved(f"run {self.info.run_id} could not be saved and waits for recovery: {exc}") from exc
             log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
+            if self._stopped_by is not None and asyncio.current_task() is self._task:
+                raise asyncio.CancelledError from exc
             return False
         return True
 
@@ -259,8 +267,8 @@ class LiveRun:
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
-                stopped_by = self._stopped_by or self.failing
-                if task.done() or stopped_by is None or not self.is_left_by(stopped_by):
+                ended_by = self.ended_by
+                if task.done() or ended_by is None or not self.is_left_by(ended_by):
                     raise
 
     async def emit(self, event: RunEvent) -> None:

@@ -78,7 +78,7 @@ class NativeLoop:
             if reply is None:
                 reply = await conversation.ask()
             if not reply.tool_calls:
-                if not resumed:
+                if not (resumed and conversation.is_counted):
                     await drive.end_step()
                 if not drive.has_steering:
                     return reply.text
@@ -103,6 +103,14 @@ class _Conversation:
         """The reply with which a saved conversation ends: its tools are not all called, or it is the answer."""
         last = self._history[-1]
         return last if isinstance(last, Reply) else None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the step of every reply was finished: a saved answer may have been stopped just before.
+
+        Where compaction took replies out of the history it counts as finished, rather than be counted twice.
+        """
+        return sum(isinstance(message, Reply) for message in self._history) <= self._drive.state.phase_iteration
 
     async def ask(self) -> Reply:
         """The model's next reply, already in the history."""
@@ -215,8 +223,12 @@ class _ToolCall(_Call):
         except (Exception, asyncio.CancelledError) as exc:  # the user's code may raise anything: the model is told
             if live.is_left_by(exc):
                 raise  # the tool parks the run, or says that the host shuts down
+            cancelled = isinstance(exc, asyncio.CancelledError)
+            if cancelled:
+                await asyncio.sleep(0)  # who cancels all tasks may stop the run only now
             # What a call that is stopped half-way raises is not its outcome. One in a thread is not stopped half-way.
-            if _is_cancelled() and not (tool.in_thread and isinstance(exc, Exception)):
+            # The task cannot tell: a TaskGroup that failed leaves it as if it were cancelled, up to Python 3.12.
+            if live.ended_by is not None and (cancelled or not tool.in_thread):
                 raise
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
@@ -228,12 +240,6 @@ def _finished(call: ToolCall, result: ToolResult) -> FinishedCall:
     return FinishedCall(
         call_id=call.id, tool=call.name, arguments=call.arguments, content=result.content, error=result.error
     )
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody cancels this task: a tool may also let out the cancel of something it waited for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _checked(reply: Any) -> Reply:

@@ -27,7 +27,7 @@ class AgentPalette:
             agents: what can be called.
             allowed: the names that a run may call; without it all of them.
             max_depth: a run that is this deep may call none.
-            max_children: how many children one run may start.
+            max_children: how many children one run may start in one life: a resumed run may start as many again.
 
         Raises:
             DefinitionError: two agents would make tools of one name.

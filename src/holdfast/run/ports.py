@@ -146,7 +146,11 @@ class RunControl(Protocol):
     """What a critic may do to the run it watches."""
 
     def steer(self, text: str) -> None:
-        """Put a message in front of the run's next step."""
+        """Put a message in front of the run's next step.
+
+        Raises:
+            PayloadError: the text cannot be stored. Nothing was changed.
+        """
         ...
 
     def kill(self, reason: str) -> None:

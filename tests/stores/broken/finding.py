@@ -133,6 +133,16 @@ class TakesTheOldestWhosesoever(Fragile):
         return [self._take(run, worker_id) for run in ready[:limit]]
 
 
+class GivesTheLastTwice(Fragile):
+    """Where there was room for more, the last of them is driven twice."""
+
+    red = ("test_of_many_callers_each_run_is_given_once",)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        claims = await super().claim_next(worker_id, agents=agents, limit=limit)
+        return [*claims, *claims[-1:]] if len(claims) < limit else claims
+
+
 class ForgetsTheBackoff(Fragile):
     red = (
         "test_a_run_in_its_backoff_is_left_alone_by_claim_next_only",
@@ -141,6 +151,17 @@ class ForgetsTheBackoff(Fragile):
 
     def _ready(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
         return super()._ready(agents, now + timedelta(days=1))
+
+
+class LooksAtSomeCallersOnly(Fragile):
+    """Those whose runs wait for something else stand before all others."""
+
+    red = ("test_a_ready_run_is_found_behind_many_callers_in_their_backoff",)
+
+    def _ready(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+        waiting = {run.new.caller_id for run in self._runs.values() if not self._driven(run)}
+        first = sorted(waiting)[:256]
+        return (run for run in super()._ready(agents, now) if run.new.caller_id in first)
 
 
 class WaitsForEver(Fragile):

@@ -1,8 +1,9 @@
 """The calls of one reply: announced together, made once, recorded one by one, and answered by a person if need be."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_ai import DeferredToolRequests, DeferredToolResults, RunContext
 from pydantic_ai.capabilities.abstract import WrapToolExecuteHandler
@@ -148,7 +149,10 @@ class Batch:
             work = _made(handler, args)
             own = self._drive.profile.tools.get(call.part.tool_name)
             in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
-            seen, result = await outcome_of(self._drive.live.outlast(work) if in_thread else work, results)
+            live = self._drive.live
+            seen, result = await outcome_of(live.outlast(work) if in_thread else work, results)
+            if is_error(result) and live.ended_by is not None and not in_thread:
+                raise asyncio.CancelledError  # what a call that is stopped half-way raises is not its outcome
             self.count_usage()
             return result
 
@@ -160,7 +164,8 @@ class Batch:
         try:
             result = await self._drive.call(request)
         except (ApprovalRequired, CallDeferred) as exc:
-            self._notes.deferred[call.call_id] = Deferral.of(exc)
+            kind: Literal["approval", "external"] = "approval" if isinstance(exc, ApprovalRequired) else "external"
+            self._notes.deferred[call.call_id] = Deferral.of(kind, exc.metadata)
             self._notes.begun = [call_id for call_id in self._notes.begun if call_id != call.call_id]
             self._notes.keep(self._drive.state)
             raise
@@ -195,9 +200,9 @@ class Batch:
     def defer(self, requests: DeferredToolRequests) -> RunParked:
         """Some calls wait for an answer: why the run is parked."""
         for part in requests.approvals:
-            self._notes.deferred[part.tool_call_id] = Deferral("approval", requests.metadata.get(part.tool_call_id))
+            self._notes.deferred[part.tool_call_id] = Deferral.of("approval", requests.metadata.get(part.tool_call_id))
         for part in requests.calls:
-            self._notes.deferred[part.tool_call_id] = Deferral("external", requests.metadata.get(part.tool_call_id))
+            self._notes.deferred[part.tool_call_id] = Deferral.of("external", requests.metadata.get(part.tool_call_id))
         self._notes.keep(self._drive.state)
         asked = {part.tool_call_id for part in (*requests.approvals, *requests.calls)}
         waiting = [call.part for call in self._calls.values() if call.call_id in asked]

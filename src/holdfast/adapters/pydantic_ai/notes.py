@@ -8,7 +8,10 @@ from pydantic import TypeAdapter
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
 from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.usage import RunUsage
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from holdfast.run.errors import PayloadError
+from holdfast.run.payload import plain
 from holdfast.run.state import RunState
 from holdfast.run.usage import Usage
 
@@ -21,11 +24,20 @@ class Deferral:
     """A call that waits for an answer."""
 
     kind: Literal["approval", "external"]
+    #: Plain data: it has to be in the store while the call waits, or the answer would be taken for the call's result.
     metadata: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, error: ApprovalRequired | CallDeferred) -> "Deferral":
-        return cls("approval" if isinstance(error, ApprovalRequired) else "external", error.metadata)
+    def of(cls, kind: Literal["approval", "external"], metadata: dict[str, Any] | None) -> "Deferral":
+        """A call that was deferred with this metadata, models and dates in it lowered to JSON.
+
+        Raises:
+            PayloadError: it holds something that cannot be stored.
+        """
+        try:
+            return cls(kind, plain(to_jsonable_python(metadata), "the metadata of a call that waits"))
+        except PydanticSerializationError as exc:
+            raise PayloadError(f"the metadata of a call that waits cannot be stored: {exc}") from exc
 
     def error(self) -> ApprovalRequired | CallDeferred:
         """What the tool raised, or would raise, to say so."""

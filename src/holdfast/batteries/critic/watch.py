@@ -10,6 +10,7 @@ import msgspec
 from holdfast.batteries.critic.alarm import Alarm
 from holdfast.batteries.critic.decision import Decision, Escalator, Silence
 from holdfast.clock import Clock
+from holdfast.run.errors import PayloadError
 from holdfast.run.info import RunInfo
 from holdfast.run.ports import RunControl
 from holdfast.run.state import RunState
@@ -132,7 +133,10 @@ class SilenceWatch:
             self._kill(decision.reason or "its escalator said so")
             return
         if decision.nudge:
-            self._control.steer(decision.nudge)
+            try:
+                self._control.steer(decision.nudge)
+            except PayloadError as exc:
+                log.warning("run %s: an escalator's nudge was not passed on: %s", self._info.run_id, exc)
         if decision.extend > timedelta(0):
             self._extensions += 1
             self._extended += decision.extend.total_seconds()

@@ -11,7 +11,7 @@ from holdfast.checkpoint.record import RunFilter
 from holdfast.cli.code import app_of, app_of_model, find
 from holdfast.cli.completion import complete_run
 from holdfast.cli.driving import drive
-from holdfast.cli.ending import Ending, ending_of, print_ending, resume_command
+from holdfast.cli.ending import Ending, ending_of, print_ending, resume_command, unpark_command
 from holdfast.cli.errors import CommandError, WrongUsage
 from holdfast.cli.options import CodeStoreOption, JsonOption, ModelOption, QuietOption
 from holdfast.cli.output import talk
@@ -58,7 +58,13 @@ def resume(
         run_id = driven[0] = run or await _only_interrupted(app)
         await _check_agent(app, run_id)
         watcher.say(f"run {run_id}", "bold")
-        return await ending_of(app, run_id, lambda: app.resume(run_id), resume_command(target, run_id, store))
+        return await ending_of(
+            app,
+            run_id,
+            lambda: app.resume(run_id),
+            resume_command(target, run_id, store),
+            unpark_command(run_id, store),
+        )
 
     def stopped_at_once() -> None:
         talk(f"stopped at once. Go on with: {resume_command(target, driven[0], store)}")

@@ -2,13 +2,14 @@
 
 import asyncio
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.code import agent_name, app_of, app_of_model, find
 from holdfast.cli.driving import drive
-from holdfast.cli.ending import Ending, ending_of, print_ending, resume_command
+from holdfast.cli.ending import Ending, ending_of, print_ending, resume_command, unpark_command
 from holdfast.cli.errors import WrongUsage
 from holdfast.cli.options import AgentOption, CodeStoreOption, JsonOption, LabelOption, ModelOption, QuietOption
 from holdfast.cli.output import talk
@@ -59,9 +60,8 @@ def run(
         talk("this App has no store: the run cannot be resumed")
 
     async def work() -> Ending:
-        return await ending_of(
-            app, the_id, lambda: app.run(name, text, run_id=the_id, caller_id=caller, labels=labels), resume
-        )
+        drive_it = partial(app.run, name, text, run_id=the_id, caller_id=caller, labels=labels)
+        return await ending_of(app, the_id, drive_it, resume, unpark_command(the_id, store))
 
     with watcher:
         watcher.say(f"run {the_id} of {name}", "bold")

@@ -152,6 +152,14 @@ class ClaimNextClauses(StoreUnderTest):
         rest = ids(await store.claim_next(worker, agents=["agent"], limit=3))
         assert sorted(rest) == ["busy-2", "quiet-1", "shy-1"]
 
+    async def test_of_many_callers_each_run_is_given_once(self, store: CheckpointStore, worker: str) -> None:
+        names = [f"run-{n:03}" for n in range(300)]
+        await asyncio.gather(*(store.create(a_run(name, caller_id=name)) for name in names))
+        taken: list[str] = []
+        for limit in (100, 250, 250):
+            taken += ids(await store.claim_next(worker, agents=["agent"], limit=limit))
+        assert Counter(taken) == Counter(names)
+
     async def test_a_run_in_its_backoff_is_left_alone_by_claim_next_only(
         self, store: CheckpointStore, worker: str
     ) -> None:
@@ -170,6 +178,18 @@ class ClaimNextClauses(StoreUnderTest):
         assert claim.strikes == 3
         await store.discharge(gone)
         assert (await record_of(store)).interrupted
+        assert ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
+
+    async def test_a_ready_run_is_found_behind_many_callers_in_their_backoff(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
+        names = [f"run-{n:03}" for n in range(300)]
+        claims = await asyncio.gather(*(begun(store, worker, a_run(name, caller_id=name)) for name in names))
+        later = Ending(status=Status.INTERRUPTED, delay=timedelta(hours=1))
+        await asyncio.gather(*(store.settle(claim, later) for claim in claims))
+        for name in (*names[::75], names[-1]):
+            await store.create(a_run(f"{name}-ready", caller_id=f"{name}-ready"))
+            assert ids(await store.claim_next(worker, agents=["agent"], limit=10)) == [f"{name}-ready"]
         assert ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
 
     async def test_a_run_whose_backoff_is_over_is_taken(self, store: CheckpointStore, worker: str) -> None:

@@ -14,8 +14,16 @@ from holdfast.checkpoint.stores.sqlite.statements import statement
 from holdfast.checkpoint.stores.sqlite.transaction import Transaction, to_micros
 from holdfast.checkpoint.stores.sqlite.workers import Liveness
 
-#: So many callers are looked at for one claim, at least. If more wait, the next claim begins with the others.
+#: So many callers are looked at at once, at least. If more wait, the next look begins with the others.
 _CALLERS_AT_ONCE = 256
+
+
+class Round(NamedTuple):
+    """How far one claim has looked: from the caller `begin` to the last of all, and then from the first to `begin`."""
+
+    begin: str
+    #: The caller to go on with.
+    reached: str
 
 
 class Candidate(NamedTuple):
@@ -66,17 +74,23 @@ class Turns:
         self._dead_after = dead_after
         #: The callers served, the latest last.
         self._served: dict[str, None] = {}
-        #: The caller that the last look ended with, if there were too many to look at.
+        #: The caller that the next claim begins with: the last one did not look at it.
         self._reached = ""
 
     def claim_next(
-        self, worker_id: str, agents: Collection[str], limit: int, transaction: Transaction
-    ) -> Sequence[Claim]:
-        """Take up to `limit` runs: the oldest of each caller first, then the second oldest of each, and so on."""
+        self, worker_id: str, agents: Collection[str], limit: int, looked: Round | None, transaction: Transaction
+    ) -> tuple[Sequence[Claim], Round | None]:
+        """Take up to `limit` runs: the oldest of each caller first, then the second oldest of each, and so on.
+
+        Of the callers that come next after those that were looked at. Gives the claims, and how far that was; `None`:
+        all that wait were looked at.
+        """
         if limit <= 0:
-            return ()
+            return (), None
         waiting = _Waiting(sorted(set(agents)), transaction, self._dead_after)
-        callers = self._callers(waiting, max(limit, _CALLERS_AT_ONCE))
+        begin, reached = looked or Round(self._reached, self._reached)
+        callers, looked = waiting.next_callers(begin, reached, max(limit, _CALLERS_AT_ONCE))
+        self._reached = looked.reached if looked else ""
         rows = {caller: runs for caller in callers if (runs := waiting.runs(caller, 1))}
         if len(rows) < limit:
             rows = {caller: waiting.runs(caller, limit) for caller in rows}
@@ -85,18 +99,7 @@ class Turns:
         ranks = zip_longest(*(rows[caller] for caller in turns))
         chosen = list(islice((run for run in chain.from_iterable(ranks) if run is not None), limit))
         self._remember(turns[:limit])
-        return tuple(_take(run, worker_id, transaction) for run in chosen)
-
-    def _callers(self, waiting: "_Waiting", limit: int) -> Iterable[str]:
-        callers = waiting.callers(self._reached, limit)
-        if len(callers) == limit:
-            # The smallest string that is larger.
-            self._reached = callers[-1] + "\0"
-            return callers
-        begin, self._reached = self._reached, ""
-        if begin:
-            callers += [caller for caller in waiting.callers("", limit - len(callers)) if caller < begin]
-        return callers
+        return tuple(_take(run, worker_id, transaction) for run in chosen), looked
 
     def _remember(self, callers: Iterable[str]) -> None:
         for caller in callers:
@@ -118,16 +121,30 @@ class _Waiting:
         self._places = [(agent, owner) for agent in agents for owner in (None, *dead)]
         self._places_of: dict[str, list[tuple[str, str | None]]] = {}
 
-    def callers(self, first: str, limit: int) -> list[str]:
-        """Up to `limit` callers that have runs here, from `first` on, in the order of their names."""
+    def next_callers(self, begin: str, reached: str, limit: int) -> tuple[list[str], Round | None]:
+        """Up to `limit` callers that have runs here, and how far the round has come with them; `None`: it is over."""
+        callers: list[str] = []
+        if reached >= begin:
+            callers, reached = self._callers(reached, limit), ""
+        if len(callers) < limit and reached < begin:
+            callers += self._callers(reached, limit - len(callers), before=begin)
+        if len(callers) < limit:
+            return callers, None
+        # The smallest string that is larger.
+        reached = callers[-1] + "\0"
+        return callers, Round(begin, reached) if reached != begin else None
+
+    def _callers(self, first: str, limit: int, *, before: str | None = None) -> list[str]:
+        """In the order of their names. None may be found by two calls: its runs would be there twice."""
         found: set[str] = set()
         for place in self._places:
             agent, owner = place
             what = "waiting_callers" if owner is None else "abandoned_callers"
             bindings = (agent, first, limit) if owner is None else (agent, first, limit, owner)
             for (caller,) in self._transaction.execute(statement(what), bindings):
-                found.add(caller)
-                self._places_of.setdefault(caller, []).append(place)
+                if before is None or caller < before:
+                    found.add(caller)
+                    self._places_of.setdefault(caller, []).append(place)
         return heapq.nsmallest(limit, found)
 
     def runs(self, caller: str, limit: int) -> list[Candidate]:

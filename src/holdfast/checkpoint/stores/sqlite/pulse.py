@@ -28,16 +28,24 @@ _BEATS = 5
 class Pulse:
     """One thread and one connection for a store, whatever the number of its workers and runs.
 
-    Not the event loop: one that is blocked for a while must not look dead.
+    Not the event loop: one that is blocked for a while must not look dead. But a store that can write no more has no
+    live workers: it discharges them, so that others go on with their runs.
     """
 
     def __init__(
-        self, database: Database, clock: Clock, dead_after: timedelta, on_signal: Callable[[int], None]
+        self,
+        database: Database,
+        clock: Clock,
+        dead_after: timedelta,
+        on_signal: Callable[[int], None],
+        writes: Callable[[], bool],
     ) -> None:
+        """`writes` says whether the store can still write."""
         self._database = database
         self._clock = clock
         self._beat_every = dead_after.total_seconds() / _BEATS
         self._on_signal = on_signal
+        self._writes = writes
         self._wake = threading.Condition()
         self._workers: dict[str, Worker] = {}
         self._watchers = 0
@@ -54,10 +62,10 @@ class Pulse:
             self._next_beat = time.monotonic() + self._beat_every
             self._start()
 
-    def drop(self, worker_id: str) -> None:
-        """To be called before the worker is discharged."""
+    def drop(self, worker_id: str) -> Worker | None:
+        """To be called before the worker is discharged. Gives the worker, if it had a heartbeat."""
         with self._wake:
-            self._workers.pop(worker_id, None)
+            return self._workers.pop(worker_id, None)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -108,6 +116,8 @@ class Pulse:
                     if self._watchers:
                         self._look(connection)
                     self._pause()
+                if not self._writes():
+                    self._beat(connection)
         finally:
             connection.close()
 
@@ -129,8 +139,11 @@ class Pulse:
                 workers = list(self._workers.values())
             for worker in workers:
                 process = worker.process
-                row = (worker.worker_id, process.host, process.pid, process.started, now)
-                connection.execute(statement("enlist"), row)
+                if self._writes():
+                    row = (worker.worker_id, process.host, process.pid, process.started, now)
+                    connection.execute(statement("enlist"), row)
+                else:
+                    connection.execute(statement("discharge"), (worker.worker_id,))
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:

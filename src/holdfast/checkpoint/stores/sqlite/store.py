@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from holdfast.checkpoint.claim import Claim, Worker
-from holdfast.checkpoint.errors import StoreClosed
+from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
@@ -67,7 +67,9 @@ class SqliteStore:
         self._writer = Writer(self._database, self._clock, self._signs.signal)
         self._signs.begin(await self._writer.start(loop))
         self._reader = Reader(self._database, self._clock, self._dead_after)
-        self._pulse = Pulse(self._database, self._clock, self._dead_after, self._signs.signal)
+        self._pulse = Pulse(
+            self._database, self._clock, self._dead_after, self._signs.signal, writes=self._writer.writes
+        )
         self._open = True
 
     async def close(self) -> None:
@@ -96,8 +98,13 @@ class SqliteStore:
 
     async def discharge(self, worker_id: str) -> None:
         self._check_open()
-        self._pulse.drop(worker_id)
-        await self._writer.do(None, workers.discharge, worker_id)
+        worker = self._pulse.drop(worker_id)
+        try:
+            await self._writer.do(None, workers.discharge, worker_id)
+        except StoreError:
+            if worker is not None:
+                self._pulse.add(worker)
+            raise
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +145,12 @@ class SqliteStore:
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         self._check_open()
-        return await self._writer.do(None, self._turns.claim_next, worker_id, frozenset(agents), limit)
+        wanted, looked = frozenset(agents), None
+        while True:
+            # One transaction for each look: however many callers wait for something else, writes do not wait for that.
+            taken, looked = await self._writer.do(None, self._turns.claim_next, worker_id, wanted, limit, looked)
+            if taken or looked is None:
+                return taken
 
     # -- signals between processes ------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from holdfast.clock import Clock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+_log = logging.getLogger(__name__)
 
 _BEGIN = statement("begin")
 
@@ -52,6 +55,8 @@ class Writer:
 
     Runs whose writes are committed together go on together, and write together again, while this thread and the event
     loop wait for one another. So many runs are put out of step: some go on while others are written.
+
+    Should the thread ever end by itself, whoever waits for it gets a `StoreError`, and so does every later job.
     """
 
     def __init__(self, database: Database, clock: Clock, on_signal: Callable[[int], None]) -> None:
@@ -74,6 +79,10 @@ class Writer:
         #: What was handed over, and is not taken yet; and whether that was the last of it.
         self._received: list[Job] = []
         self._stopping = False
+        #: What was taken, and is not committed yet.
+        self._taken: list[Job] = []
+        #: What ended the thread, if it was not asked to end.
+        self._broken: BaseException | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
         """Start the thread. Once the database is ready for jobs the future gives its newest signal."""
@@ -92,7 +101,7 @@ class Writer:
         nothing then.
         """
         if not self._open:
-            raise StoreClosed("this store is closed: nothing was written")
+            raise self._refusal()
         done: asyncio.Future[T] = self._loop.create_future()
         job = Job(run_id, work, arguments, done)
         if not self._gathered:
@@ -102,6 +111,10 @@ class Writer:
             self._loop.call_soon(self._hand_over)
         self._gathered.append(job)
         return done
+
+    def writes(self) -> bool:
+        """Whether the thread goes on. From any thread."""
+        return self._broken is None
 
     async def stop(self) -> None:
         """Commit what was asked for, tidy up, close the connection, end the thread."""
@@ -134,11 +147,13 @@ class Writer:
             self._commit(jobs)
         except apsw.Error:
             return False  # most likely another process writes: the thread can wait for it
+        else:
+            to_do = self._sleeps and self._upkeep.pause() is not None
         finally:
             self._busy.release()
         self._took_here += self._last_took
         jobs[0].tell()
-        if self._sleeps and self._upkeep.pause() is not None:
+        if to_do:
             self._queue.put([])
         return True
 
@@ -150,6 +165,26 @@ class Writer:
             # It comes before the first of these have handed over what they write, and the next go on after that.
             self._loop.call_soon(self._let_go, jobs[_MANY:])
 
+    def _give_up(self) -> None:
+        """The thread ends by itself: let nobody wait for it."""
+        self._open = False
+        jobs = [*self._taken, *self._take(), *self._gathered]
+        self._gathered = []
+        for job in jobs:
+            job.error = self._refusal()
+            job.tell()
+        _succeed(self._ended, None)
+
+    def _refusal(self) -> StoreError:
+        if self._broken is None:
+            return StoreClosed("this store is closed: nothing was written")
+        error = StoreError(
+            f"{self._database.path} is not written any more, its thread has ended: close the store and open it again"
+            f" ({self._broken!r})"
+        )
+        error.__cause__ = self._broken
+        return error
+
     # -- in the writer's thread ---------------------------------------------------------------------------------------
 
     def _run(self, started: asyncio.Future[int]) -> None:
@@ -159,21 +194,36 @@ class Writer:
             self._tell(_fail, started, exc)
             return
         self._tell(_succeed, started, signal)
-        jobs: list[Job] = []
-        while jobs or not self._stopping:
-            if not jobs:
+        try:
+            self._serve()
+            self._finish()
+        except BaseException as exc:  # whatever it is, nobody may be left waiting
+            self._broken = exc
+            _log.critical("nothing is written to %s any more", self._database.path, exc_info=True)
+            try:
+                with self._busy:
+                    self._connection.close()
+            finally:
+                self._tell(self._give_up)
+
+    def _serve(self) -> None:
+        """Commit what is handed over, until the last of it."""
+        while self._taken or not self._stopping:
+            if not self._taken:
                 self._wait()
-                jobs = self._take()
+                self._taken = self._take()
             with self._busy:
-                done = jobs
+                done = self._taken
                 if done:
                     self._commit_waiting(done)
                 # Taken first: once these runs go on, the event loop has the interpreter, and hands over more.
-                jobs = self._take()
+                self._taken = self._take()
                 if done:
                     self._tell(self._let_go, done)
                 # Half as long again as the commit took, so that upkeep keeps up with the writes.
                 self._upkeep.step(self._last_took / 2 if done else 0, quiet=not done)
+
+    def _finish(self) -> None:
         try:
             with self._busy, store_errors(self._database.path, self._connection):
                 self._upkeep.finish()
@@ -201,10 +251,10 @@ class Writer:
 
     def _wait(self) -> None:
         """Until there are jobs to take, or upkeep to do."""
-        # Said before it is known: what the other thread leaves to be done from now on, it tells.
-        self._sleeps = True
-        pause = self._upkeep.pause()
-        self._sleeps = pause is None
+        with self._busy:
+            pause = self._upkeep.pause()
+            # What the other thread leaves to be done from now on, it tells.
+            self._sleeps = pause is None
         with contextlib.suppress(Empty):
             self._receive(self._queue.get(timeout=pause))
 
