@@ -204,6 +204,7 @@ class App:
         channel_id: str = "",
         guild_id: str = "",
         labels: Mapping[str, str] | None = None,
+        left_with_caller: bool = False,
     ) -> Result:
         """Run an agent to its end, in this process.
 
@@ -211,6 +212,10 @@ class App:
         resumed, what is under way here is waited for, what was submitted and is over gives its result. So does what
         recovery has brought to its end in this process. Any other run is gone once it is over, and its id is free
         again: to call once and ask for the result more often, `submit` the run.
+
+        Args:
+            left_with_caller: a cancel of whoever waits here, or of all tasks by an event loop that ends, does not end
+                the run, but leaves it for recovery.
 
         Raises:
             RunError: the run did not end with an answer; the kind says why. A model's own exception comes out as it is.
@@ -224,12 +229,12 @@ class App:
             source, prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id, guild_id=guild_id, labels=labels
         )
         if run_id is None or self._given is None:
-            return await self._executing.begin(source, info)
+            return await self._executing.begin(source, info, left_with_caller=left_with_caller)
         reunion = Reunion(
             self._operations, self._executing, self._ends, worker_id=self._checkpoints.worker_id,
-            resume=lambda run_id: self._resume(run_id, CLAIMABLE), clock=self._clock,
+            resume=lambda run_id: self._resume(run_id, CLAIMABLE, left_with_caller), clock=self._clock,
         )  # fmt: skip
-        return await reunion.meet(info, lambda: self._executing.begin(source, info))
+        return await reunion.meet(info, lambda: self._executing.begin(source, info, left_with_caller=left_with_caller))
 
     def run_sync(
         self,
@@ -288,23 +293,28 @@ class App:
         """Be a worker: take queued and interrupted runs until the App shuts down."""
         await self._recovery.serve(self._stopping)
 
-    async def resume(self, run_id: str) -> Result:
+    async def resume(self, run_id: str, *, left_with_caller: bool = False) -> Result:
         """Go on with one interrupted, parked or failed run, here and now, to its end.
+
+        Args:
+            left_with_caller: as for `run`.
 
         Raises:
             CheckpointError: it is not there, is owned by a live worker, is over, or cannot be read.
         """
         # A person's wish is not a strike, and outweighs an earlier end.
         statuses = {*CLAIMABLE, Status.PARKED, Status.FAILED, Status.CANCELLED}
-        return await self._resume(run_id, statuses, by_hand=True)
+        return await self._resume(run_id, statuses, left_with_caller, by_hand=True)
 
-    async def _resume(self, run_id: str, statuses: Collection[Status], *, by_hand: bool = False) -> Result:
+    async def _resume(
+        self, run_id: str, statuses: Collection[Status], left_with_caller: bool, *, by_hand: bool = False
+    ) -> Result:
         record = await self._operations.record(run_id)
         agent = self.agent(record.agent_name)
         resumption = await self._recovery.take(record, statuses, by_hand=by_hand)
         if resumption is None:  # it has struck out
             return await self._operations.result(run_id)
-        return await self._executing.resume(agent, resumption)
+        return await self._executing.resume(agent, resumption, left_with_caller=left_with_caller)
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run, also one that another process owns: its owner is asked, and ends it at once.

@@ -54,7 +54,7 @@ def test_no_file_is_no_checkpoint_and_to_clear_it_again_is_fine(tmp_path: Path) 
     built = build("why?", ["a"], [])
     assert built is not None
     save(path, built)
-    (tmp_path / ".checkpoint.json.0123.tmp").write_text("of a process that died")
+    (tmp_path / ".checkpoint.json.0123456789abcdef.tmp").write_text("of a process that died")
     clear(path)
     clear(path)
     clear(tmp_path / "no such folder" / "checkpoint.json")
@@ -101,3 +101,14 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert load(path) == built
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["compare", "c[1]"])
+def test_what_is_swept_are_unfinished_writes_of_this_file_alone(tmp_path: Path, name: str) -> None:
+    path, other = tmp_path / name, tmp_path / f"{name}.json"
+    tag = "0123456789abcdef"
+    mine, theirs = (tmp_path / f".{each.name}.{tag}.tmp" for each in (path, other))
+    mine.touch()
+    theirs.touch()
+    clear(path)
+    assert list(tmp_path.iterdir()) == [theirs]

@@ -1,6 +1,7 @@
 """Success criteria, reports, preferences and recipes."""
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from holdfast.fanout import ModelResponse, ProposedWrite
 from holdfast.fanout.criteria import Check, Contains, Criterion, judge
 from holdfast.fanout.errors import RecipeError
+from holdfast.fanout.folder import MAX_FILE_BYTES
 from holdfast.fanout.preferences import Preference, keep, read, scores
 from holdfast.fanout.recipe import read_recipe
 from holdfast.fanout.report import COLUMNS, Report, report, table
@@ -39,6 +41,17 @@ async def test_files_are_those_that_the_response_proposes(tmp_path: Path) -> Non
     ]
     assert await verdicts(tmp_path, response(NEW, GONE), *criteria) == [True, False, True, False, False, False]
     assert await verdicts(tmp_path, response(), *criteria) == [False, True, False, False, False, False]
+
+
+async def test_a_file_need_not_be_text_to_be_there(tmp_path: Path) -> None:
+    (tmp_path / "logo.png").write_bytes(b"\x89PNG\xff")
+    with (tmp_path / "large.csv").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    (tmp_path / "folder").mkdir()
+    criteria = [Criterion(file_exists=name) for name in ("logo.png", "large.csv", "folder")]
+    assert await verdicts(tmp_path, response(), *criteria) == [True, True, False]
+    gone = ProposedWrite(path="logo.png", delete=True)
+    assert await verdicts(tmp_path, response(gone), *criteria) == [False, True, False]
 
 
 async def test_a_command_runs_in_a_copy(tmp_path: Path) -> None:
@@ -125,6 +138,20 @@ def test_preferences_are_lines_that_add_up(tmp_path: Path, caplog: pytest.LogCap
         ("b", 1, 3),
         ("c", 0, 1),
     ]
+
+
+def test_a_preference_that_finds_no_room_is_told_and_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "preferences.jsonl"
+    keep(path, Preference(prompt="p", winner="a", losers=("b",)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            keep(path, Preference(prompt="q", winner="b", losers=("a",)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    keep(path, Preference(prompt="r", winner="a", losers=("b",)))
+    assert [preference.prompt for preference in read(path)] == ["p", "r"]
 
 
 @pytest.mark.parametrize(

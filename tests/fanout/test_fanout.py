@@ -1,6 +1,8 @@
 """One prompt to many models in one process: order, bounds, failures, stops and resumes."""
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -10,10 +12,12 @@ import pytest
 from tests.script import Script, asks, call
 
 from holdfast import Agent, Phase, Reply, System, Usage, User, tool
+from holdfast.checkpoint.errors import StoreClosed
+from holdfast.checkpoint.stores.file.store import FileStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.sqlite import SqliteStore
-from holdfast.fanout import AnotherFanout, Fanout, ModelResponse, Variant, load
-from holdfast.run.errors import DefinitionError, ModelUnavailable
+from holdfast.fanout import AnotherFanout, Fanout, FanoutBusy, ModelResponse, Variant, load
+from holdfast.run.errors import DefinitionError, InvalidRunId, ModelUnavailable
 
 
 @tool(effect="pure")
@@ -183,6 +187,75 @@ async def test_what_was_stopped_goes_on_and_the_rest_is_left_alone(tmp_path: Pat
     assert not (tmp_path / "checkpoint.json").exists()
 
 
+async def _reached(fan: Fanout, *models: Stoppable, then: Exception | None = None) -> None:
+    """Return, or raise `then`, while these are held. An event loop that ends cancels every task there is."""
+    running = asyncio.create_task(fan.run())
+    for model in models:
+        await model.reached.wait()
+    assert not running.done()
+    if then is not None:
+        raise then
+
+
+@pytest.mark.parametrize("then", [None, OSError("the port is taken")])
+def test_an_event_loop_that_ends_leaves_every_model(tmp_path: Path, then: OSError | None) -> None:
+    one, two, waits = held(), held(), Script("done")
+    models = {"one": one, "two": two, "waits": waits}
+    with contextlib.suppress(OSError):
+        asyncio.run(_reached(fanout(tmp_path, models, limit=2), one, two, then=then))
+    kept = load(tmp_path / "checkpoint.json")
+    assert kept is not None
+    assert [each.standing for each in kept.snapshots] == ["interrupted"] * 3
+    for model in (one, two):
+        model.hold.set()
+    assert texts(fanout(tmp_path, models).run_sync()) == {"one": "done", "two": "done", "waits": "done"}
+    assert [len(model.asked) for model in (one.script, two.script, waits)] == [2, 2, 1]
+    assert asyncio.run(runs_left(tmp_path)) == []
+
+
+def test_an_event_loop_that_ends_while_failed_models_are_retried_leaves_them(tmp_path: Path) -> None:
+    away = Script(ModelUnavailable("not now"))
+    broken = Script(asks(call("1", "look")), RuntimeError("no luck"))
+    fanout(tmp_path, {"away": away, "broken": broken}).run_sync()
+    model = held()
+    asyncio.run(_reached(fanout(tmp_path, {"away": away, "broken": model}, retry_failed=True), model))
+    model.hold.set()
+    responses = fanout(tmp_path, {"away": Script("back"), "broken": model}).run_sync()
+    assert texts(responses) == {"away": "back", "broken": "done"}
+    assert len(model.script.asked) == 1, "it went on where it had failed"
+
+
+def test_a_tool_that_exits_leaves_the_other_models(tmp_path: Path) -> None:
+    ends = True
+
+    @tool(effect="pure")
+    def leave() -> str:
+        if ends:
+            raise SystemExit(3)
+        return "stayed"
+
+    other = held()
+
+    async def after_the_other(messages: Sequence[Any]) -> Reply:
+        await other.reached.wait()
+        return asks(call("1", "leave"))
+
+    models = {"exits": Script(after_the_other, "done"), "other": other}
+    with pytest.raises(SystemExit):
+        fanout(tmp_path, models, tools=[look, leave]).run_sync()
+    ends = False
+    other.hold.set()
+    assert texts(fanout(tmp_path, models, tools=[look, leave]).run_sync()) == {"exits": "done", "other": "done"}
+    assert len(other.script.asked) == 2
+
+
+async def test_a_model_that_lets_out_a_cancel_has_failed(tmp_path: Path) -> None:
+    models = {"broken": Script(asyncio.CancelledError()), "fine": Script("done")}
+    broken, fine = await fanout(tmp_path, models).run()
+    assert "its own code let out a cancel" in (broken.error or "")
+    assert (broken.interrupted, fine.text) == (False, "done")
+
+
 async def test_failed_models_go_on_when_that_is_asked_for(tmp_path: Path) -> None:
     model = held()
     used = Usage(input_tokens=3)
@@ -240,6 +313,53 @@ async def test_in_memory(tmp_path: Path) -> None:
     assert texts(responses) == {"a": "x"}
 
 
+@pytest.mark.parametrize("make", [lambda at: SqliteStore(at / "runs.db"), lambda at: FileStore(at / "runs")])
+async def test_fanouts_share_a_store_and_the_last_one_closes_it(tmp_path: Path, make: Any) -> None:
+    store = make(tmp_path)
+
+    def sharing(name: str, model: Any) -> Fanout:
+        at = tmp_path / f"{name}.json"
+        return Fanout("why?", {"a": model}, tools=[look], store=store, checkpoint=at, signals=False)
+
+    longer = held()
+    running = asyncio.create_task(sharing("longer", longer).run())
+    one, other = await asyncio.gather(sharing("one", Script("x")).run(), sharing("other", Script("y")).run())
+    assert (texts(one), texts(other)) == ({"a": "x"}, {"a": "y"})
+    await longer.reached.wait()
+    with pytest.raises(FanoutBusy):
+        await sharing("longer", longer).run()
+    longer.hold.set()
+    assert texts(await running) == {"a": "done"}
+    with pytest.raises(StoreClosed):
+        await store.load("any")
+    assert texts(await sharing("one", Script("again")).run()) == {"a": "again"}
+
+
+async def test_the_checkpoint_stays_where_it_is_when_a_tool_changes_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    seen: list[bool] = []
+
+    @tool(effect="once")
+    def go() -> str:
+        os.chdir(tmp_path / "elsewhere")
+        return "there"
+
+    async def look_back(messages: Sequence[Any]) -> Reply:
+        seen.append((tmp_path / "c.json").exists())
+        return Reply(text="done")
+
+    fan = Fanout(
+        "why?", {"a": Script(asks(call("1", "go")), look_back)}, tools=[go], store=f"sqlite:{tmp_path / 'runs.db'}",
+        checkpoint="c.json", signals=False,
+    )  # fmt: skip
+    assert texts(await fan.run()) == {"a": "done"}
+    assert seen == [True]
+    assert not [path.name for path in tmp_path.rglob("*c.json*")]
+
+
 async def test_a_stop_before_anything_was_asked_leaves_everything(tmp_path: Path) -> None:
     model = Script("x")
     fan = fanout(tmp_path, {"a": model})
@@ -283,6 +403,11 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
         ({"a": 42}, {}, "neither a model nor an agent"),
         ([Agent(name="a", model=Script("x")), Agent(name="a", model=Script("y"))], {}, "two models are named 'a'"),
         ({"a": Script("x")}, {"variants": [Variant(name="v"), Variant(name="v")]}, "two variants"),
+        (
+            {"a": Script("x"), "a~b": Script("y")},
+            {"variants": [Variant(name="b~c"), Variant(name="c")]},
+            "two cells have the id 'a~b~c'",
+        ),
         ({"a": Script("x")}, {"limit": 0}, "at least 1"),
         ({"a": Script("x")}, {"per_provider": {"a": 0}}, "at least 1"),
         (
@@ -295,3 +420,9 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
 def test_nonsense_is_refused(tmp_path: Path, models: Any, options: Any, why: str) -> None:
     with pytest.raises(DefinitionError, match=why):
         fanout(tmp_path, models, **options)
+
+
+@pytest.mark.parametrize("fanout_id", ["compare models", "f" * 190])
+def test_an_id_that_no_run_can_have_is_refused(tmp_path: Path, fanout_id: str) -> None:
+    with pytest.raises(InvalidRunId):
+        fanout(tmp_path, {"a": Script("x")}, fanout_id=fanout_id)

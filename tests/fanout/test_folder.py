@@ -79,6 +79,12 @@ def test_a_search_does_not_look_outside(outside: Path) -> None:
     assert overlay.search("inside") == ["inside.txt:1: inside"]
 
 
+def test_a_search_leaves_out_files_that_cannot_be_named(tmp_path: Path) -> None:
+    for name in (b"b.txt", b"caf\xe9.txt"):
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_text("needle")
+    assert Overlay(WorkFolder(tmp_path)).search("needle") == ["b.txt:1: needle"]
+
+
 def test_a_link_within_the_folder_is_the_file_it_leads_to(outside: Path) -> None:
     overlay = Overlay(WorkFolder(outside.parents[1] / "work"))
     assert overlay.write("inner_link/new.txt", "mine").path == "sub/new.txt"
@@ -145,3 +151,25 @@ def test_what_is_applied_keeps_its_mode_and_makes_room_for_folders(tmp_path: Pat
     assert (tmp_path / "script").stat().st_mode & 0o777 == 0o775
     assert (tmp_path / "script").read_text() == "new"
     assert (tmp_path / "place" / "file.txt").read_text() == "below"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        ProposedWrite(path="folder", content="x"),
+        ProposedWrite(path="folder", delete=True),
+        ProposedWrite(path="file/inner/x.py", content="x"),
+        ProposedWrite(path="pipe/x.py", content="x"),
+        ProposedWrite(path="changed/x.py", content="x"),
+    ],
+)
+def test_nothing_is_applied_if_something_is_in_the_way(tmp_path: Path, last: ProposedWrite) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file", "changed", "deleted"):
+        (tmp_path / name).write_text("mine")
+    writes = [ProposedWrite(path="changed", content="theirs"), ProposedWrite(path="deleted", delete=True), last]
+    with pytest.raises(PathRefused, match="nothing was applied"):
+        WorkFolder(tmp_path).apply(writes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "deleted", "file", "folder", "pipe"]
+    assert (tmp_path / "changed").read_text() == "mine"

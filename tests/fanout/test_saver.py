@@ -1,16 +1,21 @@
 """Many models report at once, one thread writes."""
 
 import asyncio
+import errno
+import fcntl
 import threading
 from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.probe_store import ProbeStore
 from tests.store_kinds import STORES
 
+from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.opening import store_from_url
-from holdfast.fanout import FanoutBusy, FanoutError, IncrementalSaver, ModelResponse, PartialResponse, load
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.fanout import FanoutBusy, FanoutError, IncrementalSaver, ModelResponse, PartialResponse, build, load
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.places import FilePlace, StorePlace
 
@@ -162,3 +167,44 @@ async def test_a_file_belongs_to_one_at_a_time(tmp_path: Path) -> None:
     await other.open()
     await other.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_a_checkpoint_whose_letting_go_goes_wrong_is_let_go_of_even_so(how: str) -> None:
+    probe = ProbeStore(MemoryStore())
+    await probe.open()
+    place = StorePlace(probe, "fan")
+    assert await place.open() is None
+    kept = build("why?", ["a"], [], fanout_id="fan")
+    await asyncio.to_thread(place.write, msgspec.json.encode(kept))
+    if how == "fails":
+        probe.fail("settle", StoreUnavailable("the database does not answer"))
+        await place.close()
+    else:
+        reached = asyncio.Event()
+
+        async def hold(method: str) -> None:
+            if method == "settle":
+                reached.set()
+                await asyncio.Event().wait()
+
+        probe.before = hold
+        closing = asyncio.create_task(place.close())
+        await reached.wait()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    probe.before = None
+    assert await StorePlace(probe, "fan").open() == kept
+
+
+async def test_a_file_system_without_locks_is_not_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(FanoutError, match="No locks available") as told:
+        await FilePlace(tmp_path / "checkpoint.json").open()
+    assert not isinstance(told.value, FanoutBusy)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import time
 from pathlib import Path
@@ -45,9 +46,11 @@ def remove(path: Path) -> None:
 
 def sweep(path: Path, *, older_than: float = _LEFT_BEHIND_SECONDS) -> None:
     """Remove what processes that died while they wrote `path` have left."""
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
+    # Not those of `path.json`, which may be written right now.
+    unfinished = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.tmp")
+    for left in path.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime >= older_than:
+            if unfinished.fullmatch(left.name) and time.time() - left.stat().st_mtime >= older_than:
                 left.unlink()
 
 

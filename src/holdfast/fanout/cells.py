@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,7 +98,11 @@ def cells_of(subjects: Subjects, variants: Sequence[Variant], prompt: str, setti
         raise DefinitionError("two variants have the same name")
     if not named:
         raise DefinitionError("a fan-out needs at least one model")
-    return tuple(_cell(model, subject, lens, prompt, setting) for model, subject in named.items() for lens in lenses)
+    cells = [_cell(model, subject, lens, prompt, setting) for model, subject in named.items() for lens in lenses]
+    for cell_id, count in Counter(cell.id for cell in cells).items():
+        if count > 1:
+            raise DefinitionError(f"two cells have the id {cell_id!r}: choose other names for models or variants")
+    return tuple(cells)
 
 
 def _named(subjects: Sequence[Subject]) -> dict[str, Subject]:

@@ -86,11 +86,9 @@ def _judge(response: ModelResponse, criteria: Sequence[Criterion], folder: WorkF
 def _look(criterion: Criterion, overlay: Overlay) -> Check:
     wanted = criterion.contains
     path = wanted.path if wanted is not None else criterion.file_exists or ""
-    try:
-        text = overlay.read(path)
-    except FileNotFoundError as exc:
-        return Check(criterion=str(criterion), passed=False, detail=str(exc))
-    return Check(criterion=str(criterion), passed=wanted is None or wanted.text in text)
+    if not overlay.has(path):
+        return Check(criterion=str(criterion), passed=False, detail=f"there is no file {path}")
+    return Check(criterion=str(criterion), passed=wanted is None or wanted.text in overlay.read(path))
 
 
 def _copy(folder: WorkFolder, response: ModelResponse, stack: contextlib.ExitStack) -> Path:

@@ -92,9 +92,9 @@ class Driver:
             await self._app.submit(cell.agent.name, cell.prompt, run_id=run_id, labels=labels)
             status = (await self._store.load(run_id, after=_RECORD_ONLY)).record.status
             if self._retry_failed and status in OVER - {Status.DONE}:
-                await self._app.resume(run_id)
+                await self._app.resume(run_id, left_with_caller=True)
             else:
-                await self._app.run(cell.agent.name, cell.prompt, run_id=run_id)
+                await self._app.run(cell.agent.name, cell.prompt, run_id=run_id, left_with_caller=True)
         except _LEFT:
             raise
         except Exception as exc:  # the model's or a tool's own: this cell has failed, the others go on

@@ -17,6 +17,7 @@ from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.driving import Driver, LeftOpen, Slots
 from holdfast.fanout.errors import AnotherFanout, FanoutError
 from holdfast.fanout.folder import WorkFolder
+from holdfast.fanout.opening import opened
 from holdfast.fanout.places import FilePlace, Place, StorePlace
 from holdfast.fanout.saver import IncrementalSaver
 from holdfast.fanout.snapshot import ModelResponse, Snapshot
@@ -24,7 +25,7 @@ from holdfast.fanout.tools import file_tools
 from holdfast.fanout.watching import Observer
 from holdfast.run.agent import Bounds
 from holdfast.run.errors import DefinitionError
-from holdfast.run.info import new_run_id
+from holdfast.run.info import check_run_id, new_run_id
 from holdfast.run.ports import Budget, Delivery
 from holdfast.run.tool import Tool
 from holdfast.run.uninterrupted import uninterrupted
@@ -73,7 +74,8 @@ class Fanout:
             limit: how many run at once in all.
             per_provider: and of each provider, which is the part of a model's id before the colon. With a mapping,
                 a provider that is not in it is bounded by `limit` alone.
-            store: keeps the runs of the models.
+            store: keeps the runs of the models: a store, or the URL of one. It is opened and closed here; several
+                fan-outs may share one object, which the last of them closes. An open App needs another one.
             checkpoint: the file that keeps the checkpoint of the whole. Without it the store does, under `fanout_id`,
                 or under an id that is made of the prompt and the models.
             retry_failed: on a resume, go on with models that have failed, too.
@@ -83,6 +85,7 @@ class Fanout:
 
         Raises:
             DefinitionError: something is no model, or two have the same id. PathRefused: the folder is not there.
+            InvalidRunId: no ids of runs can begin with `fanout_id`.
         """
         self._prompt, self._verbose, self._retry_failed, self._finish = prompt, verbose, retry_failed, finish
         self._folder = WorkFolder(folder) if folder is not None else None
@@ -94,8 +97,11 @@ class Fanout:
             raise DefinitionError("limit and per_provider have to be at least 1")
         self._limit, self._per_provider = limit, per_provider
         self._store: CheckpointStore = store_from_url(store or None) if isinstance(store, str) else store
-        self._checkpoint = Path(checkpoint) if checkpoint is not None else None
+        # Whatever a tool makes the working directory meanwhile.
+        self._checkpoint = Path(checkpoint).absolute() if checkpoint is not None else None
         self._given_id = fanout_id
+        for cell in self._cells if fanout_id else ():
+            check_run_id(cell.run_id(fanout_id))
         self._options: dict[str, Any] = {"grace": grace, "signals": signals, "budget": budget}
         self._delivery = delivery
         #: While it is open.
@@ -115,7 +121,8 @@ class Fanout:
         """Ask every model, and return the responses in the order of the models.
 
         A model that fails has an error in its response and holds nobody up. If the fan-out is stopped, the responses
-        of the models that have not ended say that they are interrupted, and the checkpoint stays.
+        of the models that have not ended say that they are interrupted, and the checkpoint stays. So it does if this
+        is cancelled, or the event loop ends.
 
         Args:
             resume: go on with what was left; without it, that is thrown away.
@@ -125,8 +132,7 @@ class Fanout:
             FanoutBusy: another process goes on with it. StoreError: the store does not work.
         """
         self._stopped = False
-        await self._store.open()
-        try:
+        async with opened(self._store):
             place = await self._place()
             try:
                 kept = await place.open()
@@ -136,8 +142,6 @@ class Fanout:
                 return await self._run(place, kept)
             finally:
                 await place.close()
-        finally:
-            await self._store.close()
 
     async def stop(self, grace: timedelta | None = None) -> None:
         """Stop after the turns under way. `run` returns then."""
@@ -231,7 +235,7 @@ class Fanout:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             finally:
                 if not all(task.done() for task in tasks):
-                    # To cancel the tasks would end the models' runs for good. They are left for a resume instead.
+                    # The models' runs are left, and a store that does not answer is not waited for.
                     await uninterrupted(app.shutdown(timedelta(0)), swallow=True)
                     await uninterrupted(asyncio.wait(tasks), swallow=True)
             for task in tasks:

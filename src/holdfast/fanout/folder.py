@@ -84,24 +84,36 @@ class WorkFolder:
         return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
     def files(self) -> Iterator[str]:
-        """The keys of all files, in order, without links and without folders that are nobody's work."""
+        """The keys of all files, in order, without links and without folders that are nobody's work.
+
+        A file whose name is no UTF-8 is left out: nobody could ask for it.
+        """
         for folder, folders, names in os.walk(self.root):
             folders[:] = sorted(each for each in folders if each not in SKIPPED)
             for name in sorted(names):
                 key = os.path.relpath(os.path.join(folder, name), self.root)
-                if self.kind(key) == "file":
+                if _can_be_path(key) and self.kind(key) == "file":
                     yield key
 
     def apply(self, writes: Sequence[ProposedWrite]) -> list[str]:
         """Make the changes, each file atomically, after all of them were looked at. The keys that were changed.
 
         Raises:
-            PathRefused: a path leads out of the folder, or through a symbolic link. Nothing was changed, unless the
-                link appeared at this very moment.
+            PathRefused: a path leads out of the folder or through a symbolic link, or something is in the way. Nothing
+                was changed, unless that appeared at this very moment. Or the system refused a change: those before it
+                were made.
         """
+        written = {write.path for write in writes if not write.delete}
+        deleted = {write.path for write in writes if write.delete}
         for write in writes:
             if self.key(write.path) != write.path or self.kind(write.path) == "other":
                 raise PathRefused(f"{write.path!r:.100} leads through a symbolic link: nothing was applied")
+            if self.kind(write.path) == "folder":
+                raise PathRefused(f"{write.path!r:.100} is a folder: nothing was applied")
+            for above in () if write.delete else Path(write.path).parents:
+                in_the_way = self.kind(str(above)) in ("file", "other") and str(above) not in deleted
+                if in_the_way or str(above) in written:
+                    raise PathRefused(f"{write.path!r:.100} is below a file: nothing was applied")
         # First what goes: a file may have to make room for a folder of its name.
         for write in sorted(writes, key=lambda write: not write.delete):
             try:

@@ -57,6 +57,15 @@ class Overlay:
             raise FileNotFoundError(f"there is no file {key}")
         return text
 
+    def has(self, path: str) -> bool:
+        """Whether there is such a file, text or not.
+
+        Raises:
+            PathRefused: it is outside of the folder.
+        """
+        with self._lock:
+            return self._is_file(self._folder.key(path))
+
     def write(self, path: str, content: str) -> Change:
         """Propose that the file holds `content`.
 

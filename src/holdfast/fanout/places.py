@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import secrets
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +23,9 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.fanout import atomic
 from holdfast.fanout import checkpoint as checkpoints
 from holdfast.fanout.checkpoint import FanoutCheckpoint
-from holdfast.fanout.errors import CorruptCheckpoint, FanoutBusy
+from holdfast.fanout.errors import CorruptCheckpoint, FanoutBusy, FanoutError
+
+log = logging.getLogger("holdfast.fanout")
 
 #: No agent has this name, so no recovery takes the run that a checkpoint is kept in.
 AGENT_NAME = "holdfast/fanout"
@@ -43,7 +47,7 @@ class Place(Protocol):
         ...
 
     async def close(self) -> None:
-        """Somebody else may have it."""
+        """Somebody else may have it. Trouble is logged: the responses must not be lost to it."""
         ...
 
 
@@ -73,6 +77,10 @@ class FilePlace:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as exc:
                 os.close(fd)
+                if not isinstance(exc, BlockingIOError):
+                    raise FanoutError(
+                        f"{self._lock_path} cannot be locked: {exc.strerror}; keep it on another file system"
+                    ) from exc
                 raise FanoutBusy(f"another process drives the fan-out of {self._path}: wait for it, or end it") from exc
             # The one who had it before may have removed the name of what was just locked.
             with contextlib.suppress(FileNotFoundError):
@@ -90,7 +98,10 @@ class FilePlace:
     async def close(self) -> None:
         if self._lock is not None:
             fd, self._lock = self._lock, None
-            self._lock_path.unlink(missing_ok=True)
+            try:
+                self._lock_path.unlink(missing_ok=True)
+            except OSError as exc:
+                log.warning("%s stays, which does no harm: %s", self._lock_path, exc)
             os.close(fd)
 
 
@@ -159,12 +170,21 @@ class StorePlace:
         self._next_seq = 0
 
     async def close(self) -> None:
-        if self._claim is not None:
-            claim, self._claim = self._claim, None
-            await self._store.settle(claim, Ending(status=Status.INTERRUPTED))
-        if self._enlisted:
-            self._enlisted = False
-            await self._store.discharge(self._worker_id)
+        try:
+            if self._claim is not None:
+                claim, self._claim = self._claim, None
+                await self._let_go(self._store.settle(claim, Ending(status=Status.INTERRUPTED)))
+        finally:
+            # What a worker has claimed and not settled is free when there is no such worker.
+            if self._enlisted:
+                self._enlisted = False
+                await self._let_go(self._store.discharge(self._worker_id))
+
+    async def _let_go(self, step: Awaitable[None]) -> None:
+        try:
+            await step
+        except Exception as exc:  # a host's own store may raise anything
+            log.error("the store did not let go of the checkpoint of the fan-out %s: %s", self._run_id, exc)
 
 
 class _Kept(msgspec.Struct, kw_only=True):

@@ -21,7 +21,11 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keep(path: Path | str, preference: Preference) -> None:
-    """Add a line. It survives a power cut once this returns; what was there before stays, whatever happens."""
+    """Add a line. It survives a power cut once this returns; what was there before stays, whatever happens.
+
+    Raises:
+        OSError: it could not be done.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -29,7 +33,9 @@ def keep(path: Path | str, preference: Preference) -> None:
         size = os.fstat(fd).st_size
         # A line that a crash has cut off must not swallow this one.
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        os.write(fd, (b"\n" if torn else b"") + msgspec.json.encode(preference) + b"\n")
+        rest = memoryview((b"\n" if torn else b"") + msgspec.json.encode(preference) + b"\n")
+        while rest:
+            rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
     finally:
         os.close(fd)

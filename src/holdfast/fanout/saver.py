@@ -228,7 +228,7 @@ def _place(where: Path | str | CheckpointStore | Place, fanout_id: str) -> tuple
     """The place, and whether it was made here."""
     if isinstance(where, str | Path):
         load(where)
-        return FilePlace(Path(where)), True
+        return FilePlace(Path(where).absolute()), True
     if isinstance(where, FilePlace | StorePlace):
         return where, False
     if hasattr(where, "claim_next"):
