@@ -2,9 +2,12 @@
 
 import asyncio
 import re
+import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import psycopg
@@ -14,8 +17,19 @@ from holdfast.batteries.database.tables import Cursor, Schema
 
 _T = TypeVar("_T")
 
-#: How often a transaction is run again after a conflict, or after a connection was lost before it began.
-_TRIES = 5
+#: The server is away, or gave up this transaction for the sake of others: the same may well succeed in a moment.
+_PASSES = ("08", "57P", "53300", "25P03", "25P04", "40001", "40P01", "55P03")
+#: Not in a moment, but nothing is wrong with what was asked: no room, no memory, a timeout of the server's own.
+_LATER = ("53", "57014")
+
+# libpq tells no code for why it could not connect. Where the server says it in another language, it is waited for.
+_KEPT_OUT = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist"
+)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+#: Whatever waited long for others still gets its own try.
+_A_TRY = 1.0
 
 
 class _Cursor:
@@ -30,10 +44,18 @@ class _Cursor:
 class PostgresTables:
     """One connection on a thread of its own, opened again when it was lost. Works behind a pooler."""
 
-    def __init__(self, url: str, *, schema: str = "holdfast") -> None:
+    def __init__(self, url: str, *, schema: str = "holdfast", patience: timedelta = timedelta(seconds=30)) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            patience: how long a call waits for a server that is away before it raises `TablesUnavailable`.
+
+        Raises:
+            TablesError: the schema's name cannot be used.
+        """
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,50}", schema):
             raise TablesError(f"{schema!r} cannot be a schema name: use a-z, 0-9 and _")
-        self._url, self._schema = url, schema
+        self._url, self._schema, self._patience = url, schema, patience.total_seconds()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-tables")
         self._connection: psycopg.Connection[Any] | None = None
         self._closed = False
@@ -57,11 +79,11 @@ class PostgresTables:
                 cursor.execute("SELECT pg_advisory_xact_lock(?)", (key,))
             return work(cursor)
 
-        return await self._on_thread(locked)
+        return await self._on_thread(lambda deadline: self._write(locked, deadline))
 
     async def read(self, work: Callable[[Cursor], _T]) -> _T:
         """Run `work`, which only reads."""
-        return await self._on_thread(work)
+        return await self._on_thread(lambda deadline: self._read(work))
 
     async def close(self) -> None:
         """Let go of the connection. May be called again."""
@@ -71,30 +93,82 @@ class PostgresTables:
             await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
         self._thread.shutdown()
 
-    async def _on_thread(self, work: Callable[[Cursor], _T]) -> _T:
+    async def _on_thread(self, attempt: Callable[[float], _T]) -> _T:
+        """What `attempt` gives, which is told when patience ends; made again while the server is away."""
+        asked_at = time.monotonic()
+
+        def persist() -> _T:
+            deadline = max(asked_at + self._patience, time.monotonic() + min(self._patience, _A_TRY))
+            return self._persist(lambda: attempt(deadline), deadline)
+
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work)
-        except psycopg.OperationalError as exc:
-            raise TablesUnavailable(f"the database did not answer, try again: {exc}") from exc
+            return await asyncio.get_running_loop().run_in_executor(self._thread, persist)
         except psycopg.Error as exc:
+            if _passes(exc) or (exc.sqlstate or "").startswith(_LATER):
+                raise TablesUnavailable(f"the database did not answer, try again: {exc}") from exc
             raise TablesError(f"could not use the tables in schema {self._schema}: {exc}") from exc
 
-    def _transact(self, work: Callable[[Cursor], _T]) -> _T:
-        for attempt in range(1, _TRIES + 1):
-            connection = self._connected()
+    # -- on the thread ------------------------------------------------------------------------------------------
+
+    def _persist(self, attempt: Callable[[], _T], deadline: float) -> _T:
+        pause = _FIRST_PAUSE
+        while True:
             try:
-                with connection.transaction():
-                    connection.execute(f"SET LOCAL search_path = {self._schema}".encode())
-                    return work(_Cursor(connection))
-            except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
-                if attempt == _TRIES:
+                return attempt()
+            except psycopg.Error as exc:
+                left = deadline - time.monotonic()
+                if left <= 0 or not _passes(exc):
                     raise
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _read(self, work: Callable[[Cursor], _T]) -> _T:
+        with self._transaction() as cursor:
+            result = work(cursor)
+            cursor.execute("COMMIT")
+        return result
+
+    def _write(self, work: Callable[[Cursor], _T], deadline: float) -> _T:
+        with self._transaction() as cursor:
+            [(number,)] = cursor.execute("SELECT txid_current()")
+            result = work(cursor)
+            try:
+                cursor.execute("COMMIT")
             except psycopg.OperationalError:
-                # Nothing says whether the last transaction was committed: that is for the caller to find out.
-                self._connection = None
+                if not self._was_committed(number, deadline):
+                    raise
+        return result
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Cursor]:
+        connection = self._connected()
+        try:
+            connection.execute(f"BEGIN; SET LOCAL search_path = {self._schema}".encode())
+            yield _Cursor(connection)
+        except BaseException:
+            try:
+                connection.execute("ROLLBACK")
+            except psycopg.Error:
                 connection.close()
-                raise
-        raise AssertionError("the last attempt returns or raises")
+            raise
+
+    def _was_committed(self, number: int, deadline: float) -> bool:
+        """Whether the transaction of this number was, whose end nobody was told.
+
+        Raises:
+            TablesUnavailable: the server does not say.
+        """
+
+        def ask() -> bool:
+            [(state,)] = _Cursor(self._connected()).execute("SELECT txid_status(?)", (number,))
+            if state == "in progress":
+                raise psycopg.OperationalError("it is still under way")
+            return bool(state == "committed")
+
+        try:
+            return self._persist(ask, deadline)
+        except psycopg.Error as exc:
+            raise TablesUnavailable(f"it is not known whether this was written, the server is away: {exc}") from exc
 
     def _connected(self) -> "psycopg.Connection[Any]":
         if self._closed:
@@ -103,6 +177,13 @@ class PostgresTables:
             # A pooler may give each transaction another server connection: nothing may be prepared on one of them.
             self._connection = psycopg.connect(self._url, autocommit=True, prepare_threshold=None)
         return self._connection
+
+
+def _passes(exc: psycopg.Error) -> bool:
+    """Whether the same may well succeed in a moment."""
+    if exc.sqlstate is None:
+        return isinstance(exc, psycopg.OperationalError) and not _KEPT_OUT.search(str(exc))
+    return exc.sqlstate.startswith(_PASSES)
 
 
 def _migrate(cursor: Cursor, schema: Schema) -> None:

@@ -95,6 +95,8 @@ class SqliteTables:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except (apsw.BusyError, apsw.LockedError) as exc:
             raise TablesUnavailable(f"{self._path} is locked by another process: try again") from exc
+        except (apsw.FullError, apsw.IOError) as exc:  # the second: a quota, or a disk in trouble
+            raise TablesUnavailable(f"{self._path} cannot be written: free space and try again ({exc})") from exc
         except (apsw.Error, OSError) as exc:
             raise TablesError(f"could not use the tables in {self._path}: {exc}") from exc
 

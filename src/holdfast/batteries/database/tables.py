@@ -35,14 +35,14 @@ class Tables(Protocol):
     async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction: all of it, or nothing.
 
-        The transaction may be run again when the database asks for that, so `work` does nothing but SQL.
+        The transaction may be run again, when the database asks for that or was away, so `work` does nothing but SQL.
 
         Args:
             alone: names; transactions that have one in common wait for each other, in whatever process they are. What
                 reads and then writes by what it read needs that.
 
         Raises:
-            TablesError: nothing was changed.
+            TablesError: nothing was changed; or the error says that this is not known.
         """
         ...
 
