@@ -4,18 +4,32 @@ import asyncio
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.batteries.database.errors import TablesError, TablesUnavailable
+from holdfast.batteries.database.link import Link
 from holdfast.batteries.database.tables import Cursor, Schema
+from holdfast.batteries.database.thread import Thread
 
 _T = TypeVar("_T")
+
+#: What the URL may override; the store of the checkpoints has the same. A peer that vanished without a word is noticed
+#: within a minute.
+_DEFAULTS = {
+    "fallback_application_name": "holdfast",
+    "client_encoding": "utf8",
+    "connect_timeout": "10",
+    "keepalives_idle": "20",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "45000",
+}
 
 #: The server is away, or gave up this transaction for the sake of others: the same may well succeed in a moment.
 _PASSES = ("08", "57P", "53300", "25P03", "25P04", "40001", "40P01", "55P03")
@@ -32,15 +46,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _A_TRY = 1.0
 
 
-class _Cursor:
-    def __init__(self, connection: "psycopg.Connection[Any]") -> None:
-        self._connection = connection
-
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        cursor = self._connection.execute(sql.replace("?", "%s").encode(), parameters or None)
-        return cursor.fetchall() if cursor.description is not None else ()
-
-
 class PostgresTables:
     """One connection on a thread of its own, opened again when it was lost. Works behind a pooler."""
 
@@ -48,17 +53,24 @@ class PostgresTables:
         """Nothing is opened yet.
 
         Args:
-            patience: how long a call waits for a server that is away before it raises `TablesUnavailable`.
+            patience: how long a call waits for a server that is away, or for its answer to one statement, before it
+                raises `TablesUnavailable`.
 
         Raises:
-            TablesError: the schema's name cannot be used.
+            TablesError: the URL names no database, or the schema's name cannot be used.
         """
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,50}", schema):
             raise TablesError(f"{schema!r} cannot be a schema name: use a-z, 0-9 and _")
-        self._url, self._schema, self._patience = url, schema, patience.total_seconds()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-tables")
-        self._connection: psycopg.Connection[Any] | None = None
-        self._closed = False
+        try:
+            self._conninfo = make_conninfo("", **(_DEFAULTS | conninfo_to_dict(url)))
+        except psycopg.Error:
+            # What the driver says may hold the password.
+            raise TablesError("this is no URL of a PostgreSQL database: use postgresql://...") from None
+        self._schema, self._patience = schema, patience.total_seconds()
+        self._thread = Thread()
+        self._link: Link | None = None
+        #: How long the statement under way may take; less for a call that has waited for long already.
+        self._limit = self._patience
 
     async def open(self, schema: Schema) -> None:
         """Make the tables, or bring them up to date. Processes that do so at once wait for each other."""
@@ -86,27 +98,55 @@ class PostgresTables:
         return await self._on_thread(lambda deadline: self._read(work))
 
     async def close(self) -> None:
-        """Let go of the connection. May be called again."""
-        self._closed = True
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
-        self._thread.shutdown()
+        """Finish what is under way, then let go of the connection. Cancelled, it cuts the connection.
+
+        May be called again.
+        """
+        if self._thread.closed.is_set():
+            return
+        try:
+            await self._watched(self._thread.end(self._drop))
+        except asyncio.CancelledError:
+            if self._link is not None:
+                self._link.cut()
+            raise
 
     async def _on_thread(self, attempt: Callable[[float], _T]) -> _T:
         """What `attempt` gives, which is told when patience ends; made again while the server is away."""
         asked_at = time.monotonic()
 
         def persist() -> _T:
-            deadline = max(asked_at + self._patience, time.monotonic() + min(self._patience, _A_TRY))
+            now = time.monotonic()
+            deadline = max(asked_at + self._patience, now + min(self._patience, _A_TRY))
+            self._limit = deadline - now
             return self._persist(lambda: attempt(deadline), deadline)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, persist)
+            return await self._watched(self._thread.do(persist))
         except psycopg.Error as exc:
             if _passes(exc) or (exc.sqlstate or "").startswith(_LATER):
                 raise TablesUnavailable(f"the database did not answer, try again: {exc}") from exc
             raise TablesError(f"could not use the tables in schema {self._schema}: {exc}") from exc
+
+    async def _watched(self, work: asyncio.Future[_T]) -> _T:
+        """Wait for `work`, and cut the connection when the server owes an answer for too long."""
+        loop = asyncio.get_running_loop()
+        watch: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal watch
+            link, left = self._link, self._limit
+            if link is not None:
+                left -= link.silent_for
+                if left <= 0:
+                    link.cut()
+            watch = loop.call_later(left if left > 0 else _A_TRY, look)
+
+        watch = loop.call_later(self._limit, look)
+        try:
+            return await work
+        finally:
+            watch.cancel()
 
     # -- on the thread ------------------------------------------------------------------------------------------
 
@@ -117,9 +157,8 @@ class PostgresTables:
                 return attempt()
             except psycopg.Error as exc:
                 left = deadline - time.monotonic()
-                if left <= 0 or not _passes(exc):
+                if left <= 0 or not _passes(exc) or self._thread.closed.wait(min(pause, left)):
                     raise
-            time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _read(self, work: Callable[[Cursor], _T]) -> _T:
@@ -141,15 +180,13 @@ class PostgresTables:
 
     @contextmanager
     def _transaction(self) -> Iterator[Cursor]:
-        connection = self._connected()
+        link = self._connected()
         try:
-            connection.execute(f"BEGIN; SET LOCAL search_path = {self._schema}".encode())
-            yield _Cursor(connection)
+            link.execute(f"BEGIN; SET LOCAL search_path = {self._schema}")
+            yield link
         except BaseException:
-            try:
-                connection.execute("ROLLBACK")
-            except psycopg.Error:
-                connection.close()
+            with suppress(psycopg.Error):  # then the link is lost
+                link.execute("ROLLBACK")
             raise
 
     def _was_committed(self, number: int, deadline: float) -> bool:
@@ -160,23 +197,26 @@ class PostgresTables:
         """
 
         def ask() -> bool:
-            [(state,)] = _Cursor(self._connected()).execute("SELECT txid_status(?)", (number,))
+            [(state,)] = self._connected().execute("SELECT txid_status(?)", (number,))
             if state == "in progress":
                 raise psycopg.OperationalError("it is still under way")
             return bool(state == "committed")
 
         try:
-            return self._persist(ask, deadline)
+            return self._persist(ask, max(deadline, time.monotonic() + _A_TRY))
         except psycopg.Error as exc:
             raise TablesUnavailable(f"it is not known whether this was written, the server is away: {exc}") from exc
 
-    def _connected(self) -> "psycopg.Connection[Any]":
-        if self._closed:
-            raise TablesError("the tables were closed")
-        if self._connection is None or self._connection.closed:
-            # A pooler may give each transaction another server connection: nothing may be prepared on one of them.
-            self._connection = psycopg.connect(self._url, autocommit=True, prepare_threshold=None)
-        return self._connection
+    def _connected(self) -> Link:
+        if self._link is None or self._link.is_lost:
+            self._drop()
+            self._link = Link(self._conninfo)
+        return self._link
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
 
 def _passes(exc: psycopg.Error) -> bool:

@@ -51,5 +51,5 @@ class Tables(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of the connection. May be called again."""
+        """Finish what is under way, then let go of the connection. May be called again; nothing else may."""
         ...
