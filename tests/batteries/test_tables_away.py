@@ -64,6 +64,13 @@ def cut_all(url: str) -> None:
         )
 
 
+def let_write(url: str, may: bool) -> None:
+    """Whether sessions that begin from now on may write."""
+    database = urlsplit(url).path.removeprefix("/")
+    with psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
+        connection.execute(f'alter database "{database}" set default_transaction_read_only = {not may}'.encode())
+
+
 @tool(effect="pure")
 async def look() -> str:
     return "seen"
@@ -126,6 +133,20 @@ async def test_it_is_said_if_nobody_knows_whether_something_was_written(proxy: C
     with pytest.raises(TablesUnavailable, match="not known whether"):
         await audit.add([a_row("one")])
     await audit.close()
+
+
+async def test_a_connection_that_reached_a_standby_is_not_kept(url: str) -> None:
+    """A session that may only read, as those of a standby, stays one when others may write again."""
+    ledger = TablesLedger(PostgresTables(url, patience=IMPATIENT))
+    await ledger.open()
+    let_write(url, False)
+    cut_all(url)
+    with pytest.raises(TablesUnavailable, match="read-only"):
+        await ledger.settle("r", ["a"], Amounts(tokens=5), NOW)
+    let_write(url, True)
+    await ledger.settle("r", ["a"], Amounts(tokens=5), NOW)
+    assert (await ledger.spent("a", NOW)).tokens == 5
+    await ledger.close()
 
 
 # -- for longer -------------------------------------------------------------------------------------------------------

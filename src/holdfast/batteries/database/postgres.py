@@ -32,7 +32,7 @@ _DEFAULTS = {
 }
 
 #: The server is away, or gave up this transaction for the sake of others: the same may well succeed in a moment.
-_PASSES = ("08", "57P", "53300", "25P03", "25P04", "40001", "40P01", "55P03")
+_PASSES = ("08", "57P", "53300", "25006", "25P03", "25P04", "40001", "40P01", "55P03")
 #: Not in a moment, but nothing is wrong with what was asked: no room, no memory, a timeout of the server's own.
 _LATER = ("53", "57014")
 
@@ -184,9 +184,12 @@ class PostgresTables:
         try:
             link.execute(f"BEGIN; SET LOCAL search_path = {self._schema}")
             yield link
-        except BaseException:
+        except BaseException as exc:
             with suppress(psycopg.Error):  # then the link is lost
                 link.execute("ROLLBACK")
+            if isinstance(exc, psycopg.errors.ReadOnlySqlTransaction):
+                # A standby, in the middle of a failover: the next connection may reach the right server.
+                self._drop()
             raise
 
     def _was_committed(self, number: int, deadline: float) -> bool:
