@@ -27,6 +27,8 @@ from holdfast.checkpoint.stores.memory import MemoryStore
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 IMPATIENT = timedelta(milliseconds=500)
 TOKENS = Usage(input_tokens=10)
+#: The whole of the statement: a transaction begins as READ COMMITTED.
+COMMIT = b"COMMIT\0"
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def a_row(run_id: str) -> AuditRow:
 
 
 @pytest.mark.parametrize("harm", [Harm.CUT_BEFORE_IT, Harm.LOSE_THE_ANSWER])
-@pytest.mark.parametrize("message", [b"INSERT INTO audit", b"COMMIT"])
+@pytest.mark.parametrize("message", [b"INSERT INTO audit", COMMIT])
 async def test_what_is_written_over_a_connection_that_is_cut_is_written_once(
     proxy: CuttingProxy, url: str, harm: Harm, message: bytes
 ) -> None:
@@ -129,7 +131,7 @@ async def test_what_is_written_over_a_connection_that_is_cut_is_written_once(
 async def test_it_is_said_if_nobody_knows_whether_something_was_written(proxy: CuttingProxy, url: str) -> None:
     audit = TablesAudit(PostgresTables(through(proxy, url), patience=IMPATIENT))
     await audit.open()
-    proxy.harm(Harm.LOSE_THE_ANSWER, b"COMMIT", and_refuse=True)
+    proxy.harm(Harm.LOSE_THE_ANSWER, COMMIT, and_refuse=True)
     with pytest.raises(TablesUnavailable, match="not known whether"):
         await audit.add([a_row("one")])
     await audit.close()

@@ -182,7 +182,8 @@ class PostgresTables:
     def _transaction(self) -> Iterator[Cursor]:
         link = self._connected()
         try:
-            link.execute(f"BEGIN; SET LOCAL search_path = {self._schema}")
+            # What was read before the wait for a lock may not count after it, whatever the database's own default is.
+            link.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = {self._schema}")
             yield link
         except BaseException as exc:
             with suppress(psycopg.Error):  # then the link is lost
