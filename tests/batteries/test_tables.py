@@ -7,10 +7,13 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from tests.postgres_server import fresh_database
 
 from holdfast.batteries.budget import Amounts, Reservation, TablesLedger
+from holdfast.batteries.budget.tables import SCHEMA
 from holdfast.batteries.database.postgres import PostgresTables
+from holdfast.checkpoint.stores.postgres import PostgresStore
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -26,6 +29,46 @@ def administer(url: str, *statements: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("attempt", range(3))
+async def test_batteries_and_the_checkpoints_may_come_to_a_new_database_at_once(url: str, attempt: int) -> None:
+    store, batteries = PostgresStore(url), [PostgresTables(url) for _ in range(3)]
+    await asyncio.gather(store.open(), *(tables.open(SCHEMA) for tables in batteries))
+    await store.close()
+    for tables in batteries:
+        await tables.close()
+
+
+@pytest.mark.parametrize("name", ["user", "order", "public"])
+async def test_any_name_of_a_schema_will_do(url: str, name: str) -> None:
+    ledger = TablesLedger(PostgresTables(url, schema=name))
+    await ledger.open()
+    await ledger.settle("r", ["a"], Amounts(tokens=5), NOW)
+    await ledger.close()
+    with psycopg.connect(url) as connection:
+        assert connection.execute(f'select tokens from "{name}".budget_spent'.encode()).fetchall() == [(5,)]
+
+
+async def test_whoever_finds_the_tables_made_needs_no_right_to_make_them(url: str) -> None:
+    ledger = TablesLedger(PostgresTables(url))
+    await ledger.open()
+    await ledger.close()
+    role = urlsplit(url).path.removeprefix("/") + "_user"
+    administer(
+        url,
+        f"create role {role}",
+        f"grant usage on schema holdfast to {role}",
+        f"grant all on all tables in schema holdfast to {role}",
+    )
+    try:
+        restricted = TablesLedger(PostgresTables(make_conninfo(url, options=f"-c role={role}")))
+        await restricted.open()
+        await restricted.settle("r", ["a"], Amounts(tokens=5), NOW)
+        assert (await restricted.spent("a", NOW)).tokens == 5
+        await restricted.close()
+    finally:
+        administer(url, f"drop owned by {role}", f"drop role {role}")
 
 
 async def test_a_stricter_isolation_of_the_database_lets_nobody_spend_twice(url: str) -> None:

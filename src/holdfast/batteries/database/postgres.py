@@ -73,13 +73,18 @@ class PostgresTables:
         self._limit = self._patience
 
     async def open(self, schema: Schema) -> None:
-        """Make the tables, or bring them up to date. Processes that do so at once wait for each other."""
+        """Make the tables, or bring them up to date. Processes that do so at once wait for each other.
 
-        def migrate(cursor: Cursor) -> None:
-            cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
-            _migrate(cursor, schema)
+        Tables that are up to date are not touched, so that their user needs no right to make any.
+        """
 
-        await self.write(migrate, alone=["schema"])
+        def prepare(cursor: Cursor) -> None:
+            if _version(cursor, self._schema, schema) != len(schema.steps):
+                # The lock under which the store of the checkpoints makes its part of the schema.
+                cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (f"holdfast:{self._schema}",))
+                _migrate(cursor, self._schema, schema)
+
+        await self.write(prepare)
 
     async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction, alone among those that have a name in common."""
@@ -183,7 +188,7 @@ class PostgresTables:
         link = self._connected()
         try:
             # What was read before the wait for a lock may not count after it, whatever the database's own default is.
-            link.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = {self._schema}")
+            link.execute(f'BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = "{self._schema}"')
             yield link
         except BaseException as exc:
             with suppress(psycopg.Error):  # then the link is lost
@@ -230,13 +235,23 @@ def _passes(exc: psycopg.Error) -> bool:
     return exc.sqlstate.startswith(_PASSES)
 
 
-def _migrate(cursor: Cursor, schema: Schema) -> None:
-    cursor.execute("CREATE TABLE IF NOT EXISTS battery (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
+def _version(cursor: Cursor, place: str, schema: Schema) -> int:
+    """The version found; zero if the tables are not there yet."""
+    tables = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = ? AND tablename = 'battery'"
+    if not cursor.execute(tables, (place,)):
+        return 0
     rows = cursor.execute("SELECT version FROM battery WHERE name = ?", (schema.battery,))
-    version = rows[0][0] if rows else 0
+    version: int = rows[0][0] if rows else 0
     if version > len(schema.steps):
         raise TablesError(f"a newer holdfast made the {schema.battery} tables (version {version}): upgrade holdfast")
-    for step in schema.steps[version:]:
+    return version
+
+
+def _migrate(cursor: Cursor, place: str, schema: Schema) -> None:
+    if not cursor.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = ?", (place,)):
+        cursor.execute(f'CREATE SCHEMA "{place}"')
+    cursor.execute("CREATE TABLE IF NOT EXISTS battery (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
+    for step in schema.steps[_version(cursor, place, schema) :]:
         for statement in step:
             cursor.execute(statement)
     cursor.execute(
