@@ -12,6 +12,8 @@ from tests.postgres_server import fresh_database
 
 from holdfast.batteries.budget import Amounts, Reservation, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
+from holdfast.batteries.database.errors import TablesError
+from holdfast.batteries.database.opening import tables_from_url
 from holdfast.batteries.database.postgres import PostgresTables
 from holdfast.checkpoint.stores.postgres import PostgresStore
 
@@ -82,3 +84,15 @@ async def test_a_stricter_isolation_of_the_database_lets_nobody_spend_twice(url:
     assert shortages.count(None) == 1
     for ledger in ledgers:
         await ledger.close()
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud83d"])
+async def test_text_that_cannot_be_kept_is_refused_by_both_databases(database_url: str, text: str) -> None:
+    ledger = TablesLedger(tables_from_url(database_url))
+    await ledger.open()
+    with pytest.raises(TablesError, match="without NUL or half surrogate pairs"):
+        await ledger.settle("r", [text], Amounts(tokens=1), NOW)
+    with pytest.raises(TablesError, match="without NUL or half surrogate pairs"):
+        await ledger.spent(text, NOW)
+    await ledger.settle("r", ["a"], Amounts(tokens=1), NOW)
+    await ledger.close()

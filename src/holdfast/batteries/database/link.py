@@ -10,6 +10,8 @@ from typing import Any
 
 import psycopg
 
+from holdfast.batteries.database.tables import check_text
+
 
 class Link:
     """Used by one thread. Another may cut it: then the statement under way fails at once, as if the server had gone."""
@@ -29,6 +31,7 @@ class Link:
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
         """Run a statement, with `?` where a parameter goes, and return its rows, if it has any."""
+        check_text(parameters)
         self._asked_at = time.monotonic()
         try:
             cursor = self._connection.execute(sql.replace("?", "%s").encode(), parameters or None)

@@ -89,7 +89,7 @@ class PostgresTables:
     async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction, alone among those that have a name in common."""
         # In one order everywhere, so that no two wait for each other.
-        keys = sorted(zlib.crc32(f"{self._schema}.{name}".encode()) for name in set(alone))
+        keys = sorted(zlib.crc32(f"{self._schema}.{name}".encode(errors="surrogatepass")) for name in set(alone))
 
         def locked(cursor: Cursor) -> _T:
             for key in keys:

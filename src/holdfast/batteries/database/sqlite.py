@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import apsw
 
 from holdfast.batteries.database.errors import TablesError, TablesUnavailable
-from holdfast.batteries.database.tables import Cursor, Schema
+from holdfast.batteries.database.tables import Cursor, Schema, check_text
 from holdfast.batteries.database.thread import Thread
 
 _T = TypeVar("_T")
@@ -29,6 +29,7 @@ class _Cursor:
         self._connection = connection
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+        check_text(parameters)
         return list(self._connection.execute(sql, parameters))
 
 

@@ -1,18 +1,28 @@
 """The tables of one battery, whichever database they are in."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from holdfast.batteries.database.errors import TablesError
+
 _T = TypeVar("_T")
+
+#: Not every database can keep these in a text column.
+_UNKEEPABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class Cursor(Protocol):
     """What a piece of work is given."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        """Run one statement, with `?` where a parameter goes and nowhere else, and return its rows, if it has any."""
+        """Run one statement, with `?` where a parameter goes and nowhere else, and return its rows, if it has any.
+
+        Raises:
+            TablesError: a parameter is text that cannot be kept.
+        """
         ...
 
 
@@ -53,3 +63,10 @@ class Tables(Protocol):
     async def close(self) -> None:
         """Finish what is under way, then let go of the connection. May be called again; nothing else may."""
         ...
+
+
+def check_text(parameters: Sequence[Any]) -> None:
+    """Raises `TablesError` if one of them is text that one of the databases cannot keep: then neither does."""
+    for value in parameters:
+        if isinstance(value, str) and _UNKEEPABLE.search(value):
+            raise TablesError(f"{value!r:.80} cannot be kept: it has to be text without NUL or half surrogate pairs")
