@@ -96,3 +96,19 @@ async def test_text_that_cannot_be_kept_is_refused_by_both_databases(database_ur
         await ledger.spent(text, NOW)
     await ledger.settle("r", ["a"], Amounts(tokens=1), NOW)
     await ledger.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://app:hunter2@db/prod",
+        "postgresql://app:%zzhunter2@db/prod",
+        "host=db password=hunter2",
+        "host=db password=hunter2:3",
+    ],
+)
+def test_no_password_is_shown(url: str) -> None:
+    with pytest.raises(TablesError) as caught:
+        tables_from_url(url)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
