@@ -123,11 +123,12 @@ class CuttingProxy(_Front):
         finally:
             for way in ways:
                 way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
             if passage.harm is Harm.CUT_AFTER_IT:
                 self._left_open.append(server_writer)
             else:
                 server_writer.transport.abort()
+            # Last: at the end of the test this is cancelled, too.
+            await asyncio.gather(*ways, return_exceptions=True)
 
     async def _to_server(self, passage: "_Passage") -> None:
         passage.server_writer.write(await read_startup(passage.reader))

@@ -136,6 +136,17 @@ async def test_a_resumed_run_and_a_failed_one_are_on_record_as_such() -> None:
     await audit.close()
 
 
+async def test_an_error_whose_text_no_database_keeps_is_on_record(database_url: str) -> None:
+    audit = Audit(TablesAudit(tables_from_url(database_url)))
+    with pytest.raises(ValueError, match="no file"):
+        await Life(ports=Ports(audit=audit)).executor.run(
+            Agent(name="a", model=Script(ValueError("no file \udcff"))), "go", run_id="r"
+        )
+    [end] = await audit.query(AuditQuery(kind="end"))
+    assert end.detail == "ValueError: no file ?"
+    await audit.close()
+
+
 class Faulty(MemoryAudit):
     """A store that is down until it is told otherwise."""
 

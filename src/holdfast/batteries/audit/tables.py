@@ -25,6 +25,9 @@ SCHEMA = Schema(
     ],
 )
 
+#: Rows that are dropped in one transaction.
+_AT_ONCE = 10_000
+
 _TREE = """
     run_id IN (
         WITH RECURSIVE tree(run_id) AS (
@@ -73,9 +76,12 @@ class TablesAudit:
         return [msgspec.json.decode(body, type=AuditRow) for (body,) in reversed(rows)]
 
     async def purge(self, before: datetime) -> int:
-        """Drop rows older than that."""
-        sql = "DELETE FROM audit WHERE at < ? RETURNING seq"
-        return len(await self._tables.write(lambda cursor: cursor.execute(sql, (before.timestamp(),))))
+        """Drop rows older than that, some at a time: others use the database meanwhile, and no statement takes long."""
+        sql = "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit WHERE at < ? LIMIT ?) RETURNING seq"
+        dropped, parameters = 0, (before.timestamp(), _AT_ONCE)
+        while rows := await self._tables.write(lambda cursor: cursor.execute(sql, parameters)):
+            dropped += len(rows)
+        return dropped
 
 
 def _where(wanted: AuditQuery) -> tuple[list[str], list[Any]]:

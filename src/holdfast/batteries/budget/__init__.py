@@ -5,7 +5,7 @@
 
 from holdfast.batteries.budget.amounts import Amounts
 from holdfast.batteries.budget.budget import Budget
-from holdfast.batteries.budget.errors import BudgetError, BudgetExhausted
+from holdfast.batteries.budget.errors import BudgetError, BudgetExhausted, BudgetUnavailable
 from holdfast.batteries.budget.ledger import Ledger, MemoryLedger, Reservation
 from holdfast.batteries.budget.policies import Limit
 from holdfast.batteries.budget.tables import TablesLedger
@@ -15,6 +15,7 @@ __all__ = [
     "Budget",
     "BudgetError",
     "BudgetExhausted",
+    "BudgetUnavailable",
     "Ledger",
     "Limit",
     "MemoryLedger",

@@ -1,13 +1,16 @@
 """The budget: asks the ledger before a run spends, and tells it after."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import msgspec
 
 from holdfast.batteries.budget.amounts import NOTHING, Amounts
-from holdfast.batteries.budget.errors import BudgetError, BudgetExhausted
+from holdfast.batteries.budget.errors import BudgetError, BudgetExhausted, BudgetUnavailable
 from holdfast.batteries.budget.ledger import Ledger, MemoryLedger, Reservation
 from holdfast.batteries.budget.policies import Limit
+from holdfast.batteries.database.errors import TablesError
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.info import RunInfo
 from holdfast.run.state import RunState
@@ -46,8 +49,8 @@ class Budget:
 
         Raises:
             BudgetExhausted: there is no room for it.
+            BudgetUnavailable: the ledger does not answer.
         """
-        await self._ready()
         note = _read(state)
         begins = info.parent_run_id is None and not note.total.runs
         estimate = msgspec.structs.replace(note.step, runs=1 if begins else 0)
@@ -55,13 +58,18 @@ class Budget:
             Reservation(account=limit.account(info), window=limit.window, limits=limit.limits(), estimate=estimate)
             for limit in self._limits
         ]
-        shortage = await self._ledger.reserve(info.run_id, wanted, self._clock.now())
+        with _leaving(info):
+            await self._ready()
+            shortage = await self._ledger.reserve(info.run_id, wanted, self._clock.now())
         if shortage is not None:
             raise BudgetExhausted(shortage.account, shortage.unit, shortage.spent, shortage.limit)
 
     async def commit(self, info: RunInfo, state: RunState) -> None:
-        """Book what the run has spent in all. Children book for themselves."""
-        await self._ready()
+        """Book what the run has spent in all. Children book for themselves.
+
+        Raises:
+            BudgetUnavailable: the ledger does not answer.
+        """
         top = info.parent_run_id is None
         total = Amounts(
             tokens=state.own_usage.total_tokens,
@@ -74,7 +82,9 @@ class Budget:
         step = msgspec.structs.replace(total.since(note.total).at_least(note.step), runs=0)
         state.notes[NOTE] = msgspec.to_builtins(_Note(total=total, step=step))
         accounts = {limit.account(info) for limit in self._limits}
-        await self._ledger.settle(info.run_id, accounts, total, self._clock.now())
+        with _leaving(info):
+            await self._ready()
+            await self._ledger.settle(info.run_id, accounts, total, self._clock.now())
 
     async def spent(self, account: str, window: timedelta = timedelta(days=7)) -> Amounts:
         """What an account, such as `caller:alice`, has spent in the last `window`."""
@@ -96,6 +106,15 @@ class Budget:
         if not self._open:
             await self._ledger.open()
             self._open = True
+
+
+@contextmanager
+def _leaving(info: RunInfo) -> Iterator[None]:
+    """Trouble with the tables must never become the run's result."""
+    try:
+        yield
+    except TablesError as exc:
+        raise BudgetUnavailable(f"run {info.run_id} waits for recovery, its budget cannot be kept: {exc}") from exc
 
 
 def _read(state: RunState) -> _Note:

@@ -1,7 +1,9 @@
 """What can go wrong with a budget."""
 
+from datetime import timedelta
+
 from holdfast.errors import HoldfastError
-from holdfast.run.errors import RunParked
+from holdfast.run.errors import RunInterrupted, RunParked
 
 
 class BudgetError(HoldfastError):
@@ -16,3 +18,9 @@ class BudgetExhausted(BudgetError, RunParked):
             self, "budget", f"{account} has spent {spent:g} of {limit:g} {unit}: raise it, then unpark the run"
         )
         self.account, self.unit, self.spent, self.limit = account, unit, spent, limit
+
+
+class BudgetUnavailable(BudgetError, RunInterrupted):
+    """The ledger cannot be asked or told. Nothing is wrong with the run: it goes on when the ledger is back."""
+
+    retry_after = timedelta(seconds=5)

@@ -8,4 +8,4 @@ class TablesError(HoldfastError):
 
 
 class TablesUnavailable(TablesError):
-    """The database did not answer, or is locked. The same call may succeed later."""
+    """The database did not answer, is locked, or has no room. The same call may succeed later."""

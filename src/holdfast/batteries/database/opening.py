@@ -1,5 +1,7 @@
 """From the URL of the checkpoints to the tables beside them."""
 
+import re
+
 from holdfast.batteries.database.errors import TablesError
 from holdfast.batteries.database.tables import Tables
 
@@ -10,7 +12,7 @@ def tables_from_url(url: str) -> Tables:
     Raises:
         TablesError: the URL names no database that batteries can use; `memory:` and `file:` stores have none.
     """
-    scheme, _, rest = url.partition(":")
+    scheme, colon, rest = url.partition(":")
     if scheme in ("postgresql", "postgres"):
         from holdfast.batteries.database.postgres import PostgresTables
 
@@ -19,4 +21,6 @@ def tables_from_url(url: str) -> Tables:
         from holdfast.batteries.database.sqlite import SqliteTables
 
         return SqliteTables(rest.removeprefix("//"))
-    raise TablesError(f"batteries keep nothing in {url!r}: use sqlite:PATH or postgresql://..., or their memory store")
+    # No more of it than its kind: the rest may hold a password.
+    kind = f"a {scheme!r} store" if colon and re.fullmatch(r"[A-Za-z0-9+.-]+", scheme) else "what was given"
+    raise TablesError(f"batteries keep nothing in {kind}: use sqlite:PATH or postgresql://..., or their memory store")

@@ -1,15 +1,14 @@
 """A battery's tables in a SQLite file."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
 from holdfast.batteries.database.errors import TablesError, TablesUnavailable
-from holdfast.batteries.database.tables import Cursor, Schema
+from holdfast.batteries.database.tables import Cursor, Schema, check_text
+from holdfast.batteries.database.thread import Thread
 
 _T = TypeVar("_T")
 
@@ -30,6 +29,7 @@ class _Cursor:
         self._connection = connection
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+        check_text(parameters)
         return list(self._connection.execute(sql, parameters))
 
 
@@ -38,7 +38,7 @@ class SqliteTables:
 
     def __init__(self, path: str | Path, *, patience_ms: int = 10_000) -> None:
         self._path, self._patience_ms = Path(path), patience_ms
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-tables")
+        self._thread = Thread()
         self._connection: apsw.Connection | None = None
 
     async def open(self, schema: Schema) -> None:
@@ -68,11 +68,9 @@ class SqliteTables:
         return await self._on_thread(lambda: work(_Cursor(self._open_connection())))
 
     async def close(self) -> None:
-        """Let go of the connection. May be called again."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
-        self._thread.shutdown()
+        """Finish what is under way, then let go of the connection. May be called again."""
+        if not self._thread.closed.is_set():
+            await self._thread.end(self._disconnect)
 
     def _connect(self) -> None:
         if self._connection is None:
@@ -85,6 +83,11 @@ class SqliteTables:
             connection.execute("PRAGMA synchronous = FULL")
             self._connection = connection
 
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
     def _open_connection(self) -> apsw.Connection:
         if self._connection is None:
             raise TablesError(f"the tables in {self._path} are not open")
@@ -92,9 +95,11 @@ class SqliteTables:
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await self._thread.do(work)
         except (apsw.BusyError, apsw.LockedError) as exc:
             raise TablesUnavailable(f"{self._path} is locked by another process: try again") from exc
+        except (apsw.FullError, apsw.IOError) as exc:  # the second: a quota, or a disk in trouble
+            raise TablesUnavailable(f"{self._path} cannot be written: free space and try again ({exc})") from exc
         except (apsw.Error, OSError) as exc:
             raise TablesError(f"could not use the tables in {self._path}: {exc}") from exc
 

@@ -1,18 +1,28 @@
 """The tables of one battery, whichever database they are in."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from holdfast.batteries.database.errors import TablesError
+
 _T = TypeVar("_T")
+
+#: Not every database can keep these in a text column.
+_UNKEEPABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class Cursor(Protocol):
     """What a piece of work is given."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        """Run one statement, with `?` where a parameter goes and nowhere else, and return its rows, if it has any."""
+        """Run one statement, with `?` where a parameter goes and nowhere else, and return its rows, if it has any.
+
+        Raises:
+            TablesError: a parameter is text that cannot be kept.
+        """
         ...
 
 
@@ -35,14 +45,14 @@ class Tables(Protocol):
     async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction: all of it, or nothing.
 
-        The transaction may be run again when the database asks for that, so `work` does nothing but SQL.
+        The transaction may be run again, when the database asks for that or was away, so `work` does nothing but SQL.
 
         Args:
             alone: names; transactions that have one in common wait for each other, in whatever process they are. What
                 reads and then writes by what it read needs that.
 
         Raises:
-            TablesError: nothing was changed.
+            TablesError: nothing was changed; or the error says that this is not known.
         """
         ...
 
@@ -51,5 +61,12 @@ class Tables(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of the connection. May be called again."""
+        """Finish what is under way, then let go of the connection. May be called again; nothing else may."""
         ...
+
+
+def check_text(parameters: Sequence[Any]) -> None:
+    """Raises `TablesError` if one of them is text that one of the databases cannot keep: then neither does."""
+    for value in parameters:
+        if isinstance(value, str) and _UNKEEPABLE.search(value):
+            raise TablesError(f"{value!r:.80} cannot be kept: it has to be text without NUL or half surrogate pairs")

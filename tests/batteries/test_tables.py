@@ -1,0 +1,114 @@
+"""The tables of batteries: where they are made, for whom, and what they keep."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from tests.postgres_server import fresh_database
+
+from holdfast.batteries.budget import Amounts, Reservation, TablesLedger
+from holdfast.batteries.budget.tables import SCHEMA
+from holdfast.batteries.database.errors import TablesError
+from holdfast.batteries.database.opening import tables_from_url
+from holdfast.batteries.database.postgres import PostgresTables
+from holdfast.checkpoint.stores.postgres import PostgresStore
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """An empty database in PostgreSQL."""
+    with fresh_database() as url:
+        yield url
+
+
+def administer(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("attempt", range(3))
+async def test_batteries_and_the_checkpoints_may_come_to_a_new_database_at_once(url: str, attempt: int) -> None:
+    store, batteries = PostgresStore(url), [PostgresTables(url) for _ in range(3)]
+    await asyncio.gather(store.open(), *(tables.open(SCHEMA) for tables in batteries))
+    await store.close()
+    for tables in batteries:
+        await tables.close()
+
+
+@pytest.mark.parametrize("name", ["user", "order", "public"])
+async def test_any_name_of_a_schema_will_do(url: str, name: str) -> None:
+    ledger = TablesLedger(PostgresTables(url, schema=name))
+    await ledger.open()
+    await ledger.settle("r", ["a"], Amounts(tokens=5), NOW)
+    await ledger.close()
+    with psycopg.connect(url) as connection:
+        assert connection.execute(f'select tokens from "{name}".budget_spent'.encode()).fetchall() == [(5,)]
+
+
+async def test_whoever_finds_the_tables_made_needs_no_right_to_make_them(url: str) -> None:
+    ledger = TablesLedger(PostgresTables(url))
+    await ledger.open()
+    await ledger.close()
+    role = urlsplit(url).path.removeprefix("/") + "_user"
+    administer(
+        url,
+        f"create role {role}",
+        f"grant usage on schema holdfast to {role}",
+        f"grant all on all tables in schema holdfast to {role}",
+    )
+    try:
+        restricted = TablesLedger(PostgresTables(make_conninfo(url, options=f"-c role={role}")))
+        await restricted.open()
+        await restricted.settle("r", ["a"], Amounts(tokens=5), NOW)
+        assert (await restricted.spent("a", NOW)).tokens == 5
+        await restricted.close()
+    finally:
+        administer(url, f"drop owned by {role}", f"drop role {role}")
+
+
+async def test_a_stricter_isolation_of_the_database_lets_nobody_spend_twice(url: str) -> None:
+    database = urlsplit(url).path.removeprefix("/")
+    administer(url, f'alter database "{database}" set default_transaction_isolation = "repeatable read"')
+    ledgers = [TablesLedger(PostgresTables(url)) for _ in range(5)]
+    for ledger in ledgers:
+        await ledger.open()
+    one = Reservation(account="a", window=timedelta(days=1), limits={"runs": 1}, estimate=Amounts(runs=1))
+    shortages = await asyncio.gather(*(ledger.reserve(f"r{at}", [one], NOW) for at, ledger in enumerate(ledgers)))
+    assert shortages.count(None) == 1
+    for ledger in ledgers:
+        await ledger.close()
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud83d"])
+async def test_text_that_cannot_be_kept_is_refused_by_both_databases(database_url: str, text: str) -> None:
+    ledger = TablesLedger(tables_from_url(database_url))
+    await ledger.open()
+    with pytest.raises(TablesError, match="without NUL or half surrogate pairs"):
+        await ledger.settle("r", [text], Amounts(tokens=1), NOW)
+    with pytest.raises(TablesError, match="without NUL or half surrogate pairs"):
+        await ledger.spent(text, NOW)
+    await ledger.settle("r", ["a"], Amounts(tokens=1), NOW)
+    await ledger.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://app:hunter2@db/prod",
+        "postgresql://app:%zzhunter2@db/prod",
+        "host=db password=hunter2",
+        "host=db password=hunter2:3",
+    ],
+)
+def test_no_password_is_shown(url: str) -> None:
+    with pytest.raises(TablesError) as caught:
+        tables_from_url(url)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
