@@ -6,7 +6,7 @@ finds one that nobody is keeping keeps it: at the next opening, and whenever run
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from pathlib import Path
 
@@ -70,12 +70,17 @@ class Removals:
             withdraw(self._disk, self._layout, name)
             self._forget(name, head)
 
-    def keep_promises(self) -> None:
-        """Finish what somebody began and did not live to finish."""
+    def keep_promises(self) -> Collection[str]:
+        """Finish what somebody began and did not live to finish. Returns the names of those that it cannot finish."""
+        left = set()
         for name in self._promises():
-            # Who holds the lock is removing it, or will look here before making it anew.
-            with contextlib.suppress(LockHeld), self._access.locked(name, name, patience=0):
-                self.keep_promise(name)
+            try:
+                # Who holds the lock is removing it, or will look here before making it anew.
+                with contextlib.suppress(LockHeld), self._access.locked(name, name, patience=0):
+                    self.keep_promise(name)
+            except OSError:
+                left.add(name)
+        return left
 
     def keep_promise(self, name: str) -> None:
         """As above, for one run, whose lock is held.

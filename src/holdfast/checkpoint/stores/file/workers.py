@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.checkpoint.claim import Worker
 from holdfast.checkpoint.liveness import is_alive
-from holdfast.checkpoint.stores.file.disk import Disk
+from holdfast.checkpoint.stores.file.disk import Disk, of_one_file
 from holdfast.checkpoint.stores.file.layout import Layout, created
 from holdfast.checkpoint.stores.file.names import file_name
 
@@ -65,9 +65,14 @@ class Workers:
         except (FileNotFoundError, msgspec.DecodeError):
             # Torn by a power cut, which no worker survived.
             return False
-        here = is_alive(worker.process)
-        if here is not None:
-            return here
+        except OSError as error:
+            # Another user's: which process it is cannot be read, when it was heard can.
+            if not of_one_file(error):
+                raise
+        else:
+            here = is_alive(worker.process)
+            if here is not None:
+                return here
         with contextlib.suppress(FileNotFoundError):
             return self._silence(path) <= self._dead_after
         return False
@@ -75,7 +80,7 @@ class Workers:
     def forget_the_dead(self) -> None:
         """Delete the files of workers that will never come back."""
         for path in self._layout.workers.iterdir():
-            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
                 worker = _worker.decode(path.read_bytes())
                 here = is_alive(worker.process)
                 if here is False or (here is None and self._silence(path) > _FORGOTTEN_AFTER):
