@@ -110,6 +110,7 @@ class Finder:
 
     def _look(self) -> tuple[Sequence[RunRecord], Collection[str]]:
         """The records of all runs, oldest first, and the names of those that could not be read now."""
+        self._access.take_back_refused()
         known: dict[str, bool] = {}
         unread: set[str] = set()
         records = [self._record(head, known) for head in self._heads(unread)]
