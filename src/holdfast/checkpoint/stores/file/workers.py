@@ -44,7 +44,9 @@ class Workers:
                 self._disk.replace(temporary, path)
             self._ours.add(worker.worker_id)
             if self._heart is None:
-                self._heart = threading.Thread(target=self._beat, name="holdfast-file-heartbeat", daemon=True)
+                self._heart = threading.Thread(
+                    target=self._beat, args=(self._stopped,), name="holdfast-file-heartbeat", daemon=True
+                )
                 self._heart.start()
 
     def discharge(self, worker_id: str) -> None:
@@ -54,9 +56,12 @@ class Workers:
 
     def stop(self) -> None:
         """No more signs of life from here. The workers stay enlisted: their process may live on."""
-        self._stopped.set()
-        if self._heart is not None:
-            self._heart.join()
+        with self._guard:
+            heart, self._heart = self._heart, None
+            self._stopped.set()
+            self._stopped = threading.Event()  # for the next heart, if the store is opened again
+        if heart is not None:
+            heart.join()
 
     def alive(self, worker_id: str) -> bool:
         path = self._path(worker_id)
@@ -96,8 +101,8 @@ class Workers:
             now = time.time()
         return now - path.stat().st_mtime
 
-    def _beat(self) -> None:
-        while not self._stopped.wait(self._dead_after / 5):
+    def _beat(self, stopped: threading.Event) -> None:
+        while not stopped.wait(self._dead_after / 5):
             with self._guard:
                 for worker_id in self._ours:
                     # The file is gone if somebody discharged the worker: it stays so. A disk that cannot be reached
