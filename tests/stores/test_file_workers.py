@@ -108,8 +108,12 @@ async def test_a_worker_whose_file_is_spoilt_is_dead(tmp_path: Path) -> None:
         worker = a_worker()
         await store.enlist(worker)
         await begun(store, worker.worker_id)
-        (tmp_path / "workers" / f"{worker.worker_id}.json").write_bytes(b"\0\0\0")
-        assert await listed(store, INTERRUPTED) == ["run-1"]
+        path = tmp_path / "workers" / f"{worker.worker_id}.json"
+        for spoilt in (b"\0\0\0", path.read_bytes().replace(b'"pid":', b'"\xffid":'), b'{"worker_id":"\xff"}'):
+            path.write_bytes(spoilt)
+            assert await listed(store, INTERRUPTED) == ["run-1"]
+            async with opened(tmp_path) as other:
+                assert await listed(other, INTERRUPTED) == ["run-1"]
 
 
 async def test_the_files_of_dead_workers_of_this_host_go_at_the_next_opening(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.stores.file.access import Access
 from holdfast.checkpoint.stores.file.disk import Disk
-from holdfast.checkpoint.stores.file.layout import Layout, created
+from holdfast.checkpoint.stores.file.layout import NOT_JSON, Layout, created
 from holdfast.checkpoint.stores.file.locks import LockHeld
 from holdfast.checkpoint.stores.file.names import file_name
 from holdfast.checkpoint.stores.file.reading import Damaged, Head
@@ -93,7 +93,7 @@ class Removals:
             return
         try:
             promise = _promise.decode(Path(path).read_bytes())
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, *NOT_JSON):
             return  # it has been kept, or what lies there is none of ours
         head = self._head(name)
         exists = os.path.exists(self._layout.journal(name))

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.checkpoint.claim import Worker
 from holdfast.checkpoint.liveness import is_alive
 from holdfast.checkpoint.stores.file.disk import Disk, of_one_file
-from holdfast.checkpoint.stores.file.layout import Layout, created
+from holdfast.checkpoint.stores.file.layout import NOT_JSON, Layout, created
 from holdfast.checkpoint.stores.file.names import file_name
 
 #: A host that was asleep for so long. Sooner, a worker that wakes up would be without its file, and dead for ever.
@@ -67,8 +67,8 @@ class Workers:
         path = self._path(worker_id)
         try:
             worker = _worker.decode(path.read_bytes())
-        except (FileNotFoundError, msgspec.DecodeError):
-            # Torn by a power cut, which no worker survived.
+        except (FileNotFoundError, *NOT_JSON):
+            # Spoilt: torn by a power cut, which no worker survived.
             return False
         except OSError as error:
             # Another user's: which process it is cannot be read, when it was heard can.
@@ -85,7 +85,7 @@ class Workers:
     def forget_the_dead(self) -> None:
         """Delete the files of workers that will never come back."""
         for path in self._layout.workers.iterdir():
-            with contextlib.suppress(OSError, msgspec.DecodeError):
+            with contextlib.suppress(OSError, *NOT_JSON):
                 worker = _worker.decode(path.read_bytes())
                 here = is_alive(worker.process)
                 if here is False or (here is None and self._silence(path) > _FORGOTTEN_AFTER):
