@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.stores.another_user import traversable
 
-from holdfast.checkpoint.errors import StoreError
+from holdfast.checkpoint.errors import StoreError, StoreUnavailable
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.file import FileStore
@@ -97,6 +97,36 @@ async def test_claims_that_were_taken_before_the_disk_refused_are_handed_over(tm
             taken.append(len(claims))
     assert (taken[0], taken[-1]) == (0, 4)
     assert {1, 2, 3} <= set(taken)
+
+
+async def test_a_counter_that_another_process_holds_is_not_taken_for_nothing_to_claim(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store") as store:
+        for n in range(3):
+            await store.create(a_run(f"run-{n}"))
+        worker = await enlisted(store)
+        with locked(tmp_path / "store" / "tokens", Disk(), patience=0):
+            for call in (
+                store.claim_next(worker, agents=["agent"], limit=9),
+                store.claim("run-0", worker),
+                store.create(a_run("new"), worker_id=worker),
+            ):
+                with pytest.raises(StoreUnavailable, match=r"counter .*tokens has been held by another process"):
+                    await call
+        assert await listed(store) == ["run-0", "run-1", "run-2"]
+        assert len(await _claimed(store, worker)) == 3
+
+
+async def test_a_counter_that_cannot_be_used_is_not_taken_for_nothing_to_claim(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store") as store:
+        await store.create(a_run())
+        worker = await enlisted(store)
+        (tmp_path / "store" / "tokens").rename(tmp_path / "aside")
+        (tmp_path / "store" / "tokens").mkdir()
+        with pytest.raises(StoreUnavailable, match="tokens"):
+            await _claimed(store, worker)
+        (tmp_path / "store" / "tokens").rmdir()
+        (tmp_path / "aside").rename(tmp_path / "store" / "tokens")
+        assert await _claimed(store, worker) == ["run-1"]
 
 
 async def test_a_run_that_cannot_be_purged_keeps_no_other_from_it(tmp_path: Path) -> None:
