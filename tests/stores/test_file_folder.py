@@ -249,3 +249,21 @@ async def test_a_store_opens_where_there_is_no_folder_yet(tmp_path: Path) -> Non
         await store.create(a_run())
     async with opened(tmp_path / "some" / "where" / "new") as store:
         assert await listed(store) == ["run-1"]
+
+
+async def test_a_relative_folder_stays_where_it_was_when_the_store_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = FileStore("store")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    await store.open()
+    claim = await begun(store, await enlisted(store))
+    await store.append(claim, a_write(1, b"one"))
+    monkeypatch.chdir(tmp_path)
+    await store.append(claim, a_write(2, b"two"))
+    assert await bodies_of(store) == [b"begin", b"one", b"two"]
+    await store.close()
+    assert (tmp_path / "store" / "runs" / "run-1.jsonl").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())

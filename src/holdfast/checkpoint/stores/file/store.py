@@ -56,7 +56,7 @@ class FileStore:
         clock: Clock = SYSTEM_CLOCK,
         disk: Disk | None = None,
     ) -> None:
-        self._layout = Layout(Path(folder))
+        self._layout = Layout(Path(folder).absolute())  # a tool may change the working directory
         self._disk = disk or Disk(synced=durability == "full")
         self._workers = Workers(self._layout, self._disk, dead_after=dead_after)
         self._access = Access(self._layout, self._disk, patience=patience.total_seconds())
