@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.stores.another_user import traversable
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import StoreDenied, StoreFull, StoreUnavailable
@@ -247,27 +248,11 @@ print("went on")
 
 
 def test_a_folder_that_may_only_be_read_is_read_and_says_what_to_do(tmp_path: Path) -> None:
-    with _traversable(list(tmp_path.parents)):
+    with traversable(list(tmp_path.parents)):
         done = subprocess.run(
             [sys.executable, "-c", _DENIED, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False
         )
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
-
-
-@contextmanager
-def _traversable(folders: list[Path]) -> Iterator[None]:
-    """pytest's folders are closed to other users, and as root the test becomes another user."""
-    if os.getuid() != 0:
-        yield
-        return
-    modes = {folder: mode for folder in folders if (mode := folder.stat().st_mode) & 0o111 != 0o111}
-    for folder, mode in modes.items():
-        folder.chmod(mode | 0o111)
-    try:
-        yield
-    finally:
-        for folder, mode in modes.items():
-            folder.chmod(mode)
 
 
 async def test_a_folder_that_is_gone_is_unavailable(tmp_path: Path) -> None:

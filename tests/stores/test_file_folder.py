@@ -77,8 +77,9 @@ async def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path) 
     assert not (tmp_path / "store" / "children").exists()
 
 
-async def test_a_format_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "format.json").write_text("something else")
+@pytest.mark.parametrize("text", [b"something else", b'{"format":"h\xffldfast","version":2}'], ids=["words", "spoilt"])
+async def test_a_format_that_cannot_be_read_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "format.json").write_bytes(text)
     with pytest.raises(StoreError, match=r"format\.json"):
         await FileStore(tmp_path).open()
     assert [path.name for path in tmp_path.iterdir()] == ["format.json"]
@@ -163,7 +164,9 @@ async def test_what_else_lies_in_the_folder_is_no_run(tmp_path: Path) -> None:
             (tmp_path / "runs" / name).write_bytes(journal)
         for name in ("run-2.jsonl", "run-2.jsonl.tmp"):
             (tmp_path / "temporary" / name).write_bytes(journal)
+        (tmp_path / "runs" / "folder.jsonl").mkdir()
         assert await listed(store) == ["run-1"]
+        assert len(await store.claim_next(await enlisted(store), agents=["agent"], limit=9)) == 1
         await store.create(a_run("run-2"))
         assert await listed(store) == ["run-1", "run-2"]
 
@@ -246,3 +249,21 @@ async def test_a_store_opens_where_there_is_no_folder_yet(tmp_path: Path) -> Non
         await store.create(a_run())
     async with opened(tmp_path / "some" / "where" / "new") as store:
         assert await listed(store) == ["run-1"]
+
+
+async def test_a_relative_folder_stays_where_it_was_when_the_store_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = FileStore("store")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    await store.open()
+    claim = await begun(store, await enlisted(store))
+    await store.append(claim, a_write(1, b"one"))
+    monkeypatch.chdir(tmp_path)
+    await store.append(claim, a_write(2, b"two"))
+    assert await bodies_of(store) == [b"begin", b"one", b"two"]
+    await store.close()
+    assert (tmp_path / "store" / "runs" / "run-1.jsonl").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -148,10 +148,13 @@ async def test_a_promise_that_a_power_cut_brought_back_harms_no_later_run(tmp_pa
         assert not list((tmp_path / "removals").iterdir())
 
 
-async def test_what_else_lies_among_the_promises_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("promise", [b"please", b'{"run_id":"p\xffrent","created_at":null}'], ids=["words", "spoilt"])
+async def test_what_else_lies_among_the_promises_is_left_alone(tmp_path: Path, promise: bytes) -> None:
     async with opened(tmp_path) as store:
         await _new_family(store)
-        (tmp_path / "removals" / "parent").write_text("please")
+        (tmp_path / "removals" / "parent").write_bytes(promise)
+        async with opened(tmp_path):
+            pass
         assert await listed(store) == FAMILY
         [claim] = await store.claim_next(await enlisted(store), agents=["agent"], limit=1)
         assert claim.run_id == "parent"

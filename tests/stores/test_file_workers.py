@@ -38,6 +38,14 @@ def _heard(folder: Path, *, ago: float) -> None:
     os.utime(folder / "workers" / "far-away.json", (moment, moment))
 
 
+def _await_a_heartbeat(folder: Path) -> None:
+    path, deadline = folder / "workers" / "far-away.json", time.monotonic() + 30
+    _heard(folder, ago=1000)
+    while time.time() - path.stat().st_mtime > 900:
+        assert time.monotonic() < deadline, "no heartbeat came"
+        time.sleep(0.01)
+
+
 async def test_a_worker_elsewhere_is_alive_as_long_as_its_heartbeat_is_heard(tmp_path: Path) -> None:
     async with opened(tmp_path) as far_away:
         await far_away.enlist(_from_elsewhere())
@@ -57,12 +65,18 @@ async def test_the_heart_beats_while_the_event_loop_is_held_up(tmp_path: Path) -
     async with opened(tmp_path, dead_after=timedelta(milliseconds=500)) as store:
         await store.enlist(_from_elsewhere())
         await begun(store, "far-away")
-        path, deadline = tmp_path / "workers" / "far-away.json", time.monotonic() + 60
         for _ in range(3):
-            _heard(tmp_path, ago=1000)
-            while time.time() - path.stat().st_mtime > 900:
-                assert time.monotonic() < deadline, "no heartbeat came"
-                time.sleep(0.01)  # noqa: ASYNC251 - the point of it
+            _await_a_heartbeat(tmp_path)
+
+
+async def test_the_heart_beats_again_in_a_store_that_is_opened_again(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, dead_after=timedelta(milliseconds=500))
+    for _ in range(3):
+        await store.open()
+        await store.enlist(_from_elsewhere())
+        _await_a_heartbeat(tmp_path)
+        await store.close()
+        assert not any("heartbeat" in thread.name for thread in threading.enumerate())
 
 
 async def test_a_recycled_pid_is_not_the_old_process(tmp_path: Path) -> None:
@@ -94,8 +108,12 @@ async def test_a_worker_whose_file_is_spoilt_is_dead(tmp_path: Path) -> None:
         worker = a_worker()
         await store.enlist(worker)
         await begun(store, worker.worker_id)
-        (tmp_path / "workers" / f"{worker.worker_id}.json").write_bytes(b"\0\0\0")
-        assert await listed(store, INTERRUPTED) == ["run-1"]
+        path = tmp_path / "workers" / f"{worker.worker_id}.json"
+        for spoilt in (b"\0\0\0", path.read_bytes().replace(b'"pid":', b'"\xffid":'), b'{"worker_id":"\xff"}'):
+            path.write_bytes(spoilt)
+            assert await listed(store, INTERRUPTED) == ["run-1"]
+            async with opened(tmp_path) as other:
+                assert await listed(other, INTERRUPTED) == ["run-1"]
 
 
 async def test_the_files_of_dead_workers_of_this_host_go_at_the_next_opening(tmp_path: Path) -> None:

@@ -172,6 +172,17 @@ class AppendClauses(StoreUnderTest):
         record, journal = await contents(store)
         assert (record.progress, record.next_seq, len(journal)) == (b"further", 1, 1)
 
+    async def test_a_write_of_nothing_at_all_is_one(self, store: CheckpointStore, worker: str) -> None:
+        claim = await begun(store, worker)
+        for _ in range(2):
+            await store.append(claim, a_write(1, progress=b""))
+            assert [(record.progress, record.next_seq) async for record in store.records()] == [(b"", 1)]
+            assert (await contents(store))[0].progress == b""
+        claim = await store.claim("run-1", worker, steal=True)
+        await store.append(claim, a_write(1, progress=b""))
+        await store.append(claim, a_write(1, b"more"))
+        assert await bodies_of(store) == [b"begin", b"more"]
+
     async def test_a_finished_step_clears_the_strikes_and_nothing_else_does(
         self, store: CheckpointStore, worker: str
     ) -> None:

@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
     def append(self, which: tuple[int, bool], bodies: list[bytes], replace: bool, finished_step: bool) -> None:
         if (claim := self.pick(which)) is not None:
             first = self.model.next_seq(claim.run_id)
-            progress = b"%d" % first
+            progress = b"%d" % first if bodies else b""
             write = a_write(first, *bodies, progress=progress, replace=replace, finished_step=finished_step)
             self.both(self.world.store.append(claim, write), lambda model: model.append(claim, write))
 

@@ -12,6 +12,7 @@ from holdfast.checkpoint.stores.file.layout import Layout
 from holdfast.checkpoint.stores.file.locks import LockFile, LockHeld, locked, mark_in, read_mark
 from holdfast.checkpoint.stores.file.names import file_name
 from holdfast.checkpoint.stores.file.reading import Damaged, Head, read_head, read_journal
+from holdfast.checkpoint.stores.file.refused import Refused
 from holdfast.checkpoint.stores.file.writing import Journal
 
 
@@ -20,6 +21,7 @@ class Access:
 
     def __init__(self, layout: Layout, disk: Disk, *, patience: float) -> None:
         self._layout, self._disk, self.patience = layout, disk, patience
+        self._refused = Refused(disk)
 
     # -- reading, without a lock --------------------------------------------------------------------------------
 
@@ -35,6 +37,7 @@ class Access:
 
     def load(self, run_id: str, after: int) -> tuple[Head, Sequence[Entry]]:
         """The entries above `after`."""
+        self.take_back_refused()
         name = file_name(run_id)
         mark = read_mark(self._layout.lock(name))
         try:
@@ -47,6 +50,21 @@ class Access:
             raise RunDamaged(run_id, str(damage)) from damage
         first = head.state.next_seq - len(entries)
         return head, tuple(entries[max(0, after + 1 - first) :])
+
+    def take_back_refused(self) -> None:
+        """Before a look: what the disk did not let us take back when it refused a write, it may let us now."""
+        for name in self._refused.names():
+            try:
+                with self.locked(name, name, patience=0, must_exist=True):
+                    self._cut_refused(name)
+            except RunNotFound:
+                self._refused.forget(name)
+            except (OSError, LockHeld):
+                continue
+
+    def _cut_refused(self, name: str) -> None:
+        with _opened(self._disk.open(self._layout.journal(name))) as fd:
+            self._refused.cut(name, fd)
 
     # -- changing, under the lock -------------------------------------------------------------------------------
 
@@ -94,8 +112,9 @@ class Access:
                 mark = mark_in(lock.fd)
                 fd = self._disk.open(self._layout.journal(name))
                 try:
+                    self._refused.cut(name, fd)
                     head = _checked(name, read_head(fd, mark))
-                    yield Journal(self._disk, self._layout, name, fd=fd, lock=lock, head=head)
+                    yield Journal(self._disk, self._layout, name, fd=fd, lock=lock, head=head, refused=self._refused)
                 finally:
                     if not lock.stays_open:
                         os.close(fd)

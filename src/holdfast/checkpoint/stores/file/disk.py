@@ -16,6 +16,10 @@ _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+#: Another file would meet them, too: the disk, the folder, or this process is at its end.
+_OF_ALL_FILES = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
 
 
 class Disk:
@@ -95,6 +99,11 @@ def read_at(fd: int, length: int, offset: int) -> bytes:
     while data := os.pread(fd, length - sum(map(len, parts)), offset + sum(map(len, parts))):
         parts.append(data)
     return b"".join(parts)
+
+
+def of_one_file(error: OSError) -> bool:
+    """Whether other files may still be usable: one that is another user's, a bad block, a folder in a file's place."""
+    return error.errno not in _OF_ALL_FILES
 
 
 def store_error(error: OSError, folder: Path) -> StoreError:

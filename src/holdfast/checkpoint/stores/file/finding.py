@@ -1,21 +1,28 @@
 """Looking through all runs of the folder: their heads only. Blocking; called from the store's threads."""
 
-import contextlib
+import itertools
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import StoreError
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.record import RunFilter, RunRecord
 from holdfast.checkpoint.stores.file.access import Access
+from holdfast.checkpoint.stores.file.disk import of_one_file, store_error
 from holdfast.checkpoint.stores.file.layout import Layout
+from holdfast.checkpoint.stores.file.names import file_name
 from holdfast.checkpoint.stores.file.reading import Damaged, Head
 from holdfast.checkpoint.stores.file.runs import Runs
 from holdfast.checkpoint.stores.file.transitions import fits, record_of
 from holdfast.checkpoint.stores.file.workers import Workers
 from holdfast.clock import Clock
+
+T = TypeVar("T")
 
 #: Nanoseconds. What changed a moment ago may change again, or be another file, without any sign of it: file systems
 #: count time in steps of some milliseconds, and use inodes again.
@@ -37,54 +44,80 @@ class Finder:
 
     def records(self, wanted: RunFilter | None = None) -> Sequence[RunRecord]:
         """The records that fit, oldest first."""
-        known: dict[str, bool] = {}
-        found = [self._record(head, known) for head in self._heads()]
-        if wanted is not None:
-            found = [record for record in found if fits(record, wanted)]
-        return sorted(found, key=lambda record: (record.created_at, record.run_id))
+        found, _ = self._look()
+        return found if wanted is None else [record for record in found if fits(record, wanted)]
 
     def record(self, head: Head) -> RunRecord:
         return self._record(head, {})
 
     def claim_next(self, worker_id: str, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        self._runs.keep_promises()
-        claims: list[Claim] = []
-        if limit > 0 and agents:
-            for record in self._fairly(self._ready(agents)):
-                claim = self._runs.claim_if_waiting(record.run_id, worker_id)
-                if claim is not None:
-                    claims.append(claim)
-                if len(claims) == limit:
-                    break
-        return tuple(claims)
+        promised = self._runs.keep_promises()
+        if limit <= 0 or not agents:
+            return ()
+        ready = self._fairly(record for record in self._ready(agents) if file_name(record.run_id) not in promised)
+        claims = self._each(ready, lambda record: self._runs.claim_if_waiting(record.run_id, worker_id))
+        return tuple(itertools.islice(claims, limit))
 
     def cancels(self, worker_id: str) -> Sequence[str]:
         asked: list[str] = []
         for name in os.listdir(self._layout.cancels):
-            with contextlib.suppress(FileNotFoundError, Damaged):
+            try:
                 head = self._access.head(name)
-                state = head.state
-                if state.cancel_requested and state.status is Status.RUNNING and state.owner == worker_id:
-                    asked.append(head.origin.run_id)
+            except (FileNotFoundError, Damaged):
+                continue
+            except OSError as error:
+                self._pass_over(name, error)
+                continue
+            state = head.state
+            if state.cancel_requested and state.status is Status.RUNNING and state.owner == worker_id:
+                asked.append(head.origin.run_id)
         return tuple(asked)
 
     def purge(self, limit: int) -> int:
         self._runs.keep_promises()
-        now, records = self._clock.now(), self.records()
+        now, (records, unread) = self._clock.now(), self._look()
         may_go_on = {record.run_id for record in records if record.status is not Status.DONE}
         expired = [
-            record.run_id
+            record
             for record in records
             if record.over
             and record.expires_at is not None
             and record.expires_at <= now
             # A parent that may go on has to meet its child again.
-            and record.parent_run_id not in may_go_on
+            and not _is_child_of(record, may_go_on, unread)
         ]
-        return sum(self._runs.remove_expired(run_id) for run_id in expired[: max(0, limit)])
+        return sum(self._each(expired[: max(0, limit)], lambda record: self._runs.remove_expired(record.run_id)))
 
-    def _heads(self) -> Iterator[Head]:
-        """The head of every run. What did not change since the last look is not read again."""
+    def _each(self, records: Iterable[RunRecord], change: Callable[[RunRecord], T | None]) -> Iterator[T]:
+        """What came of changing one after the other. A run that cannot be used keeps no other from its turn.
+
+        What was changed counts: it raises only before the first of them.
+        """
+        changed = False
+        for record in records:
+            try:
+                result = change(record)
+            except (OSError, StoreError) as error:
+                if isinstance(error, OSError) and of_one_file(error):
+                    self._pass_over(file_name(record.run_id), error)
+                    continue
+                if changed:
+                    return
+                raise
+            if result:
+                changed = True
+                yield result
+
+    def _look(self) -> tuple[Sequence[RunRecord], Collection[str]]:
+        """The records of all runs, oldest first, and the names of those that could not be read now."""
+        self._access.take_back_refused()
+        known: dict[str, bool] = {}
+        unread: set[str] = set()
+        records = [self._record(head, known) for head in self._heads(unread)]
+        return sorted(records, key=lambda record: (record.created_at, record.run_id)), unread
+
+    def _heads(self, unread: set[str]) -> Iterator[Head]:
+        """The head of every run but the `unread`. What did not change since the last look is not read again."""
         known, self._known = self._known, {}
         for name in self._layout.run_names():
             try:
@@ -95,13 +128,28 @@ class Finder:
             except FileNotFoundError:
                 continue
             except Damaged as damage:
-                if name not in self._reported:
-                    self._reported.add(name)
-                    _logger.warning("left out of listings: %s is damaged: %s", self._layout.journal(name), damage)
+                self._report(name, "left out of listings: %s is damaged: %s", self._layout.journal(name), damage)
+                continue
+            except OSError as error:
+                self._pass_over(name, error)
+                unread.add(name)
                 continue
             if time.time_ns() - seen.st_mtime_ns > _SETTLED_AFTER:
                 self._known[name] = file, head
             yield head
+
+    def _pass_over(self, name: str, error: OSError) -> None:
+        """Raises:
+        OSError: it is not of this run alone.
+        """
+        if not of_one_file(error):
+            raise error
+        self._report(name, "run passed over: %s", store_error(error, Path(self._layout.journal(name))))
+
+    def _report(self, name: str, text: str, *words: object) -> None:
+        if name not in self._reported:
+            self._reported.add(name)
+            _logger.warning(text, *words)
 
     def _record(self, head: Head, known: dict[str, bool]) -> RunRecord:
         owner, alive = head.state.owner, False
@@ -113,16 +161,16 @@ class Finder:
 
     def _ready(self, agents: Collection[str]) -> Iterator[RunRecord]:
         now, names = self._clock.now(), frozenset(agents)
-        records = self.records()
+        records, unread = self._look()
         unfinished = {record.run_id for record in records if not record.over}
         for record in records:
             if record.interrupted and record.agent_name in names and record.not_before <= now:
-                left_to_parent = record.parent_run_id in unfinished
+                left_to_parent = _is_child_of(record, unfinished, unread)
                 if not left_to_parent:
                     yield record
 
     @staticmethod
-    def _fairly(records: Iterator[RunRecord]) -> Sequence[RunRecord]:
+    def _fairly(records: Iterable[RunRecord]) -> Sequence[RunRecord]:
         """The oldest of each caller, then the second oldest of each, and so on."""
         turns: dict[str, int] = {}
         in_turn: list[tuple[int, RunRecord]] = []
@@ -130,3 +178,9 @@ class Finder:
             turns[record.caller_id] = turn = turns.get(record.caller_id, 0) + 1
             in_turn.append((turn, record))
         return [record for _, record in sorted(in_turn, key=lambda pair: pair[0])]
+
+
+def _is_child_of(record: RunRecord, parents: Collection[str], unread: Collection[str]) -> bool:
+    """Whether it was started by one of these, or by one that could not be read and may be like them."""
+    parent = record.parent_run_id
+    return parent is not None and (parent in parents or (bool(unread) and file_name(parent) in unread))

@@ -1,9 +1,11 @@
-"""How the folder stands: its version, its size, and which journals are so damaged that no listing has them."""
+"""How the folder stands: its version, its size, and which journals no listing has, because they cannot be read."""
 
 import contextlib
+from pathlib import Path
 
 from holdfast.checkpoint.inspection import Inspection
 from holdfast.checkpoint.stores.file.access import Access
+from holdfast.checkpoint.stores.file.disk import of_one_file, store_error
 from holdfast.checkpoint.stores.file.layout import VERSION, Layout
 from holdfast.checkpoint.stores.file.reading import Damaged
 
@@ -28,4 +30,8 @@ def _problems(layout: Layout, access: Access) -> list[str]:
             continue
         except Damaged as damage:
             problems.append(f"{layout.journal(name)} is damaged: {damage}")
+        except OSError as error:
+            if not of_one_file(error):
+                raise
+            problems.append(str(store_error(error, Path(layout.journal(name)))))
     return problems

@@ -19,6 +19,8 @@ LOCK_SUFFIX = ".lock"
 #: For a file whose maker cannot be seen from here, on another host. Whoever makes one is done in moments; should it go
 #: nevertheless, a call fails, and no more.
 _LEFTOVER_AFTER = 600.0
+#: What decoding raises for bytes that were spoilt: in a string, msgspec does not call it an error of its own.
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class _Format(msgspec.Struct, kw_only=True):
@@ -101,7 +103,7 @@ class Layout:
             return None
         try:
             found = msgspec.json.decode(text, type=_Format)
-        except msgspec.DecodeError as error:
+        except NOT_JSON as error:
             raise StoreError(f"{self.format} does not say which format this folder has: {error}") from error
         if found.version > VERSION:
             raise SchemaTooNew(str(self.folder), found.version, VERSION)

@@ -192,8 +192,14 @@ def _commit_in(block: bytes, begin: int, *, at_line_start: bool) -> _Commit | No
 
 
 def _parse_commit(line: bytes, above: bytes, begin: int) -> _Commit:
-    """The commit at the offset `begin`; `above` is the line before it."""
-    head, progress = parse_state(line) if line.startswith(STATE_START) else parse_saved(line, above)
+    """The commit at the offset `begin`; `above` is the line before it, which may be of the write before."""
+    head: StateHead | SavedHead
+    try:
+        head, progress = parse_state(line) if line.startswith(STATE_START) else parse_saved(line, above)
+    except NotALine:
+        if not above.startswith(_COMMIT_STARTS) or not line.startswith(SAVED_START):
+            raise
+        head, progress = parse_saved(line, b"")
     return _Commit(head, progress, begin, begin + len(line))
 
 

@@ -6,7 +6,7 @@ finds one that nobody is keeping keeps it: at the next opening, and whenever run
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import msgspec
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.stores.file.access import Access
 from holdfast.checkpoint.stores.file.disk import Disk
-from holdfast.checkpoint.stores.file.layout import Layout, created
+from holdfast.checkpoint.stores.file.layout import NOT_JSON, Layout, created
 from holdfast.checkpoint.stores.file.locks import LockHeld
 from holdfast.checkpoint.stores.file.names import file_name
 from holdfast.checkpoint.stores.file.reading import Damaged, Head
@@ -70,12 +70,17 @@ class Removals:
             withdraw(self._disk, self._layout, name)
             self._forget(name, head)
 
-    def keep_promises(self) -> None:
-        """Finish what somebody began and did not live to finish."""
+    def keep_promises(self) -> Collection[str]:
+        """Finish what somebody began and did not live to finish. Returns the names of those that it cannot finish."""
+        left = set()
         for name in self._promises():
-            # Who holds the lock is removing it, or will look here before making it anew.
-            with contextlib.suppress(LockHeld), self._access.locked(name, name, patience=0):
-                self.keep_promise(name)
+            try:
+                # Who holds the lock is removing it, or will look here before making it anew.
+                with contextlib.suppress(LockHeld), self._access.locked(name, name, patience=0):
+                    self.keep_promise(name)
+            except OSError:
+                left.add(name)
+        return left
 
     def keep_promise(self, name: str) -> None:
         """As above, for one run, whose lock is held.
@@ -88,7 +93,7 @@ class Removals:
             return
         try:
             promise = _promise.decode(Path(path).read_bytes())
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, *NOT_JSON):
             return  # it has been kept, or what lies there is none of ours
         head = self._head(name)
         exists = os.path.exists(self._layout.journal(name))

@@ -14,12 +14,13 @@ from holdfast.checkpoint.errors import (
     RunExists,
     RunNotClaimable,
     RunNotFound,
+    StoreUnavailable,
 )
 from holdfast.checkpoint.journal import Write
 from holdfast.checkpoint.lifecycle import OVER, Status
 from holdfast.checkpoint.record import Ending, NewRun
 from holdfast.checkpoint.stores.file.access import Access
-from holdfast.checkpoint.stores.file.disk import Disk
+from holdfast.checkpoint.stores.file.disk import Disk, of_one_file
 from holdfast.checkpoint.stores.file.holds import Holds
 from holdfast.checkpoint.stores.file.layout import Layout
 from holdfast.checkpoint.stores.file.lines import Origin
@@ -118,14 +119,15 @@ class Runs:
         """Let go of the files that are kept open."""
         self._holds.close()
 
-    def keep_promises(self) -> None:
-        """Finish the removals that others began and did not live to finish."""
-        self._removals.keep_promises()
+    def keep_promises(self) -> Collection[str]:
+        """Finish the removals that others began and did not live to finish; the names of those that cannot be now."""
+        return self._removals.keep_promises()
 
     # -- from outside -------------------------------------------------------------------------------------------
 
     def claim(self, run_id: str, worker_id: str, statuses: Collection[Status], *, steal: bool) -> Claim:
-        self.keep_promises()
+        if file_name(run_id) in self.keep_promises():
+            raise StoreUnavailable(f"run {run_id}: its removal was begun and cannot be finished now: remove it again")
         with self._access.open(run_id) as journal:
             state = journal.head.state
             driven = self._driven(journal.head)
@@ -176,14 +178,14 @@ class Runs:
             self._removals.remove(name, run_id, head)
 
     def remove_expired(self, run_id: str) -> bool:
-        """Remove the run unless it is not over any more."""
+        """Remove the run unless it is not over any more, or somebody is at it."""
         try:
             with self._access.open(run_id) as journal:
                 state = journal.head.state
                 if state.status not in OVER or state.expires_at is None or state.expires_at > self._clock.now():
                     return False
                 self._removals.remove(file_name(run_id), run_id, journal.head)
-        except (RunNotFound, RunDamaged):
+        except (RunNotFound, RunDamaged, StoreUnavailable):
             return False
         return True
 
@@ -221,8 +223,13 @@ class Runs:
         """For a counter that was lost."""
         tokens = [0]
         for name in self._layout.run_names():
-            with contextlib.suppress(FileNotFoundError, Damaged):
+            try:
                 tokens.append(self._access.head(name).state.token)
+            except (FileNotFoundError, Damaged):
+                continue
+            except OSError as error:
+                if not of_one_file(error):
+                    raise
         return max(tokens)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -56,7 +56,7 @@ class FileStore:
         clock: Clock = SYSTEM_CLOCK,
         disk: Disk | None = None,
     ) -> None:
-        self._layout = Layout(Path(folder))
+        self._layout = Layout(Path(folder).absolute())  # a tool may change the working directory
         self._disk = disk or Disk(synced=durability == "full")
         self._workers = Workers(self._layout, self._disk, dead_after=dead_after)
         self._access = Access(self._layout, self._disk, patience=patience.total_seconds())
@@ -64,26 +64,53 @@ class FileStore:
         self._finder = Finder(self._layout, self._access, self._runs, self._workers, clock=clock)
         self._signals = Signals(self._layout.changes, self._disk)
         self._threads: Threads | None = None
+        #: Set at the end of the opening or closing that is under way.
+        self._turn: asyncio.Event | None = None
         #: Set, and replaced by a new one, at each change made through this store.
         self._sign = asyncio.Event()
         self._seen = (0, 0)
 
     async def open(self) -> None:
+        while self._turn is not None:
+            await self._turn.wait()
         if self._threads is None:
-            self._threads = Threads(_THREADS, "holdfast-file")
-            try:
-                await self._do(self._prepare)
-            except BaseException:
-                await self.close()
-                raise
+            with self._alone():
+                threads = Threads(_THREADS, "holdfast-file")
+                try:
+                    await threads.do(lambda: self._translated(self._prepare))
+                except BaseException:
+                    await threads.finish(self._workers.stop)
+                    raise
+                self._threads = threads
 
     async def close(self) -> None:
-        threads, self._threads = self._threads, None
-        self._wake()
-        if threads is not None:
-            await threads.do(self._workers.stop)
-            await threads.finish()
-            self._runs.close()
+        """As the contract says; a caller that is cancelled still waits for the end."""
+        cancel: asyncio.CancelledError | None = None
+        while self._turn is not None:
+            try:
+                await self._turn.wait()
+            except asyncio.CancelledError as error:
+                cancel = error
+        if self._threads is not None:
+            with self._alone():
+                threads, self._threads = self._threads, None
+                self._wake()
+                try:
+                    await threads.finish(self._workers.stop)
+                finally:
+                    self._runs.close()
+        if cancel is not None:
+            raise cancel
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else opens or closes the store meanwhile: they wait for the end of it."""
+        self._turn = turn = asyncio.Event()
+        try:
+            yield
+        finally:
+            self._turn = None
+            turn.set()
 
     # -- workers ------------------------------------------------------------------------------------------------
 

@@ -73,15 +73,27 @@ class Threads:
         finally:
             del job  # an error would have its own traceback in it
 
-    async def finish(self) -> None:
-        """Wait until everything is done, and end the threads. Nothing may be asked for any more."""
+    async def finish(self, last: Callable[[], None]) -> None:
+        """Wait until everything is done, do the `last` thing, and end the threads. Nothing may be asked for any more.
+
+        A caller that is cancelled still waits for that.
+        """
+        cancel: asyncio.CancelledError | None = None
         while self._under_way:
             self._nothing_under_way.clear()
-            await self._nothing_under_way.wait()
-        for _ in self._threads:
-            self._waiting.put(None)
-        for thread in self._threads:
-            thread.join()
+            try:
+                await self._nothing_under_way.wait()
+            except asyncio.CancelledError as error:
+                cancel = error
+        try:
+            await self.do(last)
+        finally:
+            for _ in self._threads:
+                self._waiting.put(None)
+            for thread in self._threads:
+                thread.join()
+        if cancel is not None:
+            raise cancel
 
     def _start_another(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)

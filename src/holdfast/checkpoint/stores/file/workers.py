@@ -11,8 +11,8 @@ import msgspec
 
 from holdfast.checkpoint.claim import Worker
 from holdfast.checkpoint.liveness import is_alive
-from holdfast.checkpoint.stores.file.disk import Disk
-from holdfast.checkpoint.stores.file.layout import Layout, created
+from holdfast.checkpoint.stores.file.disk import Disk, of_one_file
+from holdfast.checkpoint.stores.file.layout import NOT_JSON, Layout, created
 from holdfast.checkpoint.stores.file.names import file_name
 
 #: A host that was asleep for so long. Sooner, a worker that wakes up would be without its file, and dead for ever.
@@ -44,7 +44,9 @@ class Workers:
                 self._disk.replace(temporary, path)
             self._ours.add(worker.worker_id)
             if self._heart is None:
-                self._heart = threading.Thread(target=self._beat, name="holdfast-file-heartbeat", daemon=True)
+                self._heart = threading.Thread(
+                    target=self._beat, args=(self._stopped,), name="holdfast-file-heartbeat", daemon=True
+                )
                 self._heart.start()
 
     def discharge(self, worker_id: str) -> None:
@@ -54,20 +56,28 @@ class Workers:
 
     def stop(self) -> None:
         """No more signs of life from here. The workers stay enlisted: their process may live on."""
-        self._stopped.set()
-        if self._heart is not None:
-            self._heart.join()
+        with self._guard:
+            heart, self._heart = self._heart, None
+            self._stopped.set()
+            self._stopped = threading.Event()  # for the next heart, if the store is opened again
+        if heart is not None:
+            heart.join()
 
     def alive(self, worker_id: str) -> bool:
         path = self._path(worker_id)
         try:
             worker = _worker.decode(path.read_bytes())
-        except (FileNotFoundError, msgspec.DecodeError):
-            # Torn by a power cut, which no worker survived.
+        except (FileNotFoundError, *NOT_JSON):
+            # Spoilt: torn by a power cut, which no worker survived.
             return False
-        here = is_alive(worker.process)
-        if here is not None:
-            return here
+        except OSError as error:
+            # Another user's: which process it is cannot be read, when it was heard can.
+            if not of_one_file(error):
+                raise
+        else:
+            here = is_alive(worker.process)
+            if here is not None:
+                return here
         with contextlib.suppress(FileNotFoundError):
             return self._silence(path) <= self._dead_after
         return False
@@ -75,7 +85,7 @@ class Workers:
     def forget_the_dead(self) -> None:
         """Delete the files of workers that will never come back."""
         for path in self._layout.workers.iterdir():
-            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            with contextlib.suppress(OSError, *NOT_JSON):
                 worker = _worker.decode(path.read_bytes())
                 here = is_alive(worker.process)
                 if here is False or (here is None and self._silence(path) > _FORGOTTEN_AFTER):
@@ -91,8 +101,8 @@ class Workers:
             now = time.time()
         return now - path.stat().st_mtime
 
-    def _beat(self) -> None:
-        while not self._stopped.wait(self._dead_after / 5):
+    def _beat(self, stopped: threading.Event) -> None:
+        while not stopped.wait(self._dead_after / 5):
             with self._guard:
                 for worker_id in self._ours:
                     # The file is gone if somebody discharged the worker: it stays so. A disk that cannot be reached

@@ -24,6 +24,7 @@ from holdfast.checkpoint.stores.file.lines import (
 )
 from holdfast.checkpoint.stores.file.locks import LockFile, write_mark
 from holdfast.checkpoint.stores.file.reading import Damaged, Head, read_journal
+from holdfast.checkpoint.stores.file.refused import Refused
 
 #: Old state lines are cleared away once they are more than this, and more than the entries.
 STALE_BYTES = 256 * 1024
@@ -91,9 +92,11 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
 class Journal:
     """A run's journal, open for changing, under the run's lock."""
 
-    def __init__(self, disk: Disk, layout: Layout, name: str, *, fd: int, lock: LockFile, head: Head) -> None:
+    def __init__(
+        self, disk: Disk, layout: Layout, name: str, *, fd: int, lock: LockFile, head: Head, refused: Refused
+    ) -> None:
         self._disk, self._layout, self._name = disk, layout, name
-        self._fd, self._lock = fd, lock
+        self._fd, self._lock, self._refused = fd, lock, refused
         self.head = head
         #: The end of the last line that was written from here; empty if it is not known, or if the file was replaced.
         self._tail = b""
@@ -160,8 +163,10 @@ class Journal:
             self._disk.write(self._fd, data, at)
             self._disk.sync(self._fd)
         except OSError:
-            with contextlib.suppress(OSError):
+            try:
                 self._disk.cut(self._fd, at)
+            except OSError:
+                self._refused.note(self._name, at, data)
             raise
         write_mark(self._lock.fd, self._disk, head.origin.journal, head.end)
         self.head, self._tail = head, data[-SEAL:]
