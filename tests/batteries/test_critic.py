@@ -219,6 +219,15 @@ async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
         await run
 
 
+def test_a_critic_watches_in_a_second_event_loop_as_in_the_first() -> None:
+    critic = Critic(Escalation(), soft_timeout=timedelta(milliseconds=20), backstop=2)
+    quick = Agent(name="a", model=Script("done"))
+    assert asyncio.run(Life(ports=Ports(critic=critic)).executor.run(quick, "go")).output == "done"
+    hung = Life(ports=Ports(critic=critic)).executor.run(agent_of(Hanging()), "go")
+    with pytest.raises(RunKilled, match="silent"):
+        asyncio.run(asyncio.wait_for(hung, 20))
+
+
 async def test_without_a_soft_timeout_there_is_no_watch() -> None:
     clock, model, escalation = ManualClock(), Hanging(), Escalation()
     run = asyncio.create_task(life(clock, Critic(escalation, clock=clock)).executor.run(agent_of(model, None), "go"))

@@ -1,5 +1,6 @@
 """One timer for any number of deadlines."""
 
+import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
@@ -17,11 +18,20 @@ class Alarm:
         self._deadlines: list[tuple[float, int, Callable[[], None]]] = []
         self._timer: Timer | None = None
         self._due = float("inf")
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def at(self, deadline: float, callback: Callable[[], None]) -> None:
         """Call `callback` when the clock's monotonic time reaches `deadline`. It finds out whether it still matters."""
+        self._settle_in()
         heapq.heappush(self._deadlines, (deadline, next(self._order), callback))
         self._arm()
+
+    def _settle_in(self) -> None:
+        """On another event loop than before nothing is set: the timer went with the old one, and so did its runs."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._timer, self._due = loop, None, float("inf")
+            self._deadlines.clear()
 
     def _arm(self) -> None:
         due = self._deadlines[0][0] if self._deadlines else float("inf")
