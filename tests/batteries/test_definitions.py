@@ -25,8 +25,9 @@ from holdfast.batteries.persona import (
     import_persona,
 )
 from holdfast.batteries.skill import Parameter, Skill, SkillError, Skills, export_skill, import_skill
+from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.errors import DefinitionError
+from holdfast.run.errors import DefinitionError, NotKnownHere
 from holdfast.run.palette import AgentPalette
 from holdfast.run.tiers import Tiers, failover
 
@@ -113,23 +114,10 @@ async def test_a_persona_lowers_into_an_agent_that_runs() -> None:
 
 
 async def test_a_resumed_run_keeps_the_version_it_began_with() -> None:
-    store, hang = MemoryStore(), asyncio.Event()
-
-    async def dies(messages: object) -> Reply:
-        hang.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    first, second = Script(dies), Script("done", "done")
-    collection = Personas(Tiers({"old": first, "new": second}), [look])
-    await collection.save(Persona(owner="al", name="p", instructions="one", model_tier="old"))
-    one = Life(store)
-    task = asyncio.create_task(one.executor.run(await collection.source("al", "p"), "go", run_id="r"))
-    await hang.wait()
-    await one.die()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
+    store, reached, second = MemoryStore(), asyncio.Event(), Script("done", "done")
+    collection = Personas(Tiers({"old": hanging(reached), "new": second}), [look])
+    first = Persona(owner="al", name="p", instructions="one", model_tier="old")
+    await interrupted(collection, first, store, reached)
     await collection.save(Persona(owner="al", name="p", instructions="two", model_tier="new"))
     newest = await collection.source("al", "p")
     two = Life(store)
@@ -139,6 +127,45 @@ async def test_a_resumed_run_keeps_the_version_it_began_with() -> None:
     fresh = await two.executor.run(newest, "go")
     assert fresh.output == "done"
     assert second.asked[0][0].text == "two"  # type: ignore[union-attr]
+
+
+async def interrupted(collection: Personas, persona: Persona, store: MemoryStore, reached: asyncio.Event) -> None:
+    """A run of `persona`, as `r`, that died while its model, which sets `reached`, was asked."""
+    await collection.save(persona)
+    one = Life(store)
+    source = await collection.source(persona.owner, persona.name)
+    task = asyncio.create_task(one.executor.run(source, "go", run_id="r"))
+    await reached.wait()
+    await one.die()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def hanging(reached: asyncio.Event) -> Script:
+    async def hang(messages: object) -> Reply:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return Script(hang)
+
+
+async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_process_that_has_it() -> None:
+    runs, definitions, reached = MemoryStore(), MemoryDefinitions("persona"), asyncio.Event()
+    first = Personas(Tiers({"fast": hanging(reached)}, default="fast"), [look], store=definitions)
+    await interrupted(first, Persona(owner="al", name="p", tools=["look"]), runs, reached)
+
+    without = Personas(Tiers({"fast": Script("done")}, default="fast"), store=definitions)
+    two = Life(runs)
+    with pytest.raises(NotKnownHere, match="look"):
+        await two.resume(await without.source("al", "p"), "r")
+    assert await two.statuses() == {"r": Status.INTERRUPTED}
+    with pytest.raises(PersonaError, match="look"):
+        await two.executor.run(await without.source("al", "p"), "go", run_id="new")
+    assert await two.statuses() == {"r": Status.INTERRUPTED}, "a new run's error is its end"
+
+    having = Personas(Tiers({"fast": Script("done")}, default="fast"), [look], store=definitions)
+    assert (await Life(runs).resume(await having.source("al", "p"), "r")).output == "done"
 
 
 async def test_phases_of_a_persona_have_their_own_models_and_tools() -> None:
