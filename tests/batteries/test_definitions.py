@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,9 @@ from tests.script import Script, asks, call
 
 from holdfast import Agent, Ports, Reply, RunInfo, tool
 from holdfast.batteries.database.opening import tables_from_url
-from holdfast.batteries.definitions.errors import DefinitionNotFound, MalformedDefinition
+from holdfast.batteries.database.sqlite import SqliteTables
+from holdfast.batteries.definitions.collection import DefinitionSource
+from holdfast.batteries.definitions.errors import DefinitionNotFound, DefinitionsUnavailable, MalformedDefinition
 from holdfast.batteries.definitions.store import DefinitionStore, MemoryDefinitions
 from holdfast.batteries.definitions.tables import TablesDefinitions
 from holdfast.batteries.persona import (
@@ -166,6 +170,31 @@ async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_pro
 
     having = Personas(Tiers({"fast": Script("done")}, default="fast"), [look], store=definitions)
     assert (await Life(runs).resume(await having.source("al", "p"), "r")).output == "done"
+
+
+async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_later(tmp_path: Path) -> None:
+    def stored(model: Script) -> Personas:
+        tables = SqliteTables(tmp_path / "definitions.db", patience_ms=1)
+        return Personas(Tiers({"fast": model}, default="fast"), store=TablesDefinitions(tables, "persona"))
+
+    runs, reached = MemoryStore(), asyncio.Event()
+    first = stored(hanging(reached))
+    await interrupted(first, Persona(owner="al", name="p"), runs, reached)
+    (version,) = await first.history("al", "p")
+    await first.close()
+
+    again = stored(Script("done"))
+    source = DefinitionSource(again, version)
+    other = apsw.Connection(str(tmp_path / "definitions.db"))
+    two = Life(runs)
+    other.pragma("locking_mode", "EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(DefinitionsUnavailable, match="locked"):
+        await two.resume(source, "r")
+    assert await two.statuses() == {"r": Status.INTERRUPTED}
+    other.close()
+    assert (await two.resume(source, "r")).output == "done"
+    await again.close()
 
 
 async def test_phases_of_a_persona_have_their_own_models_and_tools() -> None:

@@ -5,7 +5,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.batteries.definitions.errors import MalformedDefinition
+from holdfast.batteries.database.errors import TablesUnavailable
+from holdfast.batteries.definitions.errors import DefinitionsUnavailable, MalformedDefinition
 from holdfast.batteries.definitions.store import EVERYBODY, DefinitionStore, Version
 from holdfast.clock import Clock
 from holdfast.run.agent import Agent
@@ -108,10 +109,17 @@ class DefinitionSource(Generic[D]):
         self.agent_id = f"{self.name}@{newest.number}"
 
     async def build(self, info: RunInfo) -> Agent:
-        """The agent of the version that this run began with."""
+        """The agent of the version that this run began with.
+
+        Raises:
+            DefinitionsUnavailable: the version cannot be read now. The run is left, and goes on when it can.
+        """
         _, _, number = (info.agent_id or self.agent_id).rpartition("@")
-        owner, name = self._newest.owner, self._newest.name
-        return self._collection.lower(await self._collection.get(owner, name, int(number)))
+        try:
+            definition = await self._collection.get(self._newest.owner, self._newest.name, int(number))
+        except TablesUnavailable as exc:
+            raise DefinitionsUnavailable(f"{self.name} cannot be read now: {exc}") from exc
+        return self._collection.lower(definition)
 
 
 def check_name(*parts: str) -> None:
