@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.batteries.audit.rows import AuditRow, Kind
 from holdfast.clock import Clock
 from holdfast.run.call import CallContext
+from holdfast.run.errors import described
 from holdfast.run.info import RunInfo
 from holdfast.run.redaction import Redact
 from holdfast.run.usage import NO_USAGE, Usage
@@ -44,7 +45,7 @@ class RunRecorder:
 
     def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
         """The run is over, or left."""
-        detail = "" if error is None else self._redact(f"{type(error).__name__}: {error}")
+        detail = "" if error is None else self._redact(described(error))
         self._record("end", usage, status=status, failed=error is not None, detail=detail)
 
     def _record(self, kind: Kind, usage: Usage = NO_USAGE, **more: Any) -> None:
