@@ -97,6 +97,13 @@ class TestEveryLedger:
         assert await ledger.reserve("one", [one], NOW) is None
         assert await ledger.reserve("two", [one], NOW) is not None
 
+    async def test_a_run_that_was_booked_as_one_is_not_in_its_own_way(self, ledger: Ledger) -> None:
+        one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Amounts(runs=1))
+        assert await ledger.reserve("one", [one], NOW) is None
+        await ledger.settle("one", ["a"], Amounts(runs=1), NOW)
+        assert await ledger.reserve("one", [one], NOW) is None
+        assert (await ledger.reserve("two", [one], NOW)) is not None
+
     async def test_what_is_forgotten_is_gone(self, ledger: Ledger) -> None:
         await ledger.settle("old", ["a"], Amounts(tokens=10), NOW - timedelta(days=30))
         await ledger.reserve("lost", [wants(100, 50)], NOW - timedelta(days=30))
@@ -199,7 +206,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     usage = Usage(input_tokens=10, cost_usd=0.25)
     first = Script(asks(call("c0", "work", number=0), usage=usage), dies)
     second = Script(asks(call("c0", "work", number=0), usage=usage), Reply(text="done", usage=usage))
-    budget = Budget(Limit(tokens=1000, per="agent"), ledger=ledger)
+    budget = Budget(Limit(tokens=1000, runs=1, per="agent"), ledger=ledger)
     one = Life(store, ports=Ports(budget=budget))
     task = asyncio.create_task(one.executor.run(Agent(name="a", model=first, tools=[work]), "go", run_id="r"))
     await hang.wait()

@@ -41,7 +41,8 @@ class Ledger(Protocol):
     async def reserve(self, run_id: str, wanted: Sequence[Reservation], now: datetime) -> Shortage | None:
         """Set all of `wanted` aside in place of what the run had set aside before; or nothing, and say why.
 
-        Of any number of callers that do so at once, each sees what the others have set aside.
+        Of any number of callers that do so at once, each sees what the others have set aside. A run that was booked
+        as one already is not counted as one again, whatever its estimate says.
         """
         ...
 
@@ -76,6 +77,7 @@ class MemoryLedger:
         return
 
     async def reserve(self, run_id: str, wanted: Sequence[Reservation], now: datetime) -> Shortage | None:
+        wanted = [booked_once(each, self._totals.get((each.account, run_id), (NOTHING, now))[0]) for each in wanted]
         for each in wanted:
             taken = await self.spent(each.account, now - each.window)
             for (account, other), (amounts, _) in self._reserved.items():
@@ -116,6 +118,13 @@ class MemoryLedger:
 def bucket(at: datetime) -> int:
     """The number of the stretch of time that `at` is in."""
     return int(at.timestamp() // BUCKET.total_seconds())
+
+
+def booked_once(wanted: Reservation, total: Amounts) -> Reservation:
+    """`wanted` by a run that has `total` on the books: it is a new run only if it is not among the runs there."""
+    if not total.runs:
+        return wanted
+    return msgspec.structs.replace(wanted, estimate=msgspec.structs.replace(wanted.estimate, runs=0))
 
 
 def short_of(wanted: Reservation, taken: Amounts) -> Shortage | None:

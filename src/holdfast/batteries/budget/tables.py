@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from holdfast.batteries.budget.amounts import NOTHING, Amounts
-from holdfast.batteries.budget.ledger import Reservation, Shortage, bucket, short_of
+from holdfast.batteries.budget.ledger import Reservation, Shortage, booked_once, bucket, short_of
 from holdfast.batteries.database.tables import Cursor, Schema, Tables
 
 _AMOUNTS = (
@@ -46,12 +46,13 @@ class TablesLedger:
         """Set all of `wanted` aside, or nothing, and say why."""
 
         def work(cursor: Cursor) -> Shortage | None:
-            for each in wanted:
+            fresh = [booked_once(each, _total(cursor, each.account, run_id)) for each in wanted]
+            for each in fresh:
                 taken = _spent(cursor, each.account, now - each.window) + _set_aside(cursor, each.account, run_id)
                 shortage = short_of(each, taken)
                 if shortage is not None:
                     return shortage
-            for each in wanted:
+            for each in fresh:
                 _put(cursor, "budget_reserved", each.account, run_id, each.estimate, now)
             return None
 
