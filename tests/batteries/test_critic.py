@@ -8,7 +8,7 @@ import pytest
 from tests.life import Life
 from tests.script import Script, asks, call
 
-from holdfast import Agent, Bounds, Message, Ports, Reply, User, tool
+from holdfast import Agent, Bounds, Message, Ports, Reply, User, current_call, tool
 from holdfast.batteries.critic import Critic, CriticError, Decision, Silence
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.run.errors import RunKilled, RuntimeExceeded
@@ -94,6 +94,29 @@ async def test_activity_moves_the_backstop_away() -> None:
     await clock.advance(SOFT * 1.5)
     model.replies.put_nowait(Reply(text="alive"))
     assert (await run).output == "alive"
+
+
+@pytest.mark.parametrize("max_runtime", [None, SOFT])
+async def test_what_a_child_does_is_a_sign_of_life_of_its_parents(max_runtime: timedelta | None) -> None:
+    clock, model = ManualClock(), Hanging()
+    child = agent_of(model, max_runtime)
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        below = middle if current_call().info.agent_name == "top" else child
+        return str((await current_call().run(below, "go")).output)
+
+    bounds = Bounds(max_runtime=SOFT)
+    middle = Agent(name="middle", model=Script(asks(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds)
+    top = Agent(name="top", model=Script(asks(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds)
+    critic = Critic(Escalation(), backstop=2, clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(top, "go"))
+    for number in range(5):
+        await clock.advance(SOFT * 1.5)
+        model.replies.put_nowait(asks(call(f"c{number}", "look", number=number)))
+    await clock.advance(SOFT * 1.5)
+    model.replies.put_nowait(Reply(text="alive"))
+    assert (await run).output == "done"
 
 
 async def test_the_ceiling_ends_a_lively_run_too() -> None:
