@@ -104,6 +104,11 @@ class TestEveryLedger:
         assert await ledger.reserve("one", [one], NOW) is None
         assert (await ledger.reserve("two", [one], NOW)) is not None
 
+    async def test_what_a_lost_run_has_set_aside_counts_no_longer_than_the_window(self, ledger: Ledger) -> None:
+        await ledger.reserve("lost", [wants(10, 10)], NOW - WEEK)
+        assert await ledger.reserve("r", [wants(10)], NOW) is not None
+        assert await ledger.reserve("r", [wants(10)], NOW + timedelta(seconds=1)) is None
+
     async def test_what_is_forgotten_is_gone(self, ledger: Ledger) -> None:
         await ledger.settle("old", ["a"], Amounts(tokens=10), NOW - timedelta(days=30))
         await ledger.reserve("lost", [wants(100, 50)], NOW - timedelta(days=30))

@@ -42,7 +42,8 @@ class Ledger(Protocol):
         """Set all of `wanted` aside in place of what the run had set aside before; or nothing, and say why.
 
         Of any number of callers that do so at once, each sees what the others have set aside. A run that was booked
-        as one already is not counted as one again, whatever its estimate says.
+        as one already is not counted as one again, whatever its estimate says. What was set aside longer ago than the
+        window, and is not settled, was lost with its run and does not count.
         """
         ...
 
@@ -80,8 +81,8 @@ class MemoryLedger:
         wanted = [booked_once(each, self._totals.get((each.account, run_id), (NOTHING, now))[0]) for each in wanted]
         for each in wanted:
             taken = await self.spent(each.account, now - each.window)
-            for (account, other), (amounts, _) in self._reserved.items():
-                if account == each.account and other != run_id:
+            for (account, other), (amounts, at) in self._reserved.items():
+                if account == each.account and other != run_id and at >= now - each.window:
                     taken = taken + amounts
             shortage = short_of(each, taken)
             if shortage is not None:

@@ -48,7 +48,8 @@ class TablesLedger:
         def work(cursor: Cursor) -> Shortage | None:
             fresh = [booked_once(each, _total(cursor, each.account, run_id)) for each in wanted]
             for each in fresh:
-                taken = _spent(cursor, each.account, now - each.window) + _set_aside(cursor, each.account, run_id)
+                since = now - each.window
+                taken = _spent(cursor, each.account, since) + _set_aside(cursor, each.account, run_id, since)
                 shortage = short_of(each, taken)
                 if shortage is not None:
                     return shortage
@@ -96,9 +97,9 @@ def _spent(cursor: Cursor, account: str, since: datetime) -> Amounts:
     return _amounts(cursor.execute(sql, (account, bucket(since))))
 
 
-def _set_aside(cursor: Cursor, account: str, run_id: str) -> Amounts:
-    sql = f"SELECT {_SUMS} FROM budget_reserved WHERE account = ? AND run_id <> ?"
-    return _amounts(cursor.execute(sql, (account, run_id)))
+def _set_aside(cursor: Cursor, account: str, run_id: str, since: datetime) -> Amounts:
+    sql = f"SELECT {_SUMS} FROM budget_reserved WHERE account = ? AND run_id <> ? AND at >= ?"
+    return _amounts(cursor.execute(sql, (account, run_id, since.timestamp())))
 
 
 def _total(cursor: Cursor, account: str, run_id: str) -> Amounts:
