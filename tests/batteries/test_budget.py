@@ -109,6 +109,12 @@ class TestEveryLedger:
         assert await ledger.reserve("r", [wants(10)], NOW) is not None
         assert await ledger.reserve("r", [wants(10)], NOW + timedelta(seconds=1)) is None
 
+    async def test_what_was_booked_and_forgotten_is_not_booked_again(self, ledger: Ledger) -> None:
+        await ledger.settle("r", ["a"], Amounts(tokens=10, runs=1), NOW - timedelta(days=30))
+        await ledger.forget(NOW - WEEK)
+        await ledger.settle("r", ["a"], Amounts(tokens=12, runs=1), NOW, booked=Amounts(tokens=10, runs=1))
+        assert await ledger.spent("a", NOW - WEEK) == Amounts(tokens=2)
+
     async def test_what_is_forgotten_is_gone(self, ledger: Ledger) -> None:
         await ledger.settle("old", ["a"], Amounts(tokens=10), NOW - timedelta(days=30))
         await ledger.reserve("lost", [wants(100, 50)], NOW - timedelta(days=30))
@@ -221,6 +227,20 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     await Life(store, ports=Ports(budget=budget)).resume(Agent(name="a", model=second, tools=[work]), "r")
     spent = await budget.spent("agent:a")
     assert (spent.tokens, spent.cost_usd, spent.runs) == (20, 0.5, 1)
+
+
+async def test_a_run_that_goes_on_after_its_window_books_only_what_is_new() -> None:
+    clock = ManualClock()
+    store, agent = MemoryStore(clock=clock), Agent(name="a", model=spends(40, 5), tools=[work])
+    budget = Budget(Limit(tokens=100, runs=1), clock=clock)
+    one = Life(store, clock=clock, ports=Ports(budget=budget))
+    with pytest.raises(BudgetExhausted, match="120 of 100"):
+        await one.executor.run(agent, "go", run_id="r", caller_id="alice")
+    await clock.advance(timedelta(days=8))
+    await budget.forget()
+    assert (await Life(store, clock=clock, ports=Ports(budget=budget)).resume(agent, "r")).output == "done"
+    spent = await budget.spent("caller:alice")
+    assert (spent.tokens, spent.runs) == (80, 0)
 
 
 async def test_children_spend_for_themselves_and_nothing_is_counted_twice() -> None:

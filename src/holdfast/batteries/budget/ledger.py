@@ -47,10 +47,15 @@ class Ledger(Protocol):
         """
         ...
 
-    async def settle(self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime) -> None:
+    async def settle(
+        self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime, *, booked: Amounts = NOTHING
+    ) -> None:
         """The run has spent `total` in all: book what was not booked before, and free what it had set aside.
 
         The same total again books nothing, so it may be said as often as one likes, by whoever drives the run.
+
+        Args:
+            booked: so much was booked before, even if the ledger has forgotten it.
         """
         ...
 
@@ -91,9 +96,11 @@ class MemoryLedger:
             self._reserved[each.account, run_id] = each.estimate, now
         return None
 
-    async def settle(self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime) -> None:
+    async def settle(
+        self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime, *, booked: Amounts = NOTHING
+    ) -> None:
         for account in accounts:
-            before, _ = self._totals.get((account, run_id), (NOTHING, now))
+            before = self._totals.get((account, run_id), (NOTHING, now))[0].at_least(booked)
             buckets = self._buckets.setdefault(account, {})
             number = bucket(now)
             buckets[number] = buckets.get(number, NOTHING) + total.since(before)

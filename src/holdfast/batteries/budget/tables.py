@@ -59,12 +59,14 @@ class TablesLedger:
 
         return await self._tables.write(work, alone=[f"budget {each.account}" for each in wanted])
 
-    async def settle(self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime) -> None:
+    async def settle(
+        self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime, *, booked: Amounts = NOTHING
+    ) -> None:
         """Book what was not booked before, and free what was set aside."""
 
         def work(cursor: Cursor) -> None:
             for account in accounts:
-                before = _total(cursor, account, run_id)
+                before = _total(cursor, account, run_id).at_least(booked)
                 cursor.execute(
                     "INSERT INTO budget_spent VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (account, bucket) DO UPDATE SET "
                     "tokens = budget_spent.tokens + excluded.tokens, "
