@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.life import Life
 from tests.script import Script, asks, call
 
-from holdfast import Agent, Ports, Reply, Usage, current_call, tool
+from holdfast import Agent, App, Ports, Reply, Usage, current_call, tool
 from holdfast.batteries.budget import (
     Amounts,
     Budget,
@@ -261,6 +261,27 @@ async def test_children_spend_for_themselves_and_nothing_is_counted_twice() -> N
     assert result.usage.input_tokens == 27
     spent = await budget.spent("all")
     assert (spent.tokens, spent.runs) == (27, 1)
+
+
+@pytest.mark.parametrize("store", ["memory:", None])
+async def test_the_time_of_every_run_counts_also_of_one_that_fails(store: str | None) -> None:
+    clock = ManualClock()
+
+    async def takes_a_second(messages: object) -> Reply:
+        await clock.advance(timedelta(seconds=1))
+        raise ValueError("broken")
+
+    async def takes_two(messages: object) -> Reply:
+        await clock.advance(timedelta(seconds=2))
+        return Reply(text="done")
+
+    budget = Budget(Limit(seconds=100, per="agent"), clock=clock)
+    agents = [Agent(name="failing", model=Script(takes_a_second)), Agent(name="ending", model=Script(takes_two))]
+    async with App(agents, store, budget=budget, clock=clock) as app:
+        with pytest.raises(ValueError, match="broken"):
+            await app.run("failing", "go")
+        await app.run("ending", "go")
+        assert [(await budget.spent(f"agent:{agent.name}")).seconds for agent in agents] == [1, 2]
 
 
 async def test_a_window_that_has_moved_lets_a_run_begin_again() -> None:
