@@ -254,6 +254,55 @@ async def test_a_job_that_takes_long_stalls_nobody() -> None:
     assert host.ran == ["quick", "slow"]
 
 
+async def test_in_a_loop_a_job_that_hangs_stalls_nobody_and_ends_with_the_loop() -> None:
+    clock, host, ended = ManualClock(), Host("slow", "quick"), asyncio.Event()
+
+    async def run(name: str) -> None:
+        host.ran.append(name)
+        if name == "slow":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.set()
+
+    runner = ScheduleRunner(due=host.due, run=run, mark=host.mark, next=host.next, clock=clock)
+    loop = asyncio.create_task(runner.loop(timedelta(seconds=5)))
+    await clock.advance(timedelta(seconds=11))
+    assert sorted(host.ran) == ["quick", "quick", "quick", "slow"]
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert ended.is_set()
+    assert "slow" not in host.marked
+
+
+async def test_in_a_loop_a_job_that_ends_while_the_list_is_made_is_not_run_again() -> None:
+    clock, ran, go_on, marked = ManualClock(), list[str](), asyncio.Event(), asyncio.Event()
+
+    async def due(now: datetime) -> list[str]:
+        found = [] if marked.is_set() else ["job"]
+        if ran:
+            go_on.set()
+            await marked.wait()
+            for _ in range(5):  # turns for the job to be over
+                await asyncio.sleep(0)
+        return found
+
+    async def run(name: str) -> None:
+        ran.append(name)
+        await go_on.wait()
+
+    async def mark(name: str, upcoming: datetime) -> None:
+        marked.set()
+
+    runner = ScheduleRunner(due=due, run=run, mark=mark, next=Host().next, clock=clock)
+    loop = asyncio.create_task(runner.loop(timedelta(seconds=5)))
+    await clock.advance(timedelta(seconds=21))
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert ran == ["job"]
+
+
 @pytest.mark.parametrize("missing", ["due", "run", "mark", "next"])
 def test_a_part_that_is_missing_is_an_error_at_once(missing: str) -> None:
     host = Host()
