@@ -1,6 +1,8 @@
 """A critic on a clock that only the test moves."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -12,6 +14,9 @@ from holdfast import Agent, Bounds, Message, Ports, Reply, User, current_call, t
 from holdfast.batteries.critic import Critic, CriticError, Decision, Silence
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.run.errors import RunKilled, RuntimeExceeded
+from holdfast.run.info import RunInfo
+from holdfast.run.ports import RunControl, Watch
+from holdfast.run.state import RunState
 from holdfast.testing import ManualClock
 
 SOFT = timedelta(seconds=10)
@@ -287,6 +292,24 @@ async def test_a_run_that_ended_is_not_watched_any_more() -> None:
     await life(clock, Critic(escalation, clock=clock)).executor.run(agent, "go")
     await clock.advance(SOFT * 10)
     assert escalation.asked == []
+
+
+async def test_of_a_run_that_ended_nothing_is_kept() -> None:
+    clock, kept = ManualClock(), list[weakref.ref[RunControl]]()
+
+    class Watching(Critic):
+        def begin(
+            self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None
+        ) -> Watch | None:
+            kept.append(weakref.ref(control))
+            return super().begin(info, state, control, max_runtime)
+
+    agent = Agent(name="a", model=Script("done"), bounds=Bounds(max_runtime=SOFT))
+    one = Life(clock=clock, ports=Ports(critic=Watching(Escalation(), clock=clock)))
+    for _ in range(300):
+        await one.executor.run(agent, "go")
+    gc.collect()
+    assert [ref for ref in kept if ref() is not None] == []
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,16 @@ class SilenceWatch:
         self._extended: float = note.get("extended", 0.0)
         self._asked = False
         self._over = False
-        self._alarms = 0
+        #: The number of the alarm that is set.
+        self._set = -1
         self._asking: asyncio.Task[None] | None = None
         self._write_note()
         self._set_alarm(self._active_at + limits.soft)
 
     def activity(self) -> None:
         """The run showed a sign of life: the silence is over, and the escalator may be asked about the next one."""
+        if self._over:
+            return
         self._active_at = self._now()
         self._write_note()
         if self._asked:
@@ -68,8 +71,9 @@ class SilenceWatch:
             self._set_alarm(self._active_at + self._limits.soft)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and let go of the run."""
         self._over = True
+        self._alarm.call_off(self._set)
         if self._asking is not None:
             self._asking.cancel()
 
@@ -86,12 +90,9 @@ class SilenceWatch:
         }
 
     def _set_alarm(self, at: float) -> None:
-        """The one alarm that counts; those set before it ring for nothing."""
-        self._alarms += 1
-        number = self._alarms
-        self._alarm.at(
-            self._zero + min(at, self._limits.ceiling), lambda: self._look() if number == self._alarms else None
-        )
+        """Set the one alarm of this watch."""
+        self._alarm.call_off(self._set)
+        self._set = self._alarm.at(self._zero + min(at, self._limits.ceiling), self._look)
 
     @property
     def _killed_at(self) -> float:
