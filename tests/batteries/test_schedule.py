@@ -326,6 +326,18 @@ def test_summer_time_neither_skips_nor_doubles_a_daily_fire() -> None:
         assert (dates[-1] - dates[0]).days == 4, around
 
 
+@pytest.mark.parametrize("cron", ["30 1 * * *", "0 1 * * *", "*/30 * * * *", "30 * * * *", "15 0-3 * * *"])
+def test_a_fire_is_after_the_time_it_is_asked_for_also_in_an_hour_that_is_repeated(cron: str) -> None:
+    # In Lisbon the hour from 01:00 to 02:00 is there twice on 27 October 2030, from 00:00 and from 01:00 UTC.
+    after, end = datetime(2030, 10, 26, 22, tzinfo=UTC), datetime(2030, 10, 27, 6, tzinfo=UTC)
+    sequence = [cron_next(cron, "Europe/Lisbon", after)]
+    while sequence[-1] < end:
+        sequence.append(cron_next(cron, "Europe/Lisbon", sequence[-1]))
+    while after < end:
+        assert cron_next(cron, "Europe/Lisbon", after) == next(fire for fire in sequence if fire > after), after
+        after += timedelta(minutes=5)
+
+
 @pytest.mark.parametrize(
     ("cron", "timezone"), [("every day", "UTC"), ("0 0 30 2 *", "UTC"), ("* * * * *", "Atlantis/Capital")]
 )
