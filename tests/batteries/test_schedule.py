@@ -339,7 +339,14 @@ def test_a_fire_is_after_the_time_it_is_asked_for_also_in_an_hour_that_is_repeat
 
 
 @pytest.mark.parametrize(
-    ("cron", "timezone"), [("every day", "UTC"), ("0 0 30 2 *", "UTC"), ("* * * * *", "Atlantis/Capital")]
+    ("cron", "timezone"),
+    [
+        ("every day", "UTC"),
+        ("0 0 30 2 *", "UTC"),
+        ("* * * * *", "Atlantis/Capital"),
+        ("* * * * *", "America"),
+        ("* * * * *", "x" * 300),
+    ],
 )
 def test_what_cannot_be_read_is_refused_with_what_to_do(cron: str, timezone: str) -> None:
     with pytest.raises(ScheduleError):

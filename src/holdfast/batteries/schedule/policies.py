@@ -25,7 +25,7 @@ def cron_next(expression: str, timezone: str, after: datetime) -> datetime:
         raise ScheduleError("cron schedules need the package cronsim: pip install 'holdfast[schedule]'") from exc
     try:
         zone = ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError) as exc:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:  # such as a directory of zones, or a name too long
         raise ScheduleError(f"{timezone!r} is no time zone: use a name such as Europe/Lisbon") from exc
     try:
         fires = (fire.astimezone(UTC) for fire in CronSim(expression, after.astimezone(zone)))
