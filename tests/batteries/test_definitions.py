@@ -96,8 +96,19 @@ class TestEveryDefinitionStore:
         await store.share("al", "x", "bo")
         await store.remove("al", "x")
         assert await store.newest("bo") == []
-        assert (await store.save("al", "x", b"{}", NOW)).number == 1
+        await store.save("al", "x", b"{}", NOW)
         assert await store.newest("bo") == []
+
+    async def test_no_number_is_given_twice(self, store: DefinitionStore) -> None:
+        for number in (1, 2):
+            assert (await store.save("al", "x", b'"old"', NOW)).number == number
+        for number in (3, 4):
+            await store.remove("al", "x")
+            assert (await store.save("al", "x", b'"new"', NOW)).number == number
+        assert [version.number for version in await store.history("al", "x")] == [4]
+        for gone in (1, 2, 3):
+            with pytest.raises(DefinitionNotFound):
+                await store.get("al", "x", gone)
 
 
 # -- personas ---------------------------------------------------------------------------------------------------------
