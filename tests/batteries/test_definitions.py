@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.life import Life
 from tests.script import Script, asks, call
 
-from holdfast import Agent, Ports, Reply, RunInfo, tool
+from holdfast import Agent, App, Ports, Reply, RunInfo, tool
 from holdfast.batteries.database.opening import tables_from_url
 from holdfast.batteries.database.sqlite import SqliteTables
 from holdfast.batteries.definitions.collection import DefinitionSource
@@ -163,6 +163,24 @@ def hanging(reached: asyncio.Event) -> Script:
         raise AssertionError
 
     return Script(hang)
+
+
+async def test_a_new_run_takes_what_was_saved_last() -> None:
+    definitions, model = MemoryDefinitions("persona"), Script("done")
+    here, elsewhere = (Personas(Tiers({"fast": model}, default="fast"), store=definitions) for _ in range(2))
+    await here.save(Persona(owner="al", name="p", instructions="one", palette=["a"]))
+    source = await here.source("al", "p")
+    allowed, info = allowed_by([source]), RunInfo(run_id="r", agent_name="al/p")
+    async with App([source], "memory:") as app:
+        await here.save(Persona(owner="al", name="p", instructions="two", palette=["b"]))
+        await app.run("al/p", "go")
+        assert allowed(info) == ["b"]
+        await elsewhere.save(Persona(owner="al", name="p", instructions="three"))
+        await here.get("al", "p", 1)
+        await app.run("al/p", "go")
+        await here.get("al", "p")
+        await app.run("al/p", "go")
+    assert [asked[0].text for asked in model.asked] == ["two", "two", "three"]  # type: ignore[union-attr]
 
 
 async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_process_that_has_it() -> None:

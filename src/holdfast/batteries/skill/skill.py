@@ -96,7 +96,7 @@ class SkillSource(DefinitionSource[Skill]):
     """A skill as an App's agent, and as a tool of other agents."""
 
     def tool(self) -> Tool:
-        """The skill as a tool: a call of it is a child run, which a call that is made again meets again."""
+        """The skill as a tool, with the parameters it has now. A call is a child run, which it meets if made again."""
 
         async def call(**arguments: Any) -> object:
             prompt = "\n".join(f"{name}: {value}" for name, value in arguments.items() if value is not None)
