@@ -234,6 +234,45 @@ async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog
         await run
 
 
+async def test_an_answer_about_a_silence_that_is_over_changes_nothing() -> None:
+    clock, model, asked, answers = ManualClock(), Hanging(), list[Silence](), asyncio.Queue[Decision]()
+
+    async def thinks(silence: Silence) -> Decision | None:
+        asked.append(silence)
+        return await answers.get()
+
+    run = asyncio.create_task(life(clock, Critic(thinks, clock=clock)).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.1)
+    model.replies.put_nowait(asks(call("c1", "look")))
+    await clock.advance(SOFT * 0.1)
+    answers.put_nowait(Decision(kill=True))
+    await clock.advance(SOFT * 0.1)
+    assert not run.done()
+    await clock.advance(SOFT)
+    assert len(asked) == 2
+    answers.put_nowait(Decision(kill=True, reason="again"))
+    with pytest.raises(RunKilled, match="again"):
+        await run
+
+
+async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_stands(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, model = ManualClock(), Hanging()
+
+    async def nonsense(silence: Silence) -> Decision | None:
+        return "kill"  # type: ignore[return-value]
+
+    critic = Critic(nonsense, backstop=2, clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.5)
+    assert "answered 'kill'" in caplog.text
+    assert not run.done()
+    await clock.advance(SOFT * 0.6)
+    with pytest.raises(RunKilled):
+        await run
+
+
 async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
     clock, model = ManualClock(), Hanging()
 

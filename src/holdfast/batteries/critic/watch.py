@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.batteries.critic.alarm import Alarm
 from holdfast.batteries.critic.decision import Decision, Escalator, Silence
+from holdfast.batteries.critic.errors import CriticError
 from holdfast.clock import Clock
 from holdfast.run.errors import PayloadError
 from holdfast.run.info import RunInfo
@@ -112,6 +113,8 @@ class SilenceWatch:
             self._set_alarm(self._killed_at)
         else:
             self._asked = True
+            if self._asking is not None:
+                self._asking.cancel()  # it is about a silence that is over
             self._asking = asyncio.get_running_loop().create_task(self._ask(self._active_at))
             self._set_alarm(self._killed_at)
 
@@ -119,11 +122,14 @@ class SilenceWatch:
         for escalator in self._escalators:
             try:
                 async with asyncio.timeout(self._limits.answer):
-                    decision = await escalator(self._silence())
+                    decision = _checked(await escalator(self._silence()))
             except Exception as exc:  # the host's code: whatever it does, the deadline that stands keeps standing
                 log.warning("run %s: an escalator failed: %r", self._info.run_id, exc, exc_info=exc)
                 return
             if decision is None or self._over:
+                return
+            if self._active_at != silent_since:
+                log.info("run %s is active again: an answer about its silence came too late", self._info.run_id)
                 return
             await self._act(decision)
             if self._over or not decision.escalate:
@@ -160,3 +166,9 @@ class SilenceWatch:
             until_killed=timedelta(seconds=self._killed_at - now),
             extensions=self._extensions,
         )
+
+
+def _checked(decision: Decision | None) -> Decision | None:
+    if decision is not None and not isinstance(decision, Decision):
+        raise CriticError(f"it answered {decision!r:.80}: return a Decision, or None")
+    return decision
