@@ -160,8 +160,8 @@ async def test_a_job_is_run_now_beside_its_fires() -> None:
     clock, submissions = ManualClock(START), Submissions()
     schedule = Schedule(submissions, clock=clock)
     await schedule.add("hourly", "a", "p", "0 * * * *")
-    await schedule.run_now("hourly")
-    assert len(submissions.runs) == 1
+    assert await schedule.run_now("hourly") != await schedule.run_now("hourly")
+    assert len(submissions.runs) == 2
     assert await schedule.upcoming("hourly", 2) == [START + timedelta(hours=1), START + timedelta(hours=2)]
 
 
