@@ -312,6 +312,14 @@ async def test_a_skill_that_names_what_the_host_lacks_is_not_kept() -> None:
         await skills.save(Skill(owner="al", name="s", tools=["fly"]))
 
 
+@pytest.mark.parametrize("names", [["class"], ["a", "a"], ["__a"]])
+async def test_a_skill_that_cannot_be_a_tool_is_not_kept(names: list[str]) -> None:
+    skills = Skills(Tiers({"fast": Script("x")}, default="fast"))
+    with pytest.raises(SkillError, match=names[0]):
+        await skills.save(Skill(owner="al", name="s", parameters=[Parameter(name=name) for name in names]))
+    assert await skills.newest() == []
+
+
 async def test_a_palette_lets_agents_call_each_other_but_never_in_a_circle_nor_too_deep() -> None:
     offered: dict[str, tuple[str, ...]] = {}
 
