@@ -269,6 +269,13 @@ def test_a_persona_survives_the_way_through_markdown(description: str, tier: str
     assert import_persona(export_persona(persona)) == persona
 
 
+def test_a_document_may_have_the_line_ends_of_windows_and_a_text_keeps_its_own() -> None:
+    persona = Persona(owner="al", name="p", description="d", instructions="one\n\ntwo")
+    assert import_persona(export_persona(persona).replace("\n", "\r\n")) == persona
+    mixed = Persona(owner="al", name="p", instructions="one\r\ntwo")
+    assert import_persona(export_persona(mixed)) == mixed
+
+
 @pytest.mark.parametrize(
     "document", ["", "no front matter", "---\nowner: al\n", "---\n- a\n---\n", "---\nowner: 3\n---\nx"]
 )
