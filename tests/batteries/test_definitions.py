@@ -201,7 +201,21 @@ async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_pro
     assert (await Life(runs).resume(await having.source("al", "p"), "r")).output == "done"
 
 
-async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "relief", "told"),
+    [
+        ("BEGIN EXCLUSIVE", "ROLLBACK", "locked"),
+        # As a newer holdfast would, and does no longer.
+        (
+            "UPDATE holdfast_battery SET version = version + 1",
+            "UPDATE holdfast_battery SET version = version - 1",
+            "upgrade holdfast",
+        ),
+    ],
+)
+async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_later(
+    trouble: str, relief: str, told: str, tmp_path: Path
+) -> None:
     def stored(model: Script) -> Personas:
         tables = SqliteTables(tmp_path / "definitions.db", patience_ms=1)
         return Personas(Tiers({"fast": model}, default="fast"), store=TablesDefinitions(tables, "persona"))
@@ -212,15 +226,15 @@ async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_lat
     (version,) = await first.history("al", "p")
     await first.close()
 
-    again = stored(Script("done"))
+    again, two = stored(Script("done")), Life(runs)
     source = DefinitionSource(again, version)
     other = apsw.Connection(str(tmp_path / "definitions.db"))
-    two = Life(runs)
-    other.pragma("locking_mode", "EXCLUSIVE")
-    other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(DefinitionsUnavailable, match="locked"):
+    other.pragma("locking_mode", "EXCLUSIVE" if told == "locked" else "NORMAL")
+    other.execute(trouble)
+    with pytest.raises(DefinitionsUnavailable, match=told):
         await two.resume(source, "r")
     assert await two.statuses() == {"r": Status.INTERRUPTED}
+    other.execute(relief)
     other.close()
     assert (await two.resume(source, "r")).output == "done"
     await again.close()

@@ -5,7 +5,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.batteries.database.errors import TablesUnavailable
+from holdfast.batteries.database.errors import TablesError
 from holdfast.batteries.definitions.errors import DefinitionsUnavailable, MalformedDefinition
 from holdfast.batteries.definitions.store import EVERYBODY, DefinitionStore, Version
 from holdfast.clock import Clock
@@ -151,7 +151,7 @@ class DefinitionSource(Generic[D]):
         _, _, number = (info.agent_id or self.agent_id).rpartition("@")
         try:
             definition = await self._collection.get(self._owner, self._name, int(number))
-        except TablesUnavailable as exc:
+        except TablesError as exc:  # trouble with the tables must never become the run's result
             raise DefinitionsUnavailable(f"{self.name} cannot be read now: {exc}") from exc
         return self._collection.lower(definition)
 
