@@ -3,7 +3,7 @@
 HoldfastError
 ├── RunError                    what can go wrong in a run: `holdfast.run.errors`
 │   ├── InvalidRunId, RunAlreadyLive, NotDurable, InvalidReply, PayloadError
-│   ├── DefinitionError         UnknownTool
+│   ├── DefinitionError         UnknownTool, and those of personas and skills
 │   ├── BoundExceeded           IterationsExceeded, RuntimeExceeded, RepeatedToolCalls
 │   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               waits for a person or a condition, with a reason

@@ -147,6 +147,24 @@ async def test_an_error_whose_text_no_database_keeps_is_on_record(database_url: 
     await audit.close()
 
 
+async def test_what_no_store_can_keep_is_left_out_and_stops_no_other_row(
+    store: AuditStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = Audit(store, redact=lambda value: object() if isinstance(value, dict) else value)
+    life = Life(ports=Ports(audit=audit))
+    with pytest.raises(ValueError, match="cannot read"):
+        await life.executor.run(Agent(name="a", model=Script(ValueError("cannot read r\udce9sum"))), "go", run_id="one")
+    await life.executor.run(agent(), "go", run_id="two")
+    audit.put(row("three", detail="half a pair \ud83d"))
+    await audit.flush()
+    rows = await store.query(AuditQuery())
+    assert {each.run_id for each in rows} == {"one", "two", "three"}
+    assert [each.detail for each in rows if each.detail] == ["ValueError: cannot read r?sum", "half a pair ?"]
+    assert [each.arguments for each in rows if each.kind == "tool"] == ["(could not be stored)"]
+    assert caplog.text.count("cannot be recorded") == 2
+    await audit.close()
+
+
 class Faulty(MemoryAudit):
     """A store that is down until it is told otherwise."""
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.life import Life
 from tests.script import Script, asks, call
 
-from holdfast import Agent, Ports, Reply, Usage, current_call, tool
+from holdfast import Agent, App, Ports, Reply, Usage, current_call, tool
 from holdfast.batteries.budget import (
     Amounts,
     Budget,
@@ -96,6 +96,24 @@ class TestEveryLedger:
         one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Amounts(runs=1))
         assert await ledger.reserve("one", [one], NOW) is None
         assert await ledger.reserve("two", [one], NOW) is not None
+
+    async def test_a_run_that_was_booked_as_one_is_not_in_its_own_way(self, ledger: Ledger) -> None:
+        one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Amounts(runs=1))
+        assert await ledger.reserve("one", [one], NOW) is None
+        await ledger.settle("one", ["a"], Amounts(runs=1), NOW)
+        assert await ledger.reserve("one", [one], NOW) is None
+        assert (await ledger.reserve("two", [one], NOW)) is not None
+
+    async def test_what_a_lost_run_has_set_aside_counts_no_longer_than_the_window(self, ledger: Ledger) -> None:
+        await ledger.reserve("lost", [wants(10, 10)], NOW - WEEK)
+        assert await ledger.reserve("r", [wants(10)], NOW) is not None
+        assert await ledger.reserve("r", [wants(10)], NOW + timedelta(seconds=1)) is None
+
+    async def test_what_was_booked_and_forgotten_is_not_booked_again(self, ledger: Ledger) -> None:
+        await ledger.settle("r", ["a"], Amounts(tokens=10, runs=1), NOW - timedelta(days=30))
+        await ledger.forget(NOW - WEEK)
+        await ledger.settle("r", ["a"], Amounts(tokens=12, runs=1), NOW, booked=Amounts(tokens=10, runs=1))
+        assert await ledger.spent("a", NOW - WEEK) == Amounts(tokens=2)
 
     async def test_what_is_forgotten_is_gone(self, ledger: Ledger) -> None:
         await ledger.settle("old", ["a"], Amounts(tokens=10), NOW - timedelta(days=30))
@@ -199,7 +217,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     usage = Usage(input_tokens=10, cost_usd=0.25)
     first = Script(asks(call("c0", "work", number=0), usage=usage), dies)
     second = Script(asks(call("c0", "work", number=0), usage=usage), Reply(text="done", usage=usage))
-    budget = Budget(Limit(tokens=1000, per="agent"), ledger=ledger)
+    budget = Budget(Limit(tokens=1000, runs=1, per="agent"), ledger=ledger)
     one = Life(store, ports=Ports(budget=budget))
     task = asyncio.create_task(one.executor.run(Agent(name="a", model=first, tools=[work]), "go", run_id="r"))
     await hang.wait()
@@ -209,6 +227,20 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     await Life(store, ports=Ports(budget=budget)).resume(Agent(name="a", model=second, tools=[work]), "r")
     spent = await budget.spent("agent:a")
     assert (spent.tokens, spent.cost_usd, spent.runs) == (20, 0.5, 1)
+
+
+async def test_a_run_that_goes_on_after_its_window_books_only_what_is_new() -> None:
+    clock = ManualClock()
+    store, agent = MemoryStore(clock=clock), Agent(name="a", model=spends(40, 5), tools=[work])
+    budget = Budget(Limit(tokens=100, runs=1), clock=clock)
+    one = Life(store, clock=clock, ports=Ports(budget=budget))
+    with pytest.raises(BudgetExhausted, match="120 of 100"):
+        await one.executor.run(agent, "go", run_id="r", caller_id="alice")
+    await clock.advance(timedelta(days=8))
+    await budget.forget()
+    assert (await Life(store, clock=clock, ports=Ports(budget=budget)).resume(agent, "r")).output == "done"
+    spent = await budget.spent("caller:alice")
+    assert (spent.tokens, spent.runs) == (80, 0)
 
 
 async def test_children_spend_for_themselves_and_nothing_is_counted_twice() -> None:
@@ -229,6 +261,27 @@ async def test_children_spend_for_themselves_and_nothing_is_counted_twice() -> N
     assert result.usage.input_tokens == 27
     spent = await budget.spent("all")
     assert (spent.tokens, spent.runs) == (27, 1)
+
+
+@pytest.mark.parametrize("store", ["memory:", None])
+async def test_the_time_of_every_run_counts_also_of_one_that_fails(store: str | None) -> None:
+    clock = ManualClock()
+
+    async def takes_a_second(messages: object) -> Reply:
+        await clock.advance(timedelta(seconds=1))
+        raise ValueError("broken")
+
+    async def takes_two(messages: object) -> Reply:
+        await clock.advance(timedelta(seconds=2))
+        return Reply(text="done")
+
+    budget = Budget(Limit(seconds=100, per="agent"), clock=clock)
+    agents = [Agent(name="failing", model=Script(takes_a_second)), Agent(name="ending", model=Script(takes_two))]
+    async with App(agents, store, budget=budget, clock=clock) as app:
+        with pytest.raises(ValueError, match="broken"):
+            await app.run("failing", "go")
+        await app.run("ending", "go")
+        assert [(await budget.spent(f"agent:{agent.name}")).seconds for agent in agents] == [1, 2]
 
 
 async def test_a_window_that_has_moved_lets_a_run_begin_again() -> None:

@@ -1,6 +1,8 @@
 """A critic on a clock that only the test moves."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -8,10 +10,13 @@ import pytest
 from tests.life import Life
 from tests.script import Script, asks, call
 
-from holdfast import Agent, Bounds, Message, Ports, Reply, User, tool
+from holdfast import Agent, Bounds, Message, Ports, Reply, User, current_call, tool
 from holdfast.batteries.critic import Critic, CriticError, Decision, Silence
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.run.errors import RunKilled, RuntimeExceeded
+from holdfast.run.info import RunInfo
+from holdfast.run.ports import RunControl, Watch
+from holdfast.run.state import RunState
 from holdfast.testing import ManualClock
 
 SOFT = timedelta(seconds=10)
@@ -94,6 +99,29 @@ async def test_activity_moves_the_backstop_away() -> None:
     await clock.advance(SOFT * 1.5)
     model.replies.put_nowait(Reply(text="alive"))
     assert (await run).output == "alive"
+
+
+@pytest.mark.parametrize("max_runtime", [None, SOFT])
+async def test_what_a_child_does_is_a_sign_of_life_of_its_parents(max_runtime: timedelta | None) -> None:
+    clock, model = ManualClock(), Hanging()
+    child = agent_of(model, max_runtime)
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        below = middle if current_call().info.agent_name == "top" else child
+        return str((await current_call().run(below, "go")).output)
+
+    bounds = Bounds(max_runtime=SOFT)
+    middle = Agent(name="middle", model=Script(asks(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds)
+    top = Agent(name="top", model=Script(asks(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds)
+    critic = Critic(Escalation(), backstop=2, clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(top, "go"))
+    for number in range(5):
+        await clock.advance(SOFT * 1.5)
+        model.replies.put_nowait(asks(call(f"c{number}", "look", number=number)))
+    await clock.advance(SOFT * 1.5)
+    model.replies.put_nowait(Reply(text="alive"))
+    assert (await run).output == "done"
 
 
 async def test_the_ceiling_ends_a_lively_run_too() -> None:
@@ -206,6 +234,45 @@ async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog
         await run
 
 
+async def test_an_answer_about_a_silence_that_is_over_changes_nothing() -> None:
+    clock, model, asked, answers = ManualClock(), Hanging(), list[Silence](), asyncio.Queue[Decision]()
+
+    async def thinks(silence: Silence) -> Decision | None:
+        asked.append(silence)
+        return await answers.get()
+
+    run = asyncio.create_task(life(clock, Critic(thinks, clock=clock)).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.1)
+    model.replies.put_nowait(asks(call("c1", "look")))
+    await clock.advance(SOFT * 0.1)
+    answers.put_nowait(Decision(kill=True))
+    await clock.advance(SOFT * 0.1)
+    assert not run.done()
+    await clock.advance(SOFT)
+    assert len(asked) == 2
+    answers.put_nowait(Decision(kill=True, reason="again"))
+    with pytest.raises(RunKilled, match="again"):
+        await run
+
+
+async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_stands(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, model = ManualClock(), Hanging()
+
+    async def nonsense(silence: Silence) -> Decision | None:
+        return "kill"  # type: ignore[return-value]
+
+    critic = Critic(nonsense, backstop=2, clock=clock)
+    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.5)
+    assert "answered 'kill'" in caplog.text
+    assert not run.done()
+    await clock.advance(SOFT * 0.6)
+    with pytest.raises(RunKilled):
+        await run
+
+
 async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
     clock, model = ManualClock(), Hanging()
 
@@ -217,6 +284,15 @@ async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
     await clock.advance(SOFT * 2.1)
     with pytest.raises(RunKilled):
         await run
+
+
+def test_a_critic_watches_in_a_second_event_loop_as_in_the_first() -> None:
+    critic = Critic(Escalation(), soft_timeout=timedelta(milliseconds=20), backstop=2)
+    quick = Agent(name="a", model=Script("done"))
+    assert asyncio.run(Life(ports=Ports(critic=critic)).executor.run(quick, "go")).output == "done"
+    hung = Life(ports=Ports(critic=critic)).executor.run(agent_of(Hanging()), "go")
+    with pytest.raises(RunKilled, match="silent"):
+        asyncio.run(asyncio.wait_for(hung, 20))
 
 
 async def test_without_a_soft_timeout_there_is_no_watch() -> None:
@@ -255,6 +331,24 @@ async def test_a_run_that_ended_is_not_watched_any_more() -> None:
     await life(clock, Critic(escalation, clock=clock)).executor.run(agent, "go")
     await clock.advance(SOFT * 10)
     assert escalation.asked == []
+
+
+async def test_of_a_run_that_ended_nothing_is_kept() -> None:
+    clock, kept = ManualClock(), list[weakref.ref[RunControl]]()
+
+    class Watching(Critic):
+        def begin(
+            self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None
+        ) -> Watch | None:
+            kept.append(weakref.ref(control))
+            return super().begin(info, state, control, max_runtime)
+
+    agent = Agent(name="a", model=Script("done"), bounds=Bounds(max_runtime=SOFT))
+    one = Life(clock=clock, ports=Ports(critic=Watching(Escalation(), clock=clock)))
+    for _ in range(300):
+        await one.executor.run(agent, "go")
+    gc.collect()
+    assert [ref for ref in kept if ref() is not None] == []
 
 
 @pytest.mark.parametrize(

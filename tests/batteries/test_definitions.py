@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.life import Life
 from tests.script import Script, asks, call
 
-from holdfast import Agent, Ports, Reply, RunInfo, tool
+from holdfast import Agent, App, Ports, Reply, RunInfo, tool
 from holdfast.batteries.database.opening import tables_from_url
-from holdfast.batteries.definitions.errors import DefinitionNotFound, MalformedDefinition
+from holdfast.batteries.database.sqlite import SqliteTables
+from holdfast.batteries.definitions.collection import DefinitionSource
+from holdfast.batteries.definitions.errors import DefinitionNotFound, DefinitionsUnavailable, MalformedDefinition
 from holdfast.batteries.definitions.store import DefinitionStore, MemoryDefinitions
 from holdfast.batteries.definitions.tables import TablesDefinitions
 from holdfast.batteries.persona import (
@@ -25,8 +29,9 @@ from holdfast.batteries.persona import (
     import_persona,
 )
 from holdfast.batteries.skill import Parameter, Skill, SkillError, Skills, export_skill, import_skill
+from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.errors import DefinitionError
+from holdfast.run.errors import DefinitionError, NotKnownHere
 from holdfast.run.palette import AgentPalette
 from holdfast.run.tiers import Tiers, failover
 
@@ -91,8 +96,19 @@ class TestEveryDefinitionStore:
         await store.share("al", "x", "bo")
         await store.remove("al", "x")
         assert await store.newest("bo") == []
-        assert (await store.save("al", "x", b"{}", NOW)).number == 1
+        await store.save("al", "x", b"{}", NOW)
         assert await store.newest("bo") == []
+
+    async def test_no_number_is_given_twice(self, store: DefinitionStore) -> None:
+        for number in (1, 2):
+            assert (await store.save("al", "x", b'"old"', NOW)).number == number
+        for number in (3, 4):
+            await store.remove("al", "x")
+            assert (await store.save("al", "x", b'"new"', NOW)).number == number
+        assert [version.number for version in await store.history("al", "x")] == [4]
+        for gone in (1, 2, 3):
+            with pytest.raises(DefinitionNotFound):
+                await store.get("al", "x", gone)
 
 
 # -- personas ---------------------------------------------------------------------------------------------------------
@@ -113,23 +129,10 @@ async def test_a_persona_lowers_into_an_agent_that_runs() -> None:
 
 
 async def test_a_resumed_run_keeps_the_version_it_began_with() -> None:
-    store, hang = MemoryStore(), asyncio.Event()
-
-    async def dies(messages: object) -> Reply:
-        hang.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    first, second = Script(dies), Script("done", "done")
-    collection = Personas(Tiers({"old": first, "new": second}), [look])
-    await collection.save(Persona(owner="al", name="p", instructions="one", model_tier="old"))
-    one = Life(store)
-    task = asyncio.create_task(one.executor.run(await collection.source("al", "p"), "go", run_id="r"))
-    await hang.wait()
-    await one.die()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
+    store, reached, second = MemoryStore(), asyncio.Event(), Script("done", "done")
+    collection = Personas(Tiers({"old": hanging(reached), "new": second}), [look])
+    first = Persona(owner="al", name="p", instructions="one", model_tier="old")
+    await interrupted(collection, first, store, reached)
     await collection.save(Persona(owner="al", name="p", instructions="two", model_tier="new"))
     newest = await collection.source("al", "p")
     two = Life(store)
@@ -139,6 +142,102 @@ async def test_a_resumed_run_keeps_the_version_it_began_with() -> None:
     fresh = await two.executor.run(newest, "go")
     assert fresh.output == "done"
     assert second.asked[0][0].text == "two"  # type: ignore[union-attr]
+
+
+async def interrupted(collection: Personas, persona: Persona, store: MemoryStore, reached: asyncio.Event) -> None:
+    """A run of `persona`, as `r`, that died while its model, which sets `reached`, was asked."""
+    await collection.save(persona)
+    one = Life(store)
+    source = await collection.source(persona.owner, persona.name)
+    task = asyncio.create_task(one.executor.run(source, "go", run_id="r"))
+    await reached.wait()
+    await one.die()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def hanging(reached: asyncio.Event) -> Script:
+    async def hang(messages: object) -> Reply:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return Script(hang)
+
+
+async def test_a_new_run_takes_what_was_saved_last() -> None:
+    definitions, model = MemoryDefinitions("persona"), Script("done")
+    here, elsewhere = (Personas(Tiers({"fast": model}, default="fast"), store=definitions) for _ in range(2))
+    await here.save(Persona(owner="al", name="p", instructions="one", palette=["a"]))
+    source = await here.source("al", "p")
+    allowed, info = allowed_by([source]), RunInfo(run_id="r", agent_name="al/p")
+    async with App([source], "memory:") as app:
+        await here.save(Persona(owner="al", name="p", instructions="two", palette=["b"]))
+        await app.run("al/p", "go")
+        assert allowed(info) == ["b"]
+        await elsewhere.save(Persona(owner="al", name="p", instructions="three"))
+        await here.get("al", "p", 1)
+        await app.run("al/p", "go")
+        await here.get("al", "p")
+        await app.run("al/p", "go")
+    assert [asked[0].text for asked in model.asked] == ["two", "two", "three"]  # type: ignore[union-attr]
+
+
+async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_process_that_has_it() -> None:
+    runs, definitions, reached = MemoryStore(), MemoryDefinitions("persona"), asyncio.Event()
+    first = Personas(Tiers({"fast": hanging(reached)}, default="fast"), [look], store=definitions)
+    await interrupted(first, Persona(owner="al", name="p", tools=["look"]), runs, reached)
+
+    without = Personas(Tiers({"fast": Script("done")}, default="fast"), store=definitions)
+    two = Life(runs)
+    with pytest.raises(NotKnownHere, match="look"):
+        await two.resume(await without.source("al", "p"), "r")
+    assert await two.statuses() == {"r": Status.INTERRUPTED}
+    with pytest.raises(PersonaError, match="look"):
+        await two.executor.run(await without.source("al", "p"), "go", run_id="new")
+    assert await two.statuses() == {"r": Status.INTERRUPTED}, "a new run's error is its end"
+
+    having = Personas(Tiers({"fast": Script("done")}, default="fast"), [look], store=definitions)
+    assert (await Life(runs).resume(await having.source("al", "p"), "r")).output == "done"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "relief", "told"),
+    [
+        ("BEGIN EXCLUSIVE", "ROLLBACK", "locked"),
+        # As a newer holdfast would, and does no longer.
+        (
+            "UPDATE holdfast_battery SET version = version + 1",
+            "UPDATE holdfast_battery SET version = version - 1",
+            "upgrade holdfast",
+        ),
+    ],
+)
+async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_later(
+    trouble: str, relief: str, told: str, tmp_path: Path
+) -> None:
+    def stored(model: Script) -> Personas:
+        tables = SqliteTables(tmp_path / "definitions.db", patience_ms=1)
+        return Personas(Tiers({"fast": model}, default="fast"), store=TablesDefinitions(tables, "persona"))
+
+    runs, reached = MemoryStore(), asyncio.Event()
+    first = stored(hanging(reached))
+    await interrupted(first, Persona(owner="al", name="p"), runs, reached)
+    (version,) = await first.history("al", "p")
+    await first.close()
+
+    again, two = stored(Script("done")), Life(runs)
+    source = DefinitionSource(again, version)
+    other = apsw.Connection(str(tmp_path / "definitions.db"))
+    other.pragma("locking_mode", "EXCLUSIVE" if told == "locked" else "NORMAL")
+    other.execute(trouble)
+    with pytest.raises(DefinitionsUnavailable, match=told):
+        await two.resume(source, "r")
+    assert await two.statuses() == {"r": Status.INTERRUPTED}
+    other.execute(relief)
+    other.close()
+    assert (await two.resume(source, "r")).output == "done"
+    await again.close()
 
 
 async def test_phases_of_a_persona_have_their_own_models_and_tools() -> None:
@@ -184,6 +283,13 @@ def test_a_persona_survives_the_way_through_markdown(description: str, tier: str
     assert import_persona(export_persona(persona)) == persona
 
 
+def test_a_document_may_have_the_line_ends_of_windows_and_a_text_keeps_its_own() -> None:
+    persona = Persona(owner="al", name="p", description="d", instructions="one\n\ntwo")
+    assert import_persona(export_persona(persona).replace("\n", "\r\n")) == persona
+    mixed = Persona(owner="al", name="p", instructions="one\r\ntwo")
+    assert import_persona(export_persona(mixed)) == mixed
+
+
 @pytest.mark.parametrize(
     "document", ["", "no front matter", "---\nowner: al\n", "---\n- a\n---\n", "---\nowner: 3\n---\nx"]
 )
@@ -225,6 +331,14 @@ async def test_a_skill_that_names_what_the_host_lacks_is_not_kept() -> None:
     skills = Skills(Tiers({"fast": Script("x")}, default="fast"))
     with pytest.raises(SkillError, match="fly"):
         await skills.save(Skill(owner="al", name="s", tools=["fly"]))
+
+
+@pytest.mark.parametrize("names", [["class"], ["a", "a"], ["__a"]])
+async def test_a_skill_that_cannot_be_a_tool_is_not_kept(names: list[str]) -> None:
+    skills = Skills(Tiers({"fast": Script("x")}, default="fast"))
+    with pytest.raises(SkillError, match=names[0]):
+        await skills.save(Skill(owner="al", name="s", parameters=[Parameter(name=name) for name in names]))
+    assert await skills.newest() == []
 
 
 async def test_a_palette_lets_agents_call_each_other_but_never_in_a_circle_nor_too_deep() -> None:

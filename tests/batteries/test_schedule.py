@@ -160,8 +160,8 @@ async def test_a_job_is_run_now_beside_its_fires() -> None:
     clock, submissions = ManualClock(START), Submissions()
     schedule = Schedule(submissions, clock=clock)
     await schedule.add("hourly", "a", "p", "0 * * * *")
-    await schedule.run_now("hourly")
-    assert len(submissions.runs) == 1
+    assert await schedule.run_now("hourly") != await schedule.run_now("hourly")
+    assert len(submissions.runs) == 2
     assert await schedule.upcoming("hourly", 2) == [START + timedelta(hours=1), START + timedelta(hours=2)]
 
 
@@ -254,6 +254,55 @@ async def test_a_job_that_takes_long_stalls_nobody() -> None:
     assert host.ran == ["quick", "slow"]
 
 
+async def test_in_a_loop_a_job_that_hangs_stalls_nobody_and_ends_with_the_loop() -> None:
+    clock, host, ended = ManualClock(), Host("slow", "quick"), asyncio.Event()
+
+    async def run(name: str) -> None:
+        host.ran.append(name)
+        if name == "slow":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.set()
+
+    runner = ScheduleRunner(due=host.due, run=run, mark=host.mark, next=host.next, clock=clock)
+    loop = asyncio.create_task(runner.loop(timedelta(seconds=5)))
+    await clock.advance(timedelta(seconds=11))
+    assert sorted(host.ran) == ["quick", "quick", "quick", "slow"]
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert ended.is_set()
+    assert "slow" not in host.marked
+
+
+async def test_in_a_loop_a_job_that_ends_while_the_list_is_made_is_not_run_again() -> None:
+    clock, ran, go_on, marked = ManualClock(), list[str](), asyncio.Event(), asyncio.Event()
+
+    async def due(now: datetime) -> list[str]:
+        found = [] if marked.is_set() else ["job"]
+        if ran:
+            go_on.set()
+            await marked.wait()
+            for _ in range(5):  # turns for the job to be over
+                await asyncio.sleep(0)
+        return found
+
+    async def run(name: str) -> None:
+        ran.append(name)
+        await go_on.wait()
+
+    async def mark(name: str, upcoming: datetime) -> None:
+        marked.set()
+
+    runner = ScheduleRunner(due=due, run=run, mark=mark, next=Host().next, clock=clock)
+    loop = asyncio.create_task(runner.loop(timedelta(seconds=5)))
+    await clock.advance(timedelta(seconds=21))
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert ran == ["job"]
+
+
 @pytest.mark.parametrize("missing", ["due", "run", "mark", "next"])
 def test_a_part_that_is_missing_is_an_error_at_once(missing: str) -> None:
     host = Host()
@@ -277,8 +326,27 @@ def test_summer_time_neither_skips_nor_doubles_a_daily_fire() -> None:
         assert (dates[-1] - dates[0]).days == 4, around
 
 
+@pytest.mark.parametrize("cron", ["30 1 * * *", "0 1 * * *", "*/30 * * * *", "30 * * * *", "15 0-3 * * *"])
+def test_a_fire_is_after_the_time_it_is_asked_for_also_in_an_hour_that_is_repeated(cron: str) -> None:
+    # In Lisbon the hour from 01:00 to 02:00 is there twice on 27 October 2030, from 00:00 and from 01:00 UTC.
+    after, end = datetime(2030, 10, 26, 22, tzinfo=UTC), datetime(2030, 10, 27, 6, tzinfo=UTC)
+    sequence = [cron_next(cron, "Europe/Lisbon", after)]
+    while sequence[-1] < end:
+        sequence.append(cron_next(cron, "Europe/Lisbon", sequence[-1]))
+    while after < end:
+        assert cron_next(cron, "Europe/Lisbon", after) == next(fire for fire in sequence if fire > after), after
+        after += timedelta(minutes=5)
+
+
 @pytest.mark.parametrize(
-    ("cron", "timezone"), [("every day", "UTC"), ("0 0 30 2 *", "UTC"), ("* * * * *", "Atlantis/Capital")]
+    ("cron", "timezone"),
+    [
+        ("every day", "UTC"),
+        ("0 0 30 2 *", "UTC"),
+        ("* * * * *", "Atlantis/Capital"),
+        ("* * * * *", "America"),
+        ("* * * * *", "x" * 300),
+    ],
 )
 def test_what_cannot_be_read_is_refused_with_what_to_do(cron: str, timezone: str) -> None:
     with pytest.raises(ScheduleError):

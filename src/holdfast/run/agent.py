@@ -134,7 +134,10 @@ class AgentSource(Protocol):
     def name(self) -> str: ...
 
     async def build(self, info: RunInfo) -> Agent:
-        """The agent for this run. An error from here ends the run, and its checkpoint with it."""
+        """The agent for this run. An error from here ends the run, and its checkpoint with it.
+
+        But a `DefinitionError` about a run that is resumed leaves it for a process that can build its agent.
+        """
         ...
 
 

@@ -173,6 +173,7 @@ class Drive:
         if await live.save(urgent=urgent) and self._raised:
             await self._forget_children()
         if live.ports.budget is not None:
+            live.count_time()
             await live.ports.budget.commit(live.info, state)
         if live.recorder is not None:
             live.recorder.step(state.iteration, state.own_usage)

@@ -117,7 +117,7 @@ class Shutdown(RunInterrupted):
 
 
 class NotKnownHere(RunInterrupted):
-    """The saved run needs a tool or a phase that this process does not have. It is left for one that does."""
+    """The saved run needs what this process does not have: a tool, a phase, its agent. It is left for one that does."""
 
     retry_after = timedelta(minutes=1)
 

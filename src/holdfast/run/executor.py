@@ -10,8 +10,10 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.run.agent import Agent, AgentSource
 from holdfast.run.drain import LAST_WORDS, Drain, close_in_time, within
 from holdfast.run.errors import (
+    DefinitionError,
     NotAdmitted,
     NotDurable,
+    NotKnownHere,
     NotSaved,
     RunAlreadyLive,
     RunCancelled,
@@ -240,7 +242,7 @@ class Executor:
             if self._ports.audit is not None:
                 live.recorder = self._ports.audit.begin(live.info, live.state)
                 live.recorder.start(resumed=live.resumed)
-            agent = await source.build(live.info)
+            agent = await _built(source, live)
             loop = loop_of(agent)
             live.state.codec = loop.codec
             if live.resumed:
@@ -333,6 +335,16 @@ def new_run(
         labels=dict(labels or {}),
         inputs={**(inputs or {}), "prompt": prompt},
     )
+
+
+async def _built(source: AgentSource, live: LiveRun) -> Agent:
+    try:
+        return await source.build(live.info)
+    except DefinitionError as exc:
+        if not live.resumed:
+            raise
+        # It could be built when the run began, by a process that had what this one lacks.
+        raise NotKnownHere(f"run {live.info.run_id}: its agent cannot be built here: {exc}") from exc
 
 
 def _result(live: LiveRun, output: Any, messages: History) -> Result:

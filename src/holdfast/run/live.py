@@ -49,7 +49,7 @@ class LiveRun:
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
         #: Whether anybody would hear of an event: if not, it need not be made.
-        self.is_watched = ports.delivery is not None
+        self.is_watched: bool = ports.delivery is not None or (parent is not None and parent.is_watched)
         self.draining = False
         #: What ends the run while its other tool calls are still being ended for it.
         self.failing: BaseException | None = None
@@ -272,8 +272,13 @@ class LiveRun:
                     raise
 
     async def emit(self, event: RunEvent) -> None:
-        """Tell the critic and the delivery that something happened."""
+        """Tell the critic and the delivery that something happened: a sign of life of the run and of its parents."""
         if self.watch is not None:
             self.watch.activity()
+        above = self._parent
+        while above is not None:
+            if above.watch is not None:
+                above.watch.activity()
+            above = above._parent
         if self.ports.delivery is not None:
             await self.ports.delivery.progress(self.info, event)

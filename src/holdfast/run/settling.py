@@ -81,6 +81,7 @@ async def _close(live: LiveRun, way: Settlement, error: BaseException | None, *c
 
 async def _commit_budget(live: LiveRun, way: Settlement, error: BaseException | None) -> None:
     if live.ports.budget is not None and way is not Settlement.ABANDON:
+        live.count_time()
         await live.ports.budget.commit(live.info, live.state)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.batteries.audit.errors import AuditError
 from holdfast.batteries.audit.recorder import RunRecorder
-from holdfast.batteries.audit.rows import AuditQuery, AuditRow
+from holdfast.batteries.audit.rows import AuditQuery, AuditRow, without_unstorable
 from holdfast.batteries.audit.store import AuditStore, MemoryAudit
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.info import RunInfo
@@ -67,7 +67,12 @@ class Audit:
         return RunRecorder(info, self._redact, self._clock, self.put)
 
     def put(self, row: AuditRow) -> None:
-        """Take a row; it is written soon. Returns at once."""
+        """Take a row; it is written soon. Returns at once. What no store could keep is left out of it, and logged."""
+        try:
+            msgspec.json.encode(row)
+        except Exception as exc:  # half a surrogate pair, or whatever a host's redaction has returned
+            log.error("run %s: a part of what happened cannot be recorded: %s", row.run_id, exc)
+            row = without_unstorable(row)
         if len(self._waiting) >= self._capacity:
             self._waiting.popleft()
             self._dropped += 1

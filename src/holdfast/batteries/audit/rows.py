@@ -36,6 +36,21 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     took_seconds: float = 0.0
 
 
+def without_unstorable(row: AuditRow) -> AuditRow:
+    """The row without what no store could keep."""
+    return AuditRow(**{name: _storable(value) for name, value in msgspec.structs.asdict(row).items()})
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    try:
+        msgspec.json.encode(value)
+    except Exception:  # whatever is in it
+        return "(could not be stored)"
+    return value
+
+
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows are wanted. Fields that are set all have to fit."""
 

@@ -1,8 +1,9 @@
 """The budget: asks the ledger before a run spends, and tells it after."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -23,6 +24,8 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
     total: Amounts = NOTHING
     #: The largest step so far: what the next one is expected to cost.
     step: Amounts = NOTHING
+    #: When the total was booked, in seconds since the epoch.
+    at: float = math.inf
 
 
 class Budget:
@@ -78,13 +81,15 @@ class Budget:
             # A child's time is part of its parent's.
             seconds=state.elapsed.total_seconds() if top else 0.0,
         )
-        note = _read(state)
-        step = msgspec.structs.replace(total.since(note.total).at_least(note.step), runs=0)
-        state.notes[NOTE] = msgspec.to_builtins(_Note(total=total, step=step))
+        note, now = _read(state), self._clock.now()
         accounts = {limit.account(info) for limit in self._limits}
+        # What no limit looks at any more may be forgotten, and the ledger would take it for new.
+        forgotten = note.total if note.at < self._horizon(now).timestamp() else NOTHING
         with _leaving(info):
             await self._ready()
-            await self._ledger.settle(info.run_id, accounts, total, self._clock.now())
+            await self._ledger.settle(info.run_id, accounts, total, now, booked=forgotten)
+        step = msgspec.structs.replace(total.since(note.total).at_least(note.step), runs=0)
+        state.notes[NOTE] = msgspec.to_builtins(_Note(total=total, step=step, at=now.timestamp()))
 
     async def spent(self, account: str, window: timedelta = timedelta(days=7)) -> Amounts:
         """What an account, such as `caller:alice`, has spent in the last `window`."""
@@ -94,13 +99,17 @@ class Budget:
     async def forget(self) -> None:
         """Drop what no limit looks at any more."""
         await self._ready()
-        await self._ledger.forget(self._clock.now() - max(limit.window for limit in self._limits))
+        await self._ledger.forget(self._horizon(self._clock.now()))
 
     async def close(self) -> None:
         """Let go of the ledger."""
         if self._open:
             self._open = False
             await self._ledger.close()
+
+    def _horizon(self, now: datetime) -> datetime:
+        """Since when a limit looks at what was spent."""
+        return now - max(limit.window for limit in self._limits)
 
     async def _ready(self) -> None:
         if not self._open:

@@ -41,14 +41,21 @@ class Ledger(Protocol):
     async def reserve(self, run_id: str, wanted: Sequence[Reservation], now: datetime) -> Shortage | None:
         """Set all of `wanted` aside in place of what the run had set aside before; or nothing, and say why.
 
-        Of any number of callers that do so at once, each sees what the others have set aside.
+        Of any number of callers that do so at once, each sees what the others have set aside. A run that was booked
+        as one already is not counted as one again, whatever its estimate says. What was set aside longer ago than the
+        window, and is not settled, was lost with its run and does not count.
         """
         ...
 
-    async def settle(self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime) -> None:
+    async def settle(
+        self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime, *, booked: Amounts = NOTHING
+    ) -> None:
         """The run has spent `total` in all: book what was not booked before, and free what it had set aside.
 
         The same total again books nothing, so it may be said as often as one likes, by whoever drives the run.
+
+        Args:
+            booked: so much was booked before, even if the ledger has forgotten it.
         """
         ...
 
@@ -76,10 +83,11 @@ class MemoryLedger:
         return
 
     async def reserve(self, run_id: str, wanted: Sequence[Reservation], now: datetime) -> Shortage | None:
+        wanted = [booked_once(each, self._totals.get((each.account, run_id), (NOTHING, now))[0]) for each in wanted]
         for each in wanted:
             taken = await self.spent(each.account, now - each.window)
-            for (account, other), (amounts, _) in self._reserved.items():
-                if account == each.account and other != run_id:
+            for (account, other), (amounts, at) in self._reserved.items():
+                if account == each.account and other != run_id and at >= now - each.window:
                     taken = taken + amounts
             shortage = short_of(each, taken)
             if shortage is not None:
@@ -88,9 +96,11 @@ class MemoryLedger:
             self._reserved[each.account, run_id] = each.estimate, now
         return None
 
-    async def settle(self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime) -> None:
+    async def settle(
+        self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime, *, booked: Amounts = NOTHING
+    ) -> None:
         for account in accounts:
-            before, _ = self._totals.get((account, run_id), (NOTHING, now))
+            before = self._totals.get((account, run_id), (NOTHING, now))[0].at_least(booked)
             buckets = self._buckets.setdefault(account, {})
             number = bucket(now)
             buckets[number] = buckets.get(number, NOTHING) + total.since(before)
@@ -116,6 +126,13 @@ class MemoryLedger:
 def bucket(at: datetime) -> int:
     """The number of the stretch of time that `at` is in."""
     return int(at.timestamp() // BUCKET.total_seconds())
+
+
+def booked_once(wanted: Reservation, total: Amounts) -> Reservation:
+    """`wanted` by a run that has `total` on the books: it is a new run only if it is not among the runs there."""
+    if not total.runs:
+        return wanted
+    return msgspec.structs.replace(wanted, estimate=msgspec.structs.replace(wanted.estimate, runs=0))
 
 
 def short_of(wanted: Reservation, taken: Amounts) -> Shortage | None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from holdfast.batteries.budget.amounts import NOTHING, Amounts
-from holdfast.batteries.budget.ledger import Reservation, Shortage, bucket, short_of
+from holdfast.batteries.budget.ledger import Reservation, Shortage, booked_once, bucket, short_of
 from holdfast.batteries.database.tables import Cursor, Schema, Tables
 
 _AMOUNTS = (
@@ -46,23 +46,27 @@ class TablesLedger:
         """Set all of `wanted` aside, or nothing, and say why."""
 
         def work(cursor: Cursor) -> Shortage | None:
-            for each in wanted:
-                taken = _spent(cursor, each.account, now - each.window) + _set_aside(cursor, each.account, run_id)
+            fresh = [booked_once(each, _total(cursor, each.account, run_id)) for each in wanted]
+            for each in fresh:
+                since = now - each.window
+                taken = _spent(cursor, each.account, since) + _set_aside(cursor, each.account, run_id, since)
                 shortage = short_of(each, taken)
                 if shortage is not None:
                     return shortage
-            for each in wanted:
+            for each in fresh:
                 _put(cursor, "budget_reserved", each.account, run_id, each.estimate, now)
             return None
 
         return await self._tables.write(work, alone=[f"budget {each.account}" for each in wanted])
 
-    async def settle(self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime) -> None:
+    async def settle(
+        self, run_id: str, accounts: Collection[str], total: Amounts, now: datetime, *, booked: Amounts = NOTHING
+    ) -> None:
         """Book what was not booked before, and free what was set aside."""
 
         def work(cursor: Cursor) -> None:
             for account in accounts:
-                before = _total(cursor, account, run_id)
+                before = _total(cursor, account, run_id).at_least(booked)
                 cursor.execute(
                     "INSERT INTO budget_spent VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (account, bucket) DO UPDATE SET "
                     "tokens = budget_spent.tokens + excluded.tokens, "
@@ -95,9 +99,9 @@ def _spent(cursor: Cursor, account: str, since: datetime) -> Amounts:
     return _amounts(cursor.execute(sql, (account, bucket(since))))
 
 
-def _set_aside(cursor: Cursor, account: str, run_id: str) -> Amounts:
-    sql = f"SELECT {_SUMS} FROM budget_reserved WHERE account = ? AND run_id <> ?"
-    return _amounts(cursor.execute(sql, (account, run_id)))
+def _set_aside(cursor: Cursor, account: str, run_id: str, since: datetime) -> Amounts:
+    sql = f"SELECT {_SUMS} FROM budget_reserved WHERE account = ? AND run_id <> ? AND at >= ?"
+    return _amounts(cursor.execute(sql, (account, run_id, since.timestamp())))
 
 
 def _total(cursor: Cursor, account: str, run_id: str) -> Amounts:

@@ -39,5 +39,5 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-#: Asked once per silence what to do about it.
+#: Asked once per silence what to do about it. An answer that comes when the silence is over changes nothing.
 Escalator = Callable[[Silence], Awaitable[Decision | None]]

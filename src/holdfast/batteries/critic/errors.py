@@ -4,4 +4,4 @@ from holdfast.errors import HoldfastError
 
 
 class CriticError(HoldfastError):
-    """The critic was put together in a way that cannot work."""
+    """The critic was put together in a way that cannot work, or an escalator's answer is none."""

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.batteries.critic.alarm import Alarm
 from holdfast.batteries.critic.decision import Decision, Escalator, Silence
+from holdfast.batteries.critic.errors import CriticError
 from holdfast.clock import Clock
 from holdfast.run.errors import PayloadError
 from holdfast.run.info import RunInfo
@@ -54,13 +55,16 @@ class SilenceWatch:
         self._extended: float = note.get("extended", 0.0)
         self._asked = False
         self._over = False
-        self._alarms = 0
+        #: The number of the alarm that is set.
+        self._set = -1
         self._asking: asyncio.Task[None] | None = None
         self._write_note()
         self._set_alarm(self._active_at + limits.soft)
 
     def activity(self) -> None:
         """The run showed a sign of life: the silence is over, and the escalator may be asked about the next one."""
+        if self._over:
+            return
         self._active_at = self._now()
         self._write_note()
         if self._asked:
@@ -68,8 +72,9 @@ class SilenceWatch:
             self._set_alarm(self._active_at + self._limits.soft)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and let go of the run."""
         self._over = True
+        self._alarm.call_off(self._set)
         if self._asking is not None:
             self._asking.cancel()
 
@@ -86,12 +91,9 @@ class SilenceWatch:
         }
 
     def _set_alarm(self, at: float) -> None:
-        """The one alarm that counts; those set before it ring for nothing."""
-        self._alarms += 1
-        number = self._alarms
-        self._alarm.at(
-            self._zero + min(at, self._limits.ceiling), lambda: self._look() if number == self._alarms else None
-        )
+        """Set the one alarm of this watch."""
+        self._alarm.call_off(self._set)
+        self._set = self._alarm.at(self._zero + min(at, self._limits.ceiling), self._look)
 
     @property
     def _killed_at(self) -> float:
@@ -111,6 +113,8 @@ class SilenceWatch:
             self._set_alarm(self._killed_at)
         else:
             self._asked = True
+            if self._asking is not None:
+                self._asking.cancel()  # it is about a silence that is over
             self._asking = asyncio.get_running_loop().create_task(self._ask(self._active_at))
             self._set_alarm(self._killed_at)
 
@@ -118,11 +122,14 @@ class SilenceWatch:
         for escalator in self._escalators:
             try:
                 async with asyncio.timeout(self._limits.answer):
-                    decision = await escalator(self._silence())
+                    decision = _checked(await escalator(self._silence()))
             except Exception as exc:  # the host's code: whatever it does, the deadline that stands keeps standing
                 log.warning("run %s: an escalator failed: %r", self._info.run_id, exc, exc_info=exc)
                 return
             if decision is None or self._over:
+                return
+            if self._active_at != silent_since:
+                log.info("run %s is active again: an answer about its silence came too late", self._info.run_id)
                 return
             await self._act(decision)
             if self._over or not decision.escalate:
@@ -159,3 +166,9 @@ class SilenceWatch:
             until_killed=timedelta(seconds=self._killed_at - now),
             extensions=self._extensions,
         )
+
+
+def _checked(decision: Decision | None) -> Decision | None:
+    if decision is not None and not isinstance(decision, Decision):
+        raise CriticError(f"it answered {decision!r:.80}: return a Decision, or None")
+    return decision

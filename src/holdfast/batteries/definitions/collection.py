@@ -5,7 +5,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.batteries.definitions.errors import MalformedDefinition
+from holdfast.batteries.database.errors import TablesError
+from holdfast.batteries.definitions.errors import DefinitionsUnavailable, MalformedDefinition
 from holdfast.batteries.definitions.store import EVERYBODY, DefinitionStore, Version
 from holdfast.clock import Clock
 from holdfast.run.agent import Agent
@@ -43,9 +44,11 @@ class Collection(Generic[D]):
         self._kind, self._store, self._clock = kind, store, clock
         self.lower = lower
         self._open = False
+        #: The newest version of each that was saved or read here.
+        self._known: dict[tuple[str, str], tuple[Version, D]] = {}
 
     async def save(self, definition: D) -> int:
-        """Keep the definition as it is now. Returns its new version; runs that have begun keep theirs.
+        """Keep the definition as it is now. Returns its new version, for new runs; those that have begun keep theirs.
 
         Raises:
             HoldfastError: it cannot be lowered as it is. Nothing was kept.
@@ -53,15 +56,18 @@ class Collection(Generic[D]):
         self.lower(definition)
         store = await self._ready()
         body = msgspec.json.encode(definition)
-        return (await store.save(definition.owner, definition.name, body, self._clock.now())).number
+        version = await store.save(definition.owner, definition.name, body, self._clock.now())
+        self.learn(version)
+        return version.number
 
     async def get(self, owner: str, name: str, version: int | None = None) -> D:
         """That version, or the newest."""
-        return self.read(await (await self._ready()).get(owner, name, version))
+        found = await (await self._ready()).get(owner, name, version)
+        return self.learn(found) if version is None else self.read(found)
 
     async def newest(self, reader: str | None = None) -> Sequence[D]:
         """The newest version of each; with a reader, of those it owns or that are shared with it."""
-        return [self.read(version) for version in await (await self._ready()).newest(reader)]
+        return [self.learn(version) for version in await (await self._ready()).newest(reader)]
 
     async def history(self, owner: str, name: str) -> Sequence[Version]:
         """Every version, oldest first."""
@@ -85,6 +91,17 @@ class Collection(Generic[D]):
         """The definition that a version holds."""
         return msgspec.json.decode(version.body, type=self._kind)
 
+    def learn(self, version: Version) -> D:
+        """The definition that a version holds. If it is the newest seen here, new runs take it."""
+        definition, key = self.read(version), (version.owner, version.name)
+        if key not in self._known or self._known[key][0].number < version.number:
+            self._known[key] = version, definition
+        return definition
+
+    def known(self, owner: str, name: str) -> tuple[Version, D]:
+        """The newest version of a definition that was saved or read here."""
+        return self._known[owner, name]
+
     async def _version(self, owner: str, name: str) -> Version:
         return await (await self._ready()).get(owner, name)
 
@@ -96,22 +113,47 @@ class Collection(Generic[D]):
 
 
 class DefinitionSource(Generic[D]):
-    """A definition as an App's agent: the newest version for new runs, for others the one they began with."""
+    """A definition as an App's agent.
+
+    A new run takes the newest version that the collection has saved or read, others the one they began with. What
+    another process has saved is known here once it was read: by `get`, `newest` or `source`.
+    """
 
     def __init__(self, collection: Collection[D], newest: Version) -> None:
-        self._collection, self._newest = collection, newest
-        self.definition = collection.read(newest)
+        collection.learn(newest)
+        self._collection, self._owner, self._name = collection, newest.owner, newest.name
         self.name = f"{newest.owner}/{newest.name}"
-        self.description = self.definition.description
-        self.model_tier = self.definition.model_tier
-        #: Kept with every run: the version that it began with.
-        self.agent_id = f"{self.name}@{newest.number}"
+
+    @property
+    def definition(self) -> D:
+        """What a new run takes."""
+        return self._collection.known(self._owner, self._name)[1]
+
+    @property
+    def description(self) -> str:
+        return self.definition.description
+
+    @property
+    def model_tier(self) -> str:
+        return self.definition.model_tier
+
+    @property
+    def agent_id(self) -> str:
+        """Kept with every run: the version that it began with."""
+        return f"{self.name}@{self._collection.known(self._owner, self._name)[0].number}"
 
     async def build(self, info: RunInfo) -> Agent:
-        """The agent of the version that this run began with."""
+        """The agent of the version that this run began with.
+
+        Raises:
+            DefinitionsUnavailable: the version cannot be read now. The run is left, and goes on when it can.
+        """
         _, _, number = (info.agent_id or self.agent_id).rpartition("@")
-        owner, name = self._newest.owner, self._newest.name
-        return self._collection.lower(await self._collection.get(owner, name, int(number)))
+        try:
+            definition = await self._collection.get(self._owner, self._name, int(number))
+        except TablesError as exc:  # trouble with the tables must never become the run's result
+            raise DefinitionsUnavailable(f"{self.name} cannot be read now: {exc}") from exc
+        return self._collection.lower(definition)
 
 
 def check_name(*parts: str) -> None:

@@ -25,7 +25,10 @@ def from_markdown(document: str, kind: type[_T], text_field: str) -> _T:
     Raises:
         MalformedDefinition: it has no front matter, or a field that is missing, unknown or of the wrong kind.
     """
-    head, found, rest = document.removeprefix("\ufeff").lstrip().partition(f"{_FENCE}\n")
+    document = document.removeprefix("\ufeff").lstrip()
+    if document.startswith(f"{_FENCE}\r\n"):  # written with the line ends of Windows
+        document = document.replace("\r\n", "\n")
+    head, found, rest = document.partition(f"{_FENCE}\n")
     front, closed, text = rest.partition(f"\n{_FENCE}\n")
     if head or not found or not closed:
         raise MalformedDefinition(f"a document begins with front matter between two lines of {_FENCE}")

@@ -17,7 +17,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
     owner: str
     name: str
-    #: Counts up from 1.
+    #: Counts up from 1. What is removed and made again counts on: a number means one text for ever.
     number: int
     at: datetime
     #: JSON.
@@ -64,7 +64,7 @@ class DefinitionStore(Protocol):
         ...
 
     async def remove(self, owner: str, name: str) -> None:
-        """Forget all versions.
+        """Forget all versions, but not the last number.
 
         Raises:
             DefinitionNotFound: there is none.
@@ -79,6 +79,8 @@ class MemoryDefinitions:
         self._kind = kind
         self._versions: dict[tuple[str, str], list[Version]] = {}
         self._readers: dict[tuple[str, str], set[str]] = {}
+        #: The last number of each that ever was.
+        self._numbers: dict[tuple[str, str], int] = {}
 
     async def open(self) -> None:
         return
@@ -87,15 +89,17 @@ class MemoryDefinitions:
         return
 
     async def save(self, owner: str, name: str, body: bytes, now: datetime) -> Version:
-        versions = self._versions.setdefault((owner, name), [])
-        versions.append(Version(owner=owner, name=name, number=len(versions) + 1, at=now, body=body))
-        return versions[-1]
+        self._numbers[owner, name] = number = self._numbers.get((owner, name), 0) + 1
+        version = Version(owner=owner, name=name, number=number, at=now, body=body)
+        self._versions.setdefault((owner, name), []).append(version)
+        return version
 
     async def get(self, owner: str, name: str, number: int | None = None) -> Version:
         versions = self._versions.get((owner, name), [])
-        if not versions or (number is not None and not 1 <= number <= len(versions)):
+        fitting = [version for version in versions if number in (None, version.number)]
+        if not fitting:
             raise DefinitionNotFound(self._kind, owner, name, number)
-        return versions[-1 if number is None else number - 1]
+        return fitting[-1]
 
     async def newest(self, reader: str | None = None) -> Sequence[Version]:
         return [

@@ -16,11 +16,22 @@ SCHEMA = Schema(
             "body TEXT NOT NULL, PRIMARY KEY (kind, owner, name, number))",
             "CREATE TABLE definition_reader (kind TEXT, owner TEXT, name TEXT, reader TEXT, "
             "PRIMARY KEY (kind, owner, name, reader))",
-        ]
+        ],
+        [
+            # The last number of what was removed.
+            "CREATE TABLE definition_removed (kind TEXT, owner TEXT, name TEXT, number BIGINT NOT NULL, "
+            "PRIMARY KEY (kind, owner, name))",
+        ],
     ],
 )
 
 _COLUMNS = "owner, name, number, at, body"
+_LAST = """
+    SELECT COALESCE(MAX(number), 0) FROM (
+        SELECT number FROM definition WHERE kind = ? AND owner = ? AND name = ?
+        UNION ALL SELECT number FROM definition_removed WHERE kind = ? AND owner = ? AND name = ?
+    ) AS numbers
+"""
 _NEWEST = f"""
     SELECT {_COLUMNS} FROM definition WHERE kind = ? AND number = (
         SELECT MAX(number) FROM definition AS d
@@ -54,18 +65,15 @@ class TablesDefinitions:
         """Keep a new version, with the next number."""
 
         def work(cursor: Cursor) -> int:
-            rows = cursor.execute(
-                "SELECT COALESCE(MAX(number), 0) + 1 FROM definition WHERE kind = ? AND owner = ? AND name = ?",
-                (self._kind, owner, name),
-            )
-            number = int(rows[0][0])
+            rows = cursor.execute(_LAST, (self._kind, owner, name) * 2)
+            number = int(rows[0][0]) + 1
             cursor.execute(
                 "INSERT INTO definition VALUES (?, ?, ?, ?, ?, ?)",
                 (self._kind, owner, name, number, now.timestamp(), body.decode()),
             )
             return number
 
-        number = await self._tables.write(work, alone=[f"{self._kind} {owner} {name}"])
+        number = await self._tables.write(work, alone=[self._lock(owner, name)])
         return Version(owner=owner, name=name, number=number, at=now, body=body)
 
     async def get(self, owner: str, name: str, number: int | None = None) -> Version:
@@ -108,10 +116,20 @@ class TablesDefinitions:
         def work(cursor: Cursor) -> bool:
             cursor.execute("DELETE FROM definition_reader WHERE kind = ? AND owner = ? AND name = ?", key)
             sql = "DELETE FROM definition WHERE kind = ? AND owner = ? AND name = ? RETURNING number"
-            return bool(cursor.execute(sql, key))
+            numbers = [number for (number,) in cursor.execute(sql, key)]
+            if numbers:
+                cursor.execute(
+                    "INSERT INTO definition_removed VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (kind, owner, name) DO UPDATE SET number = excluded.number",
+                    (*key, max(numbers)),
+                )
+            return bool(numbers)
 
-        if not await self._tables.write(work):
+        if not await self._tables.write(work, alone=[self._lock(owner, name)]):
             raise DefinitionNotFound(*key)
+
+    def _lock(self, owner: str, name: str) -> str:
+        return f"{self._kind} {owner} {name}"
 
 
 def _version(row: Sequence[Any]) -> Version:

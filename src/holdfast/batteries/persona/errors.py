@@ -1,7 +1,7 @@
 """What can go wrong with personas."""
 
-from holdfast.errors import HoldfastError
+from holdfast.run.errors import DefinitionError
 
 
-class PersonaError(HoldfastError):
+class PersonaError(DefinitionError):
     """A persona cannot be lowered into an agent as it is."""

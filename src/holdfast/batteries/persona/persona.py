@@ -101,8 +101,8 @@ class Personas(Collection[Persona]):
 
 def allowed_by(sources: Iterable[DefinitionSource[Persona]]) -> Callable[[RunInfo], Sequence[str]]:
     """For an `AgentPalette`: a run may call what its persona's palette names."""
-    palettes = {source.name: source.definition.palette for source in sources}
-    return lambda info: palettes.get(info.agent_name, ())
+    known = {source.name: source for source in sources}
+    return lambda info: known[info.agent_name].definition.palette if info.agent_name in known else ()
 
 
 def export_persona(persona: Persona) -> str:

@@ -25,12 +25,13 @@ def cron_next(expression: str, timezone: str, after: datetime) -> datetime:
         raise ScheduleError("cron schedules need the package cronsim: pip install 'holdfast[schedule]'") from exc
     try:
         zone = ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError) as exc:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:  # such as a directory of zones, or a name too long
         raise ScheduleError(f"{timezone!r} is no time zone: use a name such as Europe/Lisbon") from exc
     try:
-        fire: datetime = next(CronSim(expression, after.astimezone(zone)))
+        fires = (fire.astimezone(UTC) for fire in CronSim(expression, after.astimezone(zone)))
+        # In the hour that the end of summer time repeats, it may begin with one of the hour before.
+        return next(fire for fire in fires if fire > after)
     except CronSimError as exc:
         raise ScheduleError(f"{expression!r} is no cron expression: {exc}") from exc
     except StopIteration as exc:
         raise ScheduleError(f"{expression!r} never fires") from exc
-    return fire.astimezone(UTC)

@@ -55,16 +55,18 @@ class ScheduleRunner(Generic[J]):
         self._due, self._run, self._mark, self._next, self._clock = due, run, mark, next, clock
 
     async def tick(self) -> Pass[J]:
-        """One pass: run what is due now. No job that fails, hangs on, or cannot be computed stalls another."""
+        """One pass: run what is due now, side by side. Returns when all of it is done."""
         done: Pass[J] = Pass()
         now = self._clock.now()
+        await asyncio.gather(*(self._do(job, now, done) for job in await self._due_at(now)))
+        return done
+
+    async def _due_at(self, now: datetime) -> list[J]:
         try:
-            jobs = list(await self._due(now))
+            return list(await self._due(now))
         except Exception as exc:  # the host's code; the next pass asks again
             log.error("could not find out which jobs are due: %s", exc, exc_info=exc)
-            return done
-        await asyncio.gather(*(self._do(job, now, done) for job in jobs))
-        return done
+            return []
 
     async def _do(self, job: J, now: datetime, done: Pass[J]) -> None:
         # Before the run: a schedule that cannot be computed must not run its job again and again.
@@ -84,7 +86,24 @@ class ScheduleRunner(Generic[J]):
         done.ran.append(job)
 
     async def loop(self, every: timedelta = timedelta(seconds=5)) -> None:
-        """Pass after pass, until cancelled."""
-        while True:
-            await self.tick()
-            await self._clock.sleep(every)
+        """Pass after pass, until cancelled. No job that fails, hangs on, or cannot be computed stalls another.
+
+        A job that is still under way, one that equals it that is, is not run a second time. What is under way when the
+        loop is cancelled is cancelled with it.
+        """
+        under_way: dict[asyncio.Task[None], J] = {}
+        try:
+            while True:
+                now = self._clock.now()
+                # Those that end while the list is made may still be on it.
+                busy = list(under_way.values())
+                for job in await self._due_at(now):
+                    if job not in busy:
+                        task = asyncio.create_task(self._do(job, now, Pass()))
+                        under_way[task] = job
+                        task.add_done_callback(under_way.pop)
+                await self._clock.sleep(every)
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)

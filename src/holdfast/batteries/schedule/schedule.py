@@ -1,5 +1,6 @@
 """The schedule: jobs that submit runs, once per fire in a whole fleet."""
 
+import secrets
 from collections.abc import Awaitable, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -95,9 +96,9 @@ class Schedule:
         return fires[:count]
 
     async def run_now(self, name: str) -> str:
-        """Submit a run of the job now, beside its fires. Returns the run's id."""
+        """Submit a run of the job now, beside its fires: a new one each time. Returns the run's id."""
         job = await (await self._ready()).get(name)
-        return await self._fire(job, f"{job.run_id(self._clock.now())}:now")
+        return await self._fire(job, f"{job.run_id(self._clock.now())}:now:{secrets.token_hex(4)}")
 
     # -- fires ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What can go wrong with skills."""
 
-from holdfast.errors import HoldfastError
+from holdfast.run.errors import DefinitionError
 
 
-class SkillError(HoldfastError):
+class SkillError(DefinitionError):
     """A skill cannot be lowered into an agent or a tool as it is."""

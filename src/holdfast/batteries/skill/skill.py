@@ -1,7 +1,7 @@
 """Skills: stored, reusable procedures that any agent may call."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,6 +15,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.agent import Agent
 from holdfast.run.call import current_call
 from holdfast.run.effects import Effect
+from holdfast.run.errors import DefinitionError
 from holdfast.run.palette import tool_name
 from holdfast.run.tiers import Tiers
 from holdfast.run.tool import Tool
@@ -73,6 +74,15 @@ class Skills(Collection[Skill]):
         self._tiers = tiers
         self._tools = {tool.name: tool for tool in tools}
 
+    async def save(self, definition: Skill) -> int:
+        """Keep the skill as it is now. Returns its new version, for new runs; those that have begun keep theirs.
+
+        Raises:
+            HoldfastError: it cannot be lowered into an agent, or into a tool, as it is. Nothing was kept.
+        """
+        _tool(definition, lambda: None)
+        return await super().save(definition)
+
     async def source(self, owner: str, name: str) -> "SkillSource":
         """What an App takes as an agent, and what gives other agents a tool."""
         return SkillSource(self, await self._version(owner, name))
@@ -96,14 +106,27 @@ class SkillSource(DefinitionSource[Skill]):
     """A skill as an App's agent, and as a tool of other agents."""
 
     def tool(self) -> Tool:
-        """The skill as a tool: a call of it is a child run, which a call that is made again meets again."""
+        """The skill as a tool, with the parameters it has now. A call is a child run, which it meets if made again."""
 
         async def call(**arguments: Any) -> object:
             prompt = "\n".join(f"{name}: {value}" for name, value in arguments.items() if value is not None)
             return (await current_call().run(self, prompt)).output
 
-        _give_signature(call, self.definition.parameters)
-        return Tool(call, name=tool_name(self.name), description=self.description, effect=Effect.IDEMPOTENT)
+        return _tool(self.definition, call)
+
+
+def _tool(skill: Skill, call: Callable[..., Any]) -> Tool:
+    """`call` as a tool with the name and the parameters of the skill.
+
+    Raises:
+        SkillError: a parameter is named as Python allows none, or as another.
+    """
+    name = f"{skill.owner}/{skill.name}"
+    try:
+        _give_signature(call, skill.parameters)
+        return Tool(call, name=tool_name(name), description=skill.description, effect=Effect.IDEMPOTENT)
+    except (ValueError, DefinitionError) as exc:
+        raise SkillError(f"skill {name} cannot be a tool: {exc}") from exc
 
 
 def _give_signature(function: Any, parameters: Sequence[Parameter]) -> None:
