@@ -9,8 +9,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from tests.postgres_server import fresh_database
+from tests.script import Script
 
-from holdfast.batteries.budget import Amounts, Reservation, TablesLedger
+from holdfast import Agent, App
+from holdfast.batteries.audit import Audit, AuditQuery, TablesAudit
+from holdfast.batteries.budget import Amounts, Budget, Limit, Reservation, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
 from holdfast.batteries.database.errors import TablesError
 from holdfast.batteries.database.opening import tables_from_url
@@ -112,3 +115,18 @@ def test_no_password_is_shown(url: str) -> None:
         tables_from_url(url)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_an_app_with_batteries_in_a_database_may_be_opened_again(database_url: str) -> None:
+    audit = Audit(TablesAudit(tables_from_url(database_url)))
+    budget = Budget(Limit(runs=10, per="all"), ledger=TablesLedger(tables_from_url(database_url)))
+    agent = Agent(name="a", model=Script("first", "second"))
+    app = App([agent], "memory:", audit=audit, budget=budget, signals=False)
+    assert [app.run_sync(agent, "go").output for _ in range(2)] == ["first", "first"]
+
+    async def ends() -> int:
+        found = await audit.query(AuditQuery(kind="end"))
+        await audit.close()
+        return len(found)
+
+    assert asyncio.run(ends()) == 2

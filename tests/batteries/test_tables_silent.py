@@ -121,7 +121,7 @@ async def test_whoever_stops_waiting_for_the_end_cuts_the_connection(proxy: Cutt
     assert closing.cancelled()
 
 
-async def test_tables_that_were_closed_say_so(database_url: str) -> None:
+async def test_tables_that_were_closed_say_so_until_they_are_opened_again(database_url: str) -> None:
     tables = tables_from_url(database_url)
     await tables.open(SCHEMA)
     await tables.close()
@@ -130,8 +130,9 @@ async def test_tables_that_were_closed_say_so(database_url: str) -> None:
         await tables.read(lambda cursor: cursor.execute("SELECT 1"))
     with pytest.raises(TablesError, match="closed"):
         await tables.write(lambda cursor: cursor.execute("SELECT 1"))
-    with pytest.raises(TablesError, match="closed"):
-        await tables.open(SCHEMA)
+    await tables.open(SCHEMA)
+    assert await tables.read(lambda cursor: cursor.execute("SELECT 1")) == [(1,)]
+    await tables.close()
 
 
 ENDS = """

@@ -84,6 +84,8 @@ class PostgresTables:
                 cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (f"holdfast:{self._schema}",))
                 _migrate(cursor, self._schema, schema)
 
+        if self._thread.closed.is_set():
+            self._thread = Thread()
         await self.write(prepare)
 
     async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:

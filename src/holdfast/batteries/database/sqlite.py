@@ -43,6 +43,8 @@ class SqliteTables:
 
     async def open(self, schema: Schema) -> None:
         """Make the tables, or bring them up to date."""
+        if self._thread.closed.is_set():
+            self._thread = Thread()
         await self._on_thread(self._connect)
         await self.write(lambda cursor: _migrate(cursor, schema))
 

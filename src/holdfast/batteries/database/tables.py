@@ -39,7 +39,7 @@ class Tables(Protocol):
     """Runs work in transactions, off the event loop. Safe to share between tasks."""
 
     async def open(self, schema: Schema) -> None:
-        """Make the tables, or bring them up to date. Safe while other processes do the same."""
+        """Make the tables, or bring them up to date. Safe while other processes do the same. Also after `close`."""
         ...
 
     async def write(self, work: Callable[[Cursor], _T], *, alone: Iterable[str] = ()) -> _T:
@@ -61,7 +61,7 @@ class Tables(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what is under way, then let go of the connection. May be called again; nothing else may."""
+        """Finish what is under way, then let go of the connection. May be called again, and so may `open`."""
         ...
 
 
