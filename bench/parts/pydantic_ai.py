@@ -80,11 +80,13 @@ async def run_with_saves(agent: PydanticAIAgent[None, str], checkpoints: Checkpo
         async for node in run:
             if isinstance(node, ModelRequestNode):
                 state.history.append(node.request)
-                state.iteration = len(state.history) // 2
+                if len(state.history) > 1:
+                    state.finish_step()
                 await checkpointer.save(state, urgent=True)
             elif isinstance(node, CallToolsNode):
                 state.history.append(node.model_response)
-                state.iteration += not node.model_response.tool_calls  # the answer: a step without calls
+                if not node.model_response.tool_calls:
+                    state.finish_step()
                 await checkpointer.save(state, urgent=True)
     assert run.result is not None
     await checkpointer.complete(run.result.output, state.usage)

@@ -8,7 +8,8 @@ import pytest
 from tests.app.conftest import Yard, records
 from tests.app.errands import Errands, LaterClock
 
-from holdfast import App, ToolResult
+from holdfast import App, Reply, ToolResult, User
+from holdfast.checkpoint.codec import read_checkpoint
 from holdfast.checkpoint.errors import CheckpointError, RunExists, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.lifecycle import Status
@@ -16,6 +17,7 @@ from holdfast.checkpoint.record import Ending
 from holdfast.checkpoint.stores.sqlite import SqliteStore
 from holdfast.run.drive import UNKNOWN_OUTCOME
 from holdfast.run.errors import RunCancelled, RunFailed, RunParked
+from holdfast.run.message import NATIVE_CODEC
 from holdfast.testing.store_suite.subject import enlisted
 
 DAY = timedelta(days=1)
@@ -126,6 +128,21 @@ async def test_a_fork_begins_after_the_step_and_leaves_the_old_run_alone(yard: Y
         with pytest.raises(RunExists):
             await app.fork("old", 1, new_id="new")
     assert yard.deeds() == ["old note c0", "old note c1", "old note c2", "new note c2"]
+
+
+async def test_a_fork_of_a_throttled_run_has_nothing_of_the_step_with_which_its_own_was_saved(yard: Yard) -> None:
+    async with yard.app(throttle=DAY) as app:
+        await app.submit("errand", "ask note", run_id="old")  # no tool is called ask: a harmless call
+        await app.recover()
+        await app.fork("old", 1, new_id="new")
+        assert app.store is not None
+        state = read_checkpoint(await app.store.load("new"), NATIVE_CODEC).state
+        assert [type(message) for message in state.history] == [User, Reply, ToolResult]
+        assert (state.iteration, state.results, state.usage.requests) == (1, {}, 1)
+        await app.recover()
+        result = await app.result("new")
+        assert (result.output, result.iterations, result.usage.requests) == ("did ask note", 3, 3)
+    assert yard.deeds() == ["old note c1", "new note c1"]
 
 
 # -- calls in doubt -----------------------------------------------------------------------------------------------

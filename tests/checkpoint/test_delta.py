@@ -49,9 +49,10 @@ async def test_a_save_encodes_each_message_once_and_never_again(desk: Desk) -> N
 async def test_a_step_is_the_same_number_of_bytes_early_and_late(desk: Desk) -> None:
     handle = desk.handle()
     sizes: list[int] = []
+    desk.state.iteration = 10_000
     for number in range(10_000, 11_000):
         desk.say(f"{number} " + "x" * 1000)
-        desk.state.iteration = number
+        desk.state.finish_step()
         await handle.save(desk.state)
         sizes.append(sum(len(entry.body) for entry in desk.store.writes[-1]))
     assert max(sizes[1:]) == min(sizes[1:])
@@ -127,8 +128,7 @@ async def test_a_result_is_written_again_when_the_next_step_gives_the_same_objec
     same = a_result("any")
     desk.state.results["c1"] = same
     await handle.save(desk.state)
-    desk.state.iteration += 1
-    desk.state.results.clear()
+    desk.state.finish_step()
     desk.state.results["c1"] = same
     await handle.save(desk.state)
     assert read_checkpoint(await desk.inner.load("r"), NATIVE_CODEC).state.results == {"c1": same}
@@ -139,6 +139,20 @@ async def test_a_result_is_written_again_when_the_next_step_gives_the_same_objec
     await handle.save(desk.state)
     state = read_checkpoint(await desk.inner.load("r"), NATIVE_CODEC).state
     assert (list(state.history), state.results) == ([User("do"), same], {"c1": same})
+
+
+async def test_a_step_that_is_saved_with_the_beginning_of_the_next_stands_before_that(desk: Desk) -> None:
+    handle = desk.handle()
+    desk.say("do")
+    await handle.save(desk.state)
+    desk.state.results["c1"] = a_result("c1")
+    await handle.save(desk.state)
+    desk.state.history.append(desk.state.results["c1"])
+    desk.state.finish_step()
+    desk.say("go on")
+    desk.state.results["c2"] = a_result("c2")
+    await handle.save(desk.state)
+    assert desk.store.kinds[-1] == [ADOPT, EntryKind.STEP, MESSAGE, RESULT]
 
 
 async def test_a_rewritten_history_replaces_the_journal_and_loads_as_such(desk: Desk) -> None:

@@ -1,4 +1,7 @@
-"""Whatever is done to a run, what is loaded is what a full snapshot at the last successful save would have been."""
+"""Whatever is done to a run, what is loaded is what a full snapshot at the last successful save would have been.
+
+And what is read up to the end of a step is what a snapshot at that end would have been, whenever it was saved.
+"""
 
 import asyncio
 import copy
@@ -7,6 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,11 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.claim import Worker
-from holdfast.checkpoint.codec import Checkpoint, RunMeta, read_checkpoint
+from holdfast.checkpoint.codec import Checkpoint, RunMeta, Step, decode, read_checkpoint
 from holdfast.checkpoint.errors import StoreClosed, StoreFull
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.handle import HandleSettings, StoreCheckpointer
+from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.liveness import this_process
+from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.run.errors import PayloadError
 from holdfast.run.message import NATIVE_CODEC, Reply, ToolCall, ToolResult, User
@@ -54,6 +60,11 @@ def snapshot(state: RunState) -> Any:
     )
 
 
+def at_step_end(state: RunState) -> Any:
+    """What a step leaves behind, but for the time and for the phase that is begun after it."""
+    return {**snapshot(state), "elapsed": None, "phase": None}
+
+
 class Journal(RuleBasedStateMachine):
     """A run that is changed, saved, interrupted and resumed in any order, on a store that fails now and then."""
 
@@ -67,6 +78,8 @@ class Journal(RuleBasedStateMachine):
         self.lives = 0
         self.enlist()
         self.state = RunState()
+        #: The ends of steps, by iteration; several where the conversation was put in other words after it.
+        self.ends: dict[int, list[Any]] = {}
         meta = RunMeta(run_id="r", agent_name="a", prompt="go")
         self.handle: Checkpointer = StoreCheckpointer(self.store, meta, "w", settings=self.settings, clock=self.clock)
         #: What the store must have: `None` before the run is in it.
@@ -122,13 +135,23 @@ class Journal(RuleBasedStateMachine):
     @rule()
     def the_step_ends(self) -> None:
         """What is left of its results entered the conversation in some other form, or nowhere."""
-        self.state.iteration += 1
-        self.state.results.clear()
+        self.state.finish_step()
+        self.ends[self.state.iteration] = [at_step_end(self.state)]
 
     @rule(keep=st.integers(0, 3), text=TEXTS)
     def the_history_is_compacted(self, keep: int, text: str) -> None:
         kept = list(self.state.history)[-keep:] if keep else []
-        self.state.history.rewrite([User(text), *kept])
+        self.rewrite([User(text), *kept])
+
+    def rewrite(self, messages: list[Any]) -> None:
+        self.state.history.rewrite(messages)
+        self.end_in_other_words()
+
+    def end_in_other_words(self) -> None:
+        """The last step may be saved only now, and what was said in it is not there any more."""
+        if ends := self.ends.get(self.state.iteration):
+            now = at_step_end(self.state)
+            ends.append({**ends[0], "messages": now["messages"], "phases": now["phases"]})
 
     @precondition(lambda self: not self.state.history)
     @rule(name=TEXTS, text=TEXTS)
@@ -139,6 +162,7 @@ class Journal(RuleBasedStateMachine):
     @rule(name=TEXTS, output=VALUES)
     def the_phase_is_finished(self, name: str, output: Any) -> None:
         self.state.finish_phase(name, output)
+        self.end_in_other_words()
 
     @rule(name=TEXTS, value=VALUES)
     def a_port_takes_a_note(self, name: str, value: Any) -> None:
@@ -183,7 +207,7 @@ class Journal(RuleBasedStateMachine):
         self.state.history.append(User("\ud800"))
         with pytest.raises(PayloadError):
             self.do(self.handle.save(self.state, urgent=True))
-        self.state.history.rewrite(list(self.state.history)[:-1])
+        self.rewrite(list(self.state.history)[:-1])
 
     @precondition(lambda self: self.expected is not None)
     @rule(clean=st.booleans())
@@ -217,6 +241,20 @@ class Journal(RuleBasedStateMachine):
         first = stored.entries[0].seq
         assert [entry.seq for entry in stored.entries] == list(range(first, stored.record.next_seq))
         assert stored.record.size == sum(len(entry.body) for entry in stored.entries)
+
+    @invariant()
+    def what_is_read_up_to_a_step_is_the_run_as_it_was_then(self) -> None:
+        if not hasattr(self, "loop") or self.expected is None:
+            return
+        stored = self.do(self.inner.load("r"))
+        steps = [place for place, entry in enumerate(stored.entries) if entry.kind is EntryKind.STEP]
+        if steps:
+            progress = bytes(decode(stored.entries[steps[-1]].body, Step).progress)
+            record = msgspec.structs.replace(stored.record, progress=progress)
+            state = read_checkpoint(
+                StoredRun(record=record, entries=stored.entries[: steps[-1] + 1]), NATIVE_CODEC
+            ).state
+            assert at_step_end(state) in self.ends[state.iteration]
 
 
 async def _run_ids(store: MemoryStore) -> list[str]:

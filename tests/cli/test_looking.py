@@ -86,6 +86,17 @@ def test_show_as_json(shell: Shell) -> None:
     assert shown["outcome"] == {"output": "done: send+fail note", "error": None}
 
 
+def test_show_tells_calls_apart_whose_ids_are_used_again(shell: Shell) -> None:
+    shell.ok("submit", "forgetful", "send fail send", "--run-id", "r1")
+    shell.ok("recover", "forgetful:agent", "-q")
+    shown = shell.json("show", "r1")
+    assert [(call["call_id"], call["tool"], call["state"], call["result"]) for call in shown["calls"]] == [
+        ("c", "send", "done", "sent 1"),
+        ("c", "fail", "error", "ValueError: this never works"),
+        ("c", "send", "done", "sent 3"),
+    ]
+
+
 def test_show_has_phases_and_children(shell: Shell) -> None:
     process = shell.start("run", "sample:phased", "delegate gate", "--run-id", "r1")
     shell.wait_for_deed("gate c2-1")

@@ -35,6 +35,22 @@ def test_what_cannot_be_is_told_in_one_line(shell: Shell) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
+def test_what_is_refused_makes_nothing(shell: Shell) -> None:
+    for words, told in (
+        (["ls"], "there is no store at runs.db"),
+        (["rm", "nightly"], "there is no store at runs.db"),
+        (["next", "nightly"], "there is no store at runs.db"),
+        (["run-now", "nightly"], "there is no store at runs.db"),
+        (["add", "nightly", "sampler", "note", "--cron", "every day"], "no cron expression"),
+        (["add", "nightly", "sampler", "note", "--cron", "* * * * *", "--store", "file:r"], "batteries keep nothing"),
+        (["loop", "--store", "file:runs"], "batteries keep nothing"),
+    ):
+        done = shell.run("schedule", *words)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), (words, done.stderr)
+        assert told in done.stderr
+        assert list(shell.folder.iterdir()) == [], words
+
+
 def test_the_loop_submits_what_is_due(shell: Shell) -> None:
     shell.ok("schedule", "add", "always", "sampler", "note", "--cron", "* * * * * *")
     process = shell.start("schedule", "loop", "--every", "0.1")

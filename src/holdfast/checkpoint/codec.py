@@ -14,7 +14,7 @@ from holdfast.run.history import History
 from holdfast.run.info import RunInfo
 from holdfast.run.message import MessageCodec
 from holdfast.run.payload import plain
-from holdfast.run.state import PhaseOutput, RunState
+from holdfast.run.state import PhaseOutput, RunState, StepEnd
 from holdfast.run.usage import NO_USAGE, Usage
 
 #: Of the entries' bodies. Counts up when an older holdfast could not read what a newer one writes.
@@ -114,8 +114,20 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
             elapsed=state.elapsed,
             phases=len(state.phases),
             phase=state.phase,
-            notes=plain(state.notes, "a port's note") if state.notes else {},
+            notes=_plain_notes(state.notes),
         )
+
+    def at_step_end(self, end: StepEnd) -> "Progress":
+        """As it was when the step was finished, if the run has gone on since."""
+        if end.own_usage is self.own_usage and end.child_usage is self.child_usage and end.notes == self.notes:
+            return self
+        return msgspec.structs.replace(
+            self, own_usage=end.own_usage, child_usage=end.child_usage, notes=_plain_notes(end.notes)
+        )
+
+
+def _plain_notes(notes: dict[str, Any]) -> dict[str, Any]:
+    return plain(notes, "a port's note") if notes else {}
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -73,20 +73,24 @@ class Delta:
             bodies.append((EntryKind.BEGIN, encode(Begin(version=FORMAT_VERSION, meta=meta))))
         if len(state.phases) > since.phases:
             bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
-        messages = history[since.messages if same_history else 0 :]
+        start = since.messages if same_history else 0
+        messages = history[start:]
+        self.finished_step = state.iteration > mark.iteration
+        # Those of the step under way, if the one that is finished was not saved before it was begun.
+        later = start + len(messages) - history.finished if self.finished_step else 0
         # What was recorded in a phase that is over went with it.
         saved = since.results if same_history else _NOTHING
         if saved and messages:
-            bodies += _adopting(saved, since.iteration, state, messages)
-        else:
-            for message in messages:
-                bodies.append((_MESSAGE, state.codec.encode(message)))
+            bodies += _adopting(saved, since.iteration, state, messages[: len(messages) - later])
+            messages = messages[len(messages) - later :]
+        for message in messages:
+            bodies.append((_MESSAGE, state.codec.encode(message)))
+        progress = Progress.of(state)
+        self.progress = _encode(progress)
+        if self.finished_step:
+            bodies.insert(len(bodies) - later, (_STEP, self._step(progress, state, clock)))
         if state.results:
             bodies += _recorded(saved, since.iteration, state)
-        self.finished_step = state.iteration > mark.iteration
-        self.progress = _encode(Progress.of(state))
-        if self.finished_step:
-            bodies.append((_STEP, _encode(Step(at=clock.now(), progress=msgspec.Raw(self.progress)))))
         self.entries: list[Entry] = []
         seq, size = mark.next_seq, since.size
         for kind, body in bodies:
@@ -94,6 +98,11 @@ class Delta:
             seq += 1
             size += len(body)
         self.after = mark_of(state, seq, size)
+
+    def _step(self, progress: Progress, state: RunState, clock: Clock) -> bytes:
+        then = progress.at_step_end(state.step_end)
+        encoded = self.progress if then is progress else _encode(then)
+        return _encode(Step(at=clock.now(), progress=msgspec.Raw(encoded)))
 
     def is_empty(self, mark: Mark) -> bool:
         """Whether there is nothing to write."""

@@ -55,7 +55,9 @@ class Transcript:
     def __init__(self, effects: Mapping[str, str] | None = None) -> None:
         """Begin with nothing. `effects` are those of the tools by name, as far as they are known."""
         self._effects = effects or {}
-        self.calls: dict[str, Call] = {}
+        self.calls: list[Call] = []
+        #: By id, which is unique within a reply only: the last that was asked for is the one that is answered.
+        self._last: dict[str, Call] = {}
 
     def read(self, entries: Iterable[Entry]) -> list[Item]:
         """What the next entries tell. Entries that only move what was told before tell nothing."""
@@ -64,7 +66,7 @@ class Transcript:
     @property
     def unanswered(self) -> list[Call]:
         """Calls without a result."""
-        return [call for call in self.calls.values() if call.state not in ("done", "error")]
+        return [call for call in self.calls if call.state not in ("done", "error")]
 
     def close(self, *, live: bool, over: bool) -> None:
         """Say what calls without a result are, now that all there is was read."""
@@ -126,13 +128,14 @@ class Transcript:
 
     def _asked(self, given: Any) -> Call:
         call = Call(call_id=given.id, tool=given.name, arguments=given.arguments, effect=self._effects.get(given.name))
-        self.calls[call.call_id] = call
+        self.calls.append(call)
+        self._last[call.call_id] = call
         return call
 
     def _answered(self, call_id: str, content: Any, *, error: bool = False) -> None:
-        if call_id in self.calls:
-            self.calls[call_id].state = "error" if error else "done"
-            self.calls[call_id].result = content
+        if call := self._last.get(call_id):
+            call.state = "error" if error else "done"
+            call.result = content
 
 
 def _step(entry: Entry) -> Item:

@@ -167,8 +167,7 @@ class Drive:
             self._intends = False
             live.intents.end(self)
             urgent = urgent or self._keyed
-        state.iteration += 1
-        state.results.clear()
+        state.finish_step()
         self._outstanding, self._doubtful = 0, _NONE
         if await live.save(urgent=urgent) and self._raised:
             await self._forget_children()

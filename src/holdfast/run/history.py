@@ -10,10 +10,12 @@ class History(Sequence[Any]):
     Whoever saves it remembers how far it came and the number of rewrites; both equal means that only the end is new.
     """
 
-    __slots__ = ("_messages", "rewrites")
+    __slots__ = ("_messages", "finished", "rewrites")
 
     def __init__(self, messages: Iterable[Any] = ()) -> None:
         self._messages = list(messages)
+        #: So many of the messages were there when the last step was finished, or were put in the place of those.
+        self.finished = len(self._messages)
         self.rewrites = 0
 
     def append(self, message: Any) -> None:
@@ -25,6 +27,7 @@ class History(Sequence[Any]):
     def rewrite(self, messages: Iterable[Any]) -> None:
         """Put other messages in place of all that were there: compaction, or the next phase's beginning."""
         self._messages = list(messages)
+        self.finished = len(self._messages)
         self.rewrites += 1
 
     @overload

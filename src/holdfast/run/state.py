@@ -21,6 +21,17 @@ class PhaseOutput(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: timedelta = timedelta(0)
 
 
+class StepEnd(msgspec.Struct, frozen=True, gc=False):
+    """What had been used and noted when a step was finished. A save may come later, when there is more of both."""
+
+    own_usage: Usage = NO_USAGE
+    child_usage: Usage = NO_USAGE
+    notes: dict[str, Any] = {}
+
+
+_NO_STEP = StepEnd()
+
+
 @dataclass(slots=True, kw_only=True)
 class RunState:
     """What a run consists of at this moment. The loop changes it; a checkpointer reads it when it saves."""
@@ -44,11 +55,20 @@ class RunState:
     elapsed: timedelta = timedelta(0)
     #: Small plain data that ports keep with the run, each under its own name.
     notes: dict[str, Any] = field(default_factory=dict)
+    #: Of the last step that was finished in this process.
+    step_end: StepEnd = _NO_STEP
 
     @property
     def usage(self) -> Usage:
         """All that was used for this run, its children included."""
         return self.own_usage + self.child_usage
+
+    def finish_step(self) -> None:
+        """The reply and all its tool results are in the history."""
+        self.iteration += 1
+        self.results.clear()
+        self.history.finished = len(self.history)
+        self.step_end = StepEnd(self.own_usage, self.child_usage, dict(self.notes) if self.notes else {})
 
     def finish_phase(self, name: str, output: Any) -> None:
         """The current phase is over; the conversation starts anew."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +11,7 @@ import typer
 from holdfast.cli.errors import WrongUsage
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import Paper, print_json, talk
-from holdfast.cli.stores import operating, url_of
+from holdfast.cli.stores import operating, store_for, url_of
 from holdfast.run.info import RunInfo
 
 if TYPE_CHECKING:
@@ -40,9 +40,12 @@ def add(
     """Keep a job that submits a run at every fire."""
     if missed not in _MISSED:
         raise WrongUsage(f"--missed is {missed!r}: use one of {', '.join(_MISSED)}")
+    from holdfast.batteries.schedule import cron_next
+
+    cron_next(cron, timezone, datetime.now(UTC))  # what it cannot read is refused before a store is made
 
     async def work() -> datetime:
-        async with _schedule(store) as schedule:
+        async with _schedule(store, create=True) as schedule:
             job = await schedule.add(
                 name, agent, prompt, cron, timezone=timezone, missed=missed, caller_id=caller  # type: ignore[arg-type]
             )  # fmt: skip
@@ -128,7 +131,7 @@ def loop(
     """
 
     async def work() -> None:
-        async with _schedule(store) as schedule:
+        async with _schedule(store, create=True) as schedule:
             talk("firing jobs; Ctrl-C stops")
             await schedule.loop(timedelta(seconds=every))
 
@@ -147,19 +150,21 @@ SCHEDULE_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 @asynccontextmanager
-async def _schedule(store_url: str) -> AsyncIterator["Schedule"]:
-    """The schedule beside the runs of a store."""
+async def _schedule(store_url: str, *, create: bool = False) -> AsyncIterator["Schedule"]:
+    """The schedule beside the runs of a store, which is made if it may be and can keep jobs."""
     from holdfast.batteries.database.opening import tables_from_url
     from holdfast.batteries.schedule import Schedule, TablesJobs
 
-    async with operating(store_url, create=True) as (operations, _):
+    store_for(store_url, create=True)
+    jobs = TablesJobs(tables_from_url(url_of(store_url)))
+    async with operating(store_url, create=create) as (operations, _):
 
         async def submit(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
             return await operations.submit(
                 RunInfo(run_id=run_id, agent_name=agent, caller_id=caller_id, inputs={"prompt": prompt})
             )
 
-        schedule = Schedule(submit, jobs=TablesJobs(tables_from_url(url_of(store_url))))
+        schedule = Schedule(submit, jobs=jobs)
         try:
             yield schedule
         finally:

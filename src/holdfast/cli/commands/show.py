@@ -58,7 +58,7 @@ def _as_data(shown: Listed, items: list[Item], transcript: Transcript, children:
     return {
         "run": shown,
         "transcript": [item for item in items if item.kind not in ("begin", "step", "phase", "outcome")],
-        "calls": list(transcript.calls.values()),
+        "calls": transcript.calls,
         "phases": [{"name": item.text, "output": item.content, "step": item.step} for item in phases],
         "timeline": [
             {"step": item.step, "at": item.at, "tokens": item.tokens, "cost_usd": item.cost_usd} for item in steps

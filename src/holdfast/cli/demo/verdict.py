@@ -28,13 +28,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, stored: StoredRun) -> "Snapshot":
         transcript = Transcript()
         items = transcript.read(stored.entries)
-        recorded = {call.call_id for call in transcript.calls.values() if call.state == "done"}
+        recorded = frozenset(call.call_id for call in transcript.calls if call.state == "done")
         outcome = [item for item in items if item.kind == "outcome" and not item.error]
         return cls(
             steps=decode(stored.record.progress, Progress).iteration,
             entries={entry.seq: entry.checksum() for entry in stored.entries},
-            recorded=frozenset(recorded),
-            unanswered=frozenset(transcript.calls.keys() - recorded),
+            recorded=recorded,
+            unanswered=frozenset(call.call_id for call in transcript.calls) - recorded,
             replies=sum(item.kind == "reply" for item in items),
             output=outcome[-1].content if outcome else None,
         )
