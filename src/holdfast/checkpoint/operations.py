@@ -226,8 +226,8 @@ class Operations:
                 outcome is unknown.
 
         Raises:
-            RunNotFound: there is no such run. RunNotClaimable: it is not parked. CheckpointError: an answer is for a
-                call that does not wait for one.
+            RunNotFound: there is no such run. RunNotClaimable: it is not parked. RunBusy: somebody else is unparking it.
+                CheckpointError: an answer is for a call that does not wait for one.
         """
         parked = Ending(status=Status.PARKED, reason=(await self.record(run_id)).reason)
         taking = self._store.claim(run_id, self._checkpoints.worker_id, statuses={Status.PARKED})
