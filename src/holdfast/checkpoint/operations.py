@@ -226,7 +226,7 @@ class Operations:
                 outcome is unknown.
 
         Raises:
-            RunNotFound: there is no such run. RunNotClaimable: it is not parked. RunBusy: somebody else is unparking it.
+            RunNotFound: there is no such run. RunNotClaimable: it is not parked. RunBusy: somebody else unparks it now.
                 CheckpointError: an answer is for a call that does not wait for one.
         """
         parked = Ending(status=Status.PARKED, reason=(await self.record(run_id)).reason)
