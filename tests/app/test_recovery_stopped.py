@@ -14,7 +14,7 @@ from holdfast.checkpoint.claim import Worker
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreUnavailable
 from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.liveness import this_process
-from holdfast.checkpoint.record import Ending, RunRecord
+from holdfast.checkpoint.record import Ending, NewRun, RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.sqlite import SqliteStore
@@ -200,3 +200,23 @@ async def test_the_runs_of_a_process_that_still_seems_alive_are_waited_for_at_bo
     async with App([agent], SqliteStore(tmp_path / "runs.db", dead_after=dead_after)) as app:
         async with asyncio.timeout(60):
             assert (await app.result("run")).output == "ok"
+
+
+async def test_a_child_that_is_left_to_its_parked_parent_is_not_looked_for_again_and_again() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, recover=False) as app:
+        await app.submit(agent, "short", run_id="parent")
+        claim = await probe.inner.claim("parent", app._checkpoints.worker_id)
+        await probe.inner.settle(claim, Ending(status=Status.PARKED, reason="approval"))
+        stored = await probe.inner.load("parent")
+        child = NewRun(
+            run_id="child", agent_name="agent", parent_run_id="parent", meta=stored.record.meta, progress=b"{}",
+            entries=stored.entries,
+        )  # fmt: skip
+        await probe.inner.create(child)
+    async with App([agent], ProbeStore(probe.inner)) as app:
+        assert app._recovering is not None
+        async with asyncio.timeout(60):
+            await app._recovering
+    assert (await _record(probe.inner, "child")).interrupted

@@ -44,7 +44,9 @@ class BootRecovery:
         """Return when nothing is left to wait for, or the store is closed."""
         while not self._executor.draining:
             try:
-                log.info("%s", await self._recovery.recover())
+                report = await self._recovery.recover()
+                if report.fates or self._elsewhere is None:
+                    log.info("%s", report)
                 wait = await self._next_look()
             except StoreClosed:
                 return
@@ -66,7 +68,9 @@ class BootRecovery:
             if record.agent_name not in self._agents:
                 continue
             if record.interrupted:
-                waits.append(max(record.not_before - now, _AT_SOONEST))
+                # What is due and was not taken is left to somebody else: a child to its parent.
+                if record.not_before > now:
+                    waits.append(max(record.not_before - now, _AT_SOONEST))
             elif record.owner != self._checkpoints.worker_id:
                 elsewhere.add(record.run_id)
         self._elsewhere = elsewhere if self._elsewhere is None else self._elsewhere & elsewhere
