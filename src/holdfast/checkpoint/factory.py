@@ -3,17 +3,18 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 from holdfast.checkpoint.claim import Claim, Worker
 from holdfast.checkpoint.codec import RunMeta, read_checkpoint
 from holdfast.checkpoint.delta import mark_of
-from holdfast.checkpoint.errors import RunBusy, RunDamaged, RunNotFound, UndecodableRecord, UnknownVersion
+from holdfast.checkpoint.errors import RunBusy, RunDamaged, RunNotFound, StoreClosed, UndecodableRecord, UnknownVersion
 from holdfast.checkpoint.handle import HandleSettings, NoCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
 from holdfast.checkpoint.liveness import this_process
-from holdfast.checkpoint.record import StoredRun
+from holdfast.checkpoint.record import Ending, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.run.errors import NotKnownHere, RunLost, RunParked
@@ -37,8 +38,8 @@ class Checkpoints:
         self._store, self._clock = store, clock
         self._settings = settings or HandleSettings()
         self.worker_id = f"w-{secrets.token_hex(8)}"
-        #: Handles of runs whose end the store would not take.
-        self._unsettled: set[StoreCheckpointer] = set()
+        #: What the store has not taken yet of runs that nobody here drives any more.
+        self._unsettled: set[Callable[[], Awaitable[None]]] = set()
         self._opening = asyncio.Lock()
         self._open = False
 
@@ -138,17 +139,34 @@ class Checkpoints:
             except RunBusy:
                 continue  # it is being driven again; it goes with its parent
 
+    async def settle(self, claim: Claim, ending: Ending) -> None:
+        """End a claim that has no handle. What the store does not take, `settle_again` repeats."""
+        assert self._store is not None, "a claim comes from a store"
+        owed = partial(self._store.settle, claim, ending)
+        self._unsettled.add(owed)  # first: this may be cancelled, or be under way when the store is closed
+        await owed()
+        self._unsettled.discard(owed)
+
+    async def give_back(self, claim: Claim, ending: Ending) -> None:
+        """End the claim on a run that nobody here goes on with. Trouble with the store is logged, and tried again."""
+        try:
+            await self.settle(claim, ending)
+        except (RunLost, StoreClosed):
+            pass  # somebody else has it, or will have it when this process has ended
+        except Exception as exc:  # a host's own store may raise anything
+            log.warning("run %s stays claimed by this worker until the store takes it back: %s", claim.run_id, exc)
+
     async def settle_again(self) -> None:
         """Repeat what the store would not take when a run ended: else the run stays with this worker for ever."""
-        for handle in list(self._unsettled):
+        for owed in list(self._unsettled):
             try:
-                await handle.settle_again()
+                await owed()
             except RunLost:
                 pass  # somebody else has it: so it is looked after
             except Exception as exc:  # a host's own store may raise anything
                 log.warning("the store still does not take the end of a run: %s", exc)
                 continue
-            self._unsettled.discard(handle)
+            self._unsettled.discard(owed)
 
     async def close(self) -> None:
         """Offer the ends again that the store would not take, discharge this worker, and close the store."""

@@ -10,7 +10,7 @@ from enum import StrEnum
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.claiming import in_background, seen_through
 from holdfast.checkpoint.codec import Progress, decode
-from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreError, UndecodableRecord
+from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.lifecycle import ENDINGS, Status
 from holdfast.checkpoint.operations import Operations
@@ -163,7 +163,7 @@ class Recovery:
     async def _untake(self, claims: Sequence[Claim]) -> None:
         """Nobody drives what was claimed: whoever asked for it was cancelled."""
         for claim in claims:
-            await self._set_aside(claim, _as_before(claim))
+            await self._checkpoints.give_back(claim, _as_before(claim))
 
     async def _claim_beside(self, running: "set[asyncio.Task[None]]") -> list[Claim] | None:
         """Claim more. `None`: the store does not answer, which is no reason to give up what is under way."""
@@ -204,10 +204,10 @@ class Recovery:
             return Fate.LEFT, str(exc)
         except CheckpointError as exc:
             # A newer version, or a store that does not answer: nothing is wrong with the run.
-            await self._set_aside(claim, _as_before(claim, reason=str(exc), delay=NotKnownHere.retry_after))
+            await self._checkpoints.give_back(claim, _as_before(claim, reason=str(exc), delay=NotKnownHere.retry_after))
             return Fate.LEFT, str(exc)
         except asyncio.CancelledError:
-            in_background(self._set_aside(claim, _as_before(claim)))
+            in_background(self._checkpoints.give_back(claim, _as_before(claim)))
             raise
         except Exception as exc:  # of whatever codec: it cannot be read, and the others go on
             log.error("run %s cannot be read", claim.run_id, exc_info=exc)
@@ -215,7 +215,7 @@ class Recovery:
         return await self.drive(self._agents[resumption.info.agent_name], resumption)
 
     async def _damaged(self, claim: Claim, why: str) -> tuple[Fate, str]:
-        await self._set_aside(claim, Ending(status=Status.PARKED, reason=f"damaged: {why}"))
+        await self._checkpoints.give_back(claim, Ending(status=Status.PARKED, reason=f"damaged: {why}"))
         return Fate.DAMAGED, why
 
     async def drive(self, agent: AgentSource, resumption: Resumption) -> tuple[Fate, str]:
@@ -241,7 +241,7 @@ class Recovery:
         keep = None if record.expires_at is None else max(record.expires_at - self._clock.now(), timedelta(0))
 
         async def put_back(claim: Claim) -> None:
-            await self._set_aside(claim, _as_before(claim, former, reason=record.reason, keep=keep))
+            await self._checkpoints.give_back(claim, _as_before(claim, former, reason=record.reason, keep=keep))
 
         taking = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
         claim = await seen_through(taking, put_back)
@@ -285,14 +285,6 @@ class Recovery:
             if child.strikes < MAX_STRIKES or await self._children_go_on(child.run_id):
                 return True
         return False
-
-    async def _set_aside(self, claim: Claim, ending: Ending) -> None:
-        try:
-            await self._store.settle(claim, ending)
-        except (RunLost, StoreClosed):
-            return  # somebody else has it, or will have it when this process has ended
-        except CheckpointError as exc:
-            log.warning("run %s could not be set aside, it stays claimed by this worker: %s", claim.run_id, exc)
 
 
 def _as_before(
