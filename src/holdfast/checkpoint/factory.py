@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 
 from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.claiming import as_it_was, in_background
 from holdfast.checkpoint.codec import RunMeta, read_checkpoint
 from holdfast.checkpoint.delta import mark_of
 from holdfast.checkpoint.errors import RunBusy, RunDamaged, RunNotFound, StoreClosed, UndecodableRecord, UnknownVersion
@@ -23,6 +24,9 @@ from holdfast.run.message import MessageCodec
 from holdfast.run.ports import Checkpointer, Finished, Resumption
 
 log = logging.getLogger("holdfast.checkpoint")
+
+#: A child, and what leaves it as it was if it was claimed.
+_Met = tuple[Resumption | Finished | None, Callable[[], Awaitable[None]] | None]
 
 
 class Checkpoints:
@@ -40,6 +44,8 @@ class Checkpoints:
         self.worker_id = f"w-{secrets.token_hex(8)}"
         #: What the store has not taken yet of runs that nobody here drives any more.
         self._unsettled: set[Callable[[], Awaitable[None]]] = set()
+        #: Of children that were claimed, or are about to be, for a caller that was cancelled.
+        self._leaving: dict[str, asyncio.Task[None]] = {}
         self._opening = asyncio.Lock()
         self._open = False
 
@@ -108,32 +114,65 @@ class Checkpoints:
         return Resumption(info=checkpoint.meta.info(), checkpointer=handle, state=checkpoint.state)
 
     async def rejoin(self, info: RunInfo, codec: MessageCodec) -> Resumption | Finished | None:
-        """The child run of an earlier life of its parent: claimed and loaded, or its end; `None` if there is none."""
+        """The child run of an earlier life of its parent: claimed and loaded, or its end; `None` if there is none.
+
+        If the caller is cancelled meanwhile, the child is left as it was as soon as the store has answered.
+        """
         if self._store is None:
             return None
+        await self._left_alone(info.run_id)
+        meeting = asyncio.ensure_future(self._meet(info, codec))
+        try:
+            return (await asyncio.shield(meeting))[0]
+        except asyncio.CancelledError:
+            self._leaving[info.run_id] = in_background(self._leave(info.run_id, meeting))
+            raise
+
+    async def _meet(self, info: RunInfo, codec: MessageCodec) -> _Met:
+        """What `rejoin` gives, and what leaves the child as it was."""
+        assert self._store is not None
         try:
             stored = await self._store.load(info.run_id)
             if stored.record.over:
                 outcome = read_checkpoint(stored, codec).outcome
                 if outcome is not None:
-                    return Finished(output=outcome.output, usage=outcome.usage, error=outcome.error)
+                    return Finished(output=outcome.output, usage=outcome.usage, error=outcome.error), None
             # Whoever drives the parent drives its children: a parked child goes on because its parent does, and a
             # worker that lost the parent has lost the child.
             statuses = {*CLAIMABLE, Status.PARKED, Status.FAILED, Status.CANCELLED}
             claim = await self._store.claim(info.run_id, self.worker_id, statuses=statuses, steal=True)
-            return self.resume(claim, await self._store.load(info.run_id), codec)
+            undo = partial(self.give_back, claim, as_it_was(stored.record, claim, self._clock.now()))
+            try:
+                return self.resume(claim, await self._store.load(info.run_id), codec), undo
+            except Exception:
+                await undo()
+                raise
         except RunNotFound:
-            return None
+            return None, None
         except (RunDamaged, UndecodableRecord) as exc:
             raise RunParked("damaged", f"a child run cannot be read: {exc}") from exc
         except UnknownVersion as exc:
             raise NotKnownHere(f"a child run cannot be read here: {exc}") from exc
+
+    async def _leave(self, run_id: str, meeting: "asyncio.Future[_Met]") -> None:
+        try:
+            await asyncio.wait([meeting])
+            if not meeting.cancelled() and meeting.exception() is None and (undo := meeting.result()[1]) is not None:
+                await undo()
+        finally:
+            self._leaving.pop(run_id, None)
+
+    async def _left_alone(self, run_id: str) -> None:
+        """Return once no cancelled `rejoin` is about to claim this run, or to give it back."""
+        if (leaving := self._leaving.get(run_id)) is not None:
+            await asyncio.wait([leaving])
 
     async def forget(self, run_ids: Sequence[str]) -> None:
         """Remove finished children whose results are safe with their parent."""
         if self._store is None:
             return
         for run_id in run_ids:
+            await self._left_alone(run_id)
             try:
                 await self._store.remove(run_id)
             except RunBusy:

@@ -8,11 +8,11 @@ from datetime import timedelta
 from enum import StrEnum
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.claiming import in_background, seen_through
+from holdfast.checkpoint.claiming import as_it_was, in_background, seen_through
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
-from holdfast.checkpoint.lifecycle import ENDINGS, Status
+from holdfast.checkpoint.lifecycle import Status
 from holdfast.checkpoint.operations import Operations
 from holdfast.checkpoint.record import Ending, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
@@ -237,11 +237,9 @@ class Recovery:
         Raises:
             CheckpointError: it cannot be claimed, or not be loaded. Nothing was changed.
         """
-        former = record.status if record.status in ENDINGS else Status.INTERRUPTED
-        keep = None if record.expires_at is None else max(record.expires_at - self._clock.now(), timedelta(0))
 
         async def put_back(claim: Claim) -> None:
-            await self._checkpoints.give_back(claim, _as_before(claim, former, reason=record.reason, keep=keep))
+            await self._checkpoints.give_back(claim, as_it_was(record, claim, self._clock.now()))
 
         taking = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
         claim = await seen_through(taking, put_back)
@@ -287,16 +285,9 @@ class Recovery:
         return False
 
 
-def _as_before(
-    claim: Claim,
-    status: Status = Status.INTERRUPTED,
-    *,
-    reason: str = "",
-    delay: timedelta = timedelta(0),
-    keep: timedelta | None = None,
-) -> Ending:
+def _as_before(claim: Claim, *, reason: str = "", delay: timedelta = timedelta(0)) -> Ending:
     """What leaves a run as if it had not been claimed: that is no strike."""
-    return Ending(status=status, reason=reason, strikes=claim.strikes - 1, delay=delay, keep=keep)
+    return Ending(status=Status.INTERRUPTED, reason=reason, strikes=claim.strikes - 1, delay=delay)
 
 
 def _poison(claim: Claim, stored: StoredRun, agent: AgentSource, resumption: Resumption) -> str:
