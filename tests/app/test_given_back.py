@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 
 import pytest
 from tests.probe_store import ProbeStore
@@ -118,6 +119,32 @@ async def test_a_claim_that_comes_too_late_and_cannot_be_given_back_is_given_bac
     await asyncio.gather(cancelling, return_exceptions=True)
     await app._checkpoints.settle_again()
     assert (await store.record()).status is Status.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    "act", [lambda app: app.cancel("run"), lambda app: app.unpark("run")], ids=["cancel", "unpark"]
+)
+async def test_a_store_that_does_not_answer_holds_up_nobody_who_is_cancelled(
+    app: App, store: Blink, act: Callable[[App], Awaitable[None]]
+) -> None:
+    await store.park(app._checkpoints.worker_id)
+    silent, answer = asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method in ("records", "settle"):
+            silent.set()
+            await answer.wait()
+
+    store.before = hold
+    acting = asyncio.ensure_future(act(app))
+    await silent.wait()
+    acting.cancel()
+    done, _ = await asyncio.wait([acting], timeout=10)
+    assert done
+    answer.set()
+    async with asyncio.timeout(60):
+        while (await store.record()).status is not Status.PARKED:
+            await store.inner.changed(timedelta(seconds=1))
 
 
 async def test_what_is_not_given_back_is_given_back_at_the_latest_when_the_app_closes(store: Blink) -> None:

@@ -1,5 +1,6 @@
 """What a person or another process does to stored runs: submit, await, cancel, unpark, fork."""
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -8,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.claiming import seen_through
+from holdfast.checkpoint.claiming import in_background, seen_through
 from holdfast.checkpoint.codec import (
     FORMAT_VERSION,
     Begin,
@@ -169,6 +170,9 @@ class Operations:
             # It cannot be read, so it cannot be said who waits for its end: keep it for a while, over.
             ending = Ending(status=Status.CANCELLED, reason=f"cancelled; {exc}", keep=self._retention)
             await self._checkpoints.settle(claim, ending)
+        except asyncio.CancelledError:
+            in_background(self._checkpoints.give_back(claim, as_it_was))
+            raise
         except BaseException:
             await self._checkpoints.give_back(claim, as_it_was)
             raise
@@ -236,6 +240,9 @@ class Operations:
             await self._answer(claim, answers or {})
             for child in await self._parked_children(run_id):
                 await self.unpark(child)
+        except asyncio.CancelledError:
+            in_background(self._checkpoints.give_back(claim, parked))
+            raise
         except BaseException:
             await self._checkpoints.give_back(claim, parked)
             raise
