@@ -170,6 +170,35 @@ async def test_a_parked_run_that_cannot_be_loaded_by_hand_stays_parked() -> None
         assert (await app.resume("run")).output == "ok"
 
 
+@pytest.mark.parametrize("cancelled", [False, True], ids=["fails", "is cancelled"])
+async def test_a_resume_by_hand_that_does_not_come_about_revokes_no_cancel(cancelled: bool) -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    reached = asyncio.Event()
+    async with App([agent], probe, recover=False, retention=timedelta(hours=1)) as app:
+        await app.submit(agent, "short", run_id="run")
+        await probe.inner.request_cancel("run")
+
+        async def lost_once_claimed(method: str) -> None:
+            if method == "load" and probe.calls.count("claim") == 2:
+                reached.set()
+                await asyncio.sleep(3600 if cancelled else 0)
+                raise StoreUnavailable("the connection was lost")
+
+        probe.before = lost_once_claimed
+        resuming = asyncio.create_task(app.resume("run"))
+        await reached.wait()
+        if cancelled:
+            resuming.cancel()
+        await asyncio.wait([resuming])
+        left = await _until(probe.inner, "run", Status.CANCELLED)
+        assert left.expires_at is not None
+        assert left.expires_at - left.updated_at == timedelta(hours=1)
+        probe.before = None
+        assert not (await app.recover()).fates
+        assert (await app.resume("run")).output == "ok"
+
+
 async def test_one_run_that_cannot_be_read_is_set_aside_and_the_others_go_on() -> None:
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())

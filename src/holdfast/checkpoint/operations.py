@@ -210,15 +210,15 @@ class Operations:
             with suppress(RunNotFound, RunNotClaimable):  # it has come to its end meanwhile
                 await self.cancel(child.run_id)
 
-    async def outweigh_cancel(self, claim: Claim) -> Claim:
-        """A new claim on a run that a person resumes, and that was asked to cancel when its owner died.
+    async def outweigh_cancel(self, claim: Claim) -> tuple[Claim, Ending]:
+        """A new claim on a run that a person resumes, and that was asked to cancel when its owner died; and its end.
 
         The cancel comes into force, as it would have if the owner had lived, and is outweighed like any earlier end.
         """
         ending = Ending(status=Status.CANCELLED, reason="cancelled before it was resumed", keep=self._retention)
         await self._store.settle(claim, ending)
         taking = self._store.claim(claim.run_id, claim.worker_id, statuses={Status.CANCELLED})
-        return await seen_through(taking, lambda taken: self._checkpoints.give_back(taken, ending))
+        return await seen_through(taking, lambda taken: self._checkpoints.give_back(taken, ending)), ending
 
     async def unpark(self, run_id: str, answers: Mapping[str, Any] | None = None) -> None:
         """Let a parked run go on: recovery takes it from now on, with its strikes cleared.

@@ -13,7 +13,7 @@ from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
 from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.operations import Operations
+from holdfast.checkpoint.operations import RETENTION, Operations
 from holdfast.checkpoint.record import Ending, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -96,7 +96,8 @@ class Recovery:
 
     @property
     def _operations(self) -> Operations:
-        return Operations(self._checkpoints, self._agents)
+        retention = RETENTION if self._retention is None else self._retention
+        return Operations(self._checkpoints, self._agents, retention=retention)
 
     async def recover(self) -> RecoveryReport:
         """Go on with every run that is interrupted now, to its end. Runs within their backoff are not.
@@ -235,17 +236,19 @@ class Recovery:
         """Claim one run and make it ready to go on; `None` if it has struck out and was parked.
 
         Raises:
-            CheckpointError: it cannot be claimed, or not be loaded. Nothing was changed.
+            CheckpointError: it cannot be claimed, or not be loaded. Nothing was changed, but that a cancel which it was
+                asked for has come into force.
         """
+        cancelled: Ending | None = None
 
         async def put_back(claim: Claim) -> None:
-            await self._checkpoints.give_back(claim, as_it_was(record, claim, self._clock.now()))
+            await self._checkpoints.give_back(claim, cancelled or as_it_was(record, claim, self._clock.now()))
 
         taking = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
         claim = await seen_through(taking, put_back)
         try:
             if by_hand and record.cancel_requested:
-                claim = await self._operations.outweigh_cancel(claim)
+                claim, cancelled = await self._operations.outweigh_cancel(claim)
             return await self.resumption(claim, by_hand=by_hand)
         except RunLost:
             raise
