@@ -70,6 +70,11 @@ class Ends:
         if len(self._ends) > _REMEMBERED:
             del self._ends[next(iter(self._ends))]
 
+    def forget(self, run_id: str) -> None:
+        """The run goes on: how it ended is not true any more."""
+        self._ends.pop(run_id, None)
+        self._noted.pop(run_id, None)
+
     @contextmanager
     def looking(self, run_id: str) -> Iterator[None]:
         """While somebody looks for the run, or drives it, its end can be noted."""
