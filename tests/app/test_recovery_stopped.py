@@ -85,6 +85,50 @@ async def test_a_cancel_of_who_drives_them_leaves_the_runs(by: str) -> None:
         assert (await app.result("run")).output == "ok"
 
 
+async def test_a_worker_whose_store_gives_no_signs_looks_by_itself_now_and_then() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    refused = asyncio.Event()
+
+    async def refuse(method: str) -> None:
+        if method == "changed":
+            if "claim_next" in probe.calls:
+                refused.set()
+            raise StoreUnavailable("no connection to listen on")
+
+    probe.before = refuse
+    async with App([agent], probe, recover=False) as app:
+        serving = asyncio.create_task(app.serve())
+        await refused.wait()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert probe.calls.count("claim_next") < 10
+        await app.submit(agent, "short", run_id="run")
+        await _until(probe.inner, "run", Status.DONE)
+    await serving
+
+
+async def test_a_worker_that_is_cancelled_while_it_waits_for_a_sign_leaves_nothing_behind() -> None:
+    probe = ProbeStore(MemoryStore())
+    waiting: asyncio.Queue[asyncio.Task[object] | None] = asyncio.Queue()
+
+    async def note(method: str) -> None:
+        if method == "changed":
+            await waiting.put(asyncio.current_task())
+            await asyncio.Event().wait()
+
+    probe.before = note
+    async with App([Agent(name="agent", model=Gated())], probe, recover=False) as app:
+        before = asyncio.all_tasks()
+        serving = asyncio.create_task(app.serve())
+        while (sign := await waiting.get()) in before:
+            pass  # it is not the worker that waits there
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert sign is not None
+        assert sign.done()
+
+
 def test_an_event_loop_that_ends_leaves_the_runs(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'runs.db'}"
 

@@ -146,11 +146,16 @@ class Recovery:
         if not look and not full:
             return {task for task in running if not task.done()}
         sign = asyncio.create_task(self._store.changed(POLL)) if look else None
-        waited: set[asyncio.Task[None] | asyncio.Task[bool]] = {stop, *running, *([sign] if sign else [])}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if sign is not None:
-            sign.cancel()
-            await asyncio.gather(sign, return_exceptions=True)
+        waited: set[asyncio.Task[None] | asyncio.Task[bool]] = {stop, *running}
+        try:
+            await asyncio.wait({*waited, *([sign] if sign else [])}, return_when=asyncio.FIRST_COMPLETED)
+            if sign is not None and sign.done() and not sign.cancelled() and (trouble := sign.exception()) is not None:
+                log.warning("could not wait for a sign of the store, will look by itself: %s", trouble)
+                await asyncio.wait(waited, timeout=POLL.total_seconds(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if sign is not None:
+                sign.cancel()
+                await asyncio.gather(sign, return_exceptions=True)
         return {task for task in running if not task.done()}
 
     async def _claim(self, room: int) -> list[Claim]:
