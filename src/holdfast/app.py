@@ -314,6 +314,7 @@ class App:
         resumption = await self._recovery.take(record, statuses, by_hand=by_hand)
         if resumption is None:  # it has struck out
             return await self._operations.result(run_id)
+        self._ends.forget(run_id)
         return await self._executing.resume(agent, resumption, left_with_caller=left_with_caller)
 
     async def cancel(self, run_id: str) -> None:

@@ -85,6 +85,50 @@ async def test_a_cancel_of_who_drives_them_leaves_the_runs(by: str) -> None:
         assert (await app.result("run")).output == "ok"
 
 
+async def test_a_worker_whose_store_gives_no_signs_looks_by_itself_now_and_then() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    refused = asyncio.Event()
+
+    async def refuse(method: str) -> None:
+        if method == "changed":
+            if "claim_next" in probe.calls:
+                refused.set()
+            raise StoreUnavailable("no connection to listen on")
+
+    probe.before = refuse
+    async with App([agent], probe, recover=False) as app:
+        serving = asyncio.create_task(app.serve())
+        await refused.wait()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert probe.calls.count("claim_next") < 10
+        await app.submit(agent, "short", run_id="run")
+        await _until(probe.inner, "run", Status.DONE)
+    await serving
+
+
+async def test_a_worker_that_is_cancelled_while_it_waits_for_a_sign_leaves_nothing_behind() -> None:
+    probe = ProbeStore(MemoryStore())
+    waiting: asyncio.Queue[asyncio.Task[object] | None] = asyncio.Queue()
+
+    async def note(method: str) -> None:
+        if method == "changed":
+            await waiting.put(asyncio.current_task())
+            await asyncio.Event().wait()
+
+    probe.before = note
+    async with App([Agent(name="agent", model=Gated())], probe, recover=False) as app:
+        before = asyncio.all_tasks()
+        serving = asyncio.create_task(app.serve())
+        while (sign := await waiting.get()) in before:
+            pass  # it is not the worker that waits there
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert sign is not None
+        assert sign.done()
+
+
 def test_an_event_loop_that_ends_leaves_the_runs(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'runs.db'}"
 
@@ -167,6 +211,35 @@ async def test_a_parked_run_that_cannot_be_loaded_by_hand_stays_parked() -> None
         left = await _record(probe.inner, "run")
         assert (left.status, left.reason) == (Status.PARKED, "approval")
         probe.before = None
+        assert (await app.resume("run")).output == "ok"
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["fails", "is cancelled"])
+async def test_a_resume_by_hand_that_does_not_come_about_revokes_no_cancel(cancelled: bool) -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    reached = asyncio.Event()
+    async with App([agent], probe, recover=False, retention=timedelta(hours=1)) as app:
+        await app.submit(agent, "short", run_id="run")
+        await probe.inner.request_cancel("run")
+
+        async def lost_once_claimed(method: str) -> None:
+            if method == "load" and probe.calls.count("claim") == 2:
+                reached.set()
+                await asyncio.sleep(3600 if cancelled else 0)
+                raise StoreUnavailable("the connection was lost")
+
+        probe.before = lost_once_claimed
+        resuming = asyncio.create_task(app.resume("run"))
+        await reached.wait()
+        if cancelled:
+            resuming.cancel()
+        await asyncio.wait([resuming])
+        left = await _until(probe.inner, "run", Status.CANCELLED)
+        assert left.expires_at is not None
+        assert left.expires_at - left.updated_at == timedelta(hours=1)
+        probe.before = None
+        assert not (await app.recover()).fates
         assert (await app.resume("run")).output == "ok"
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.probe_store import ProbeStore
 
 from holdfast import Agent, App, Message, Reply, ToolSchema
 from holdfast.checkpoint.errors import RunConflict, RunExists
+from holdfast.checkpoint.recovery import Fate
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.run.errors import RunFailed, Shutdown
 
@@ -74,6 +76,25 @@ async def test_of_a_run_that_failed_in_recovery_the_error_is_known_and_nothing_e
         gc.collect()
         assert [page() for page in model.pages] == [None, None]
     assert model.asked == ["trouble"]
+
+
+async def test_the_end_of_a_run_that_was_resumed_by_hand_since_is_not_its_end_any_more(tmp_path: Path) -> None:
+    says: list[Exception | str] = [Shutdown("going down"), ValueError("a bad day"), "done", "done again"]
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        said = says.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return Reply(text=said)
+
+    agents = [Agent(name="agent", model=model)]
+    async with App(agents, f"sqlite:{tmp_path}/runs.db", recover=False, keep_failed=timedelta(hours=1)) as app:
+        with pytest.raises(Shutdown):
+            await app.run("agent", "Monday", run_id="r")
+        assert len((await app.recover()).of(Fate.FAILED)) == 1
+        assert (await app.resume("r")).output == "done"
+        # It is over and gone, and its id is free.
+        assert (await app.run("agent", "Monday", run_id="r")).output == "done again"
 
 
 # -- callers who meet ---------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """The factory mints one handle per run, and says what happens when it cannot."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -241,3 +243,96 @@ async def test_a_finished_child_is_met_with_its_end_and_an_unknown_one_is_not_me
 async def _met(checkpoints: Checkpoints, info: RunInfo) -> bool:
     await checkpoints.open()
     return await checkpoints.rejoin(info, NATIVE_CODEC) is not None
+
+
+# -- meeting a child again --------------------------------------------------------------------------------------------
+
+CHILD = RunInfo(run_id="child", agent_name="a", parent_run_id="parent")
+
+
+async def _with_a_child(left: Status) -> Life:
+    """A life whose store has a child of an earlier one."""
+    life = Life()
+    handle = await life.checkpoints.begin(CHILD)
+    await handle.save(RunState())
+    await (handle.park("approval") if left is Status.PARKED else handle.release("approval"))
+    return life
+
+
+@pytest.mark.parametrize("left", [Status.INTERRUPTED, Status.PARKED])
+@pytest.mark.parametrize("at", ["claim", "load"])
+async def test_whoever_is_cancelled_while_it_meets_a_child_leaves_it_as_it_was(left: Status, at: str) -> None:
+    life = await _with_a_child(left)
+    reached, answer = asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == at and (at == "claim" or "claim" in life.store.calls):
+            reached.set()
+            await answer.wait()
+
+    life.store.before = hold
+    meeting = asyncio.create_task(life.checkpoints.rejoin(CHILD, NATIVE_CODEC))
+    await reached.wait()
+    meeting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await meeting
+    answer.set()
+    async with asyncio.timeout(60):
+        while life.store.changes[-2:] != ["claim", "settle"]:
+            await life.inner.changed(timedelta(seconds=1))
+    [record] = await life.records()
+    assert (record.status, record.reason, record.strikes) == (left, "approval", 0)
+    assert isinstance(await life.checkpoints.rejoin(CHILD, NATIVE_CODEC), Resumption)
+
+
+async def test_who_meets_a_child_again_waits_until_a_cancelled_meeting_has_left_it() -> None:
+    life = await _with_a_child(Status.INTERRUPTED)
+    reached, answer = asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "claim":
+            reached.set()
+            await answer.wait()
+
+    life.store.before = hold
+    first = asyncio.create_task(life.checkpoints.rejoin(CHILD, NATIVE_CODEC))
+    await reached.wait()
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(life.checkpoints.rejoin(CHILD, NATIVE_CODEC))
+    answer.set()
+    assert isinstance(await second, Resumption)
+    # Else the late claim would have taken the child from whoever drives it.
+    assert life.store.changes[-3:] == ["claim", "settle", "claim"]
+
+
+async def test_a_child_that_was_about_to_be_met_is_gone_when_it_is_forgotten() -> None:
+    life = await _with_a_child(Status.INTERRUPTED)
+    reached = asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "load" and "claim" in life.store.calls:
+            reached.set()
+            await asyncio.sleep(0)
+
+    life.store.before = hold
+    meeting = asyncio.create_task(life.checkpoints.rejoin(CHILD, NATIVE_CODEC))
+    await reached.wait()
+    meeting.cancel()
+    await asyncio.wait([meeting])
+    await life.checkpoints.forget(["child"])
+    assert await life.records() == []
+
+
+async def test_a_child_that_cannot_be_loaded_once_it_is_claimed_is_left_as_it_was() -> None:
+    life = await _with_a_child(Status.PARKED)
+
+    async def refuse(method: str) -> None:
+        if method == "load" and "claim" in life.store.calls:
+            raise StoreUnavailable("the connection was lost")
+
+    life.store.before = refuse
+    with pytest.raises(StoreUnavailable):
+        await life.checkpoints.rejoin(CHILD, NATIVE_CODEC)
+    [record] = await life.records()
+    assert (record.status, record.reason, record.strikes) == (Status.PARKED, "approval", 0)

@@ -64,13 +64,13 @@ class StoreCheckpointer:
         clock: Clock = SYSTEM_CLOCK,
         keep_result: bool = False,
         retention: timedelta | None = None,
-        on_unsettled: Callable[["StoreCheckpointer"], None] = lambda handle: None,
+        on_unsettled: Callable[[Callable[[], Awaitable[None]]], None] = lambda again: None,
     ) -> None:
         """The handle of a run that is not in the store yet: its first save puts it there.
 
         Args:
             keep_result: the run's end stays in the store, for somebody else to read; for `retention` if that is given.
-            on_unsettled: told when the store would not take the run's end; `settle_again` repeats it.
+            on_unsettled: told when the store would not take the run's end, and given what repeats it.
         """
         self._store, self._meta, self._worker_id = store, meta, worker_id
         self._settings, self._clock = settings or HandleSettings(), clock
@@ -281,23 +281,22 @@ class StoreCheckpointer:
         await self._settle_last(how)
 
     async def _settle_last(self, how: Callable[[], Awaitable[None]]) -> None:
-        async with self._lock:
-            if self._claim is None:
-                return
-            try:
-                await self._patiently(how)
-            except RunLost:
-                raise
-            except Exception:  # a host's own store may raise anything
-                # Until somebody settles it, the run stays with this live worker, where no recovery looks for it.
-                self._unsettled = how
-                self._on_unsettled(self)
-                raise
+        try:
+            async with self._lock:
+                if self._claim is not None:
+                    await self._patiently(how)
+        except RunLost:
+            raise
+        except BaseException:  # a host's own store may raise anything, and whoever waits here may be cancelled
+            # Until somebody settles it, the run stays with this live worker, where no recovery looks for it.
+            self._unsettled = how
+            self._on_unsettled(self.settle_again)
+            raise
 
     async def settle_again(self) -> None:
         """Repeat what the store would not take when the run ended. Raises as it did then."""
         async with self._lock:
-            if self._unsettled is not None:
+            if self._unsettled is not None and self._claim is not None:
                 await self._unsettled()
                 self._unsettled = None
 

@@ -1,5 +1,6 @@
 """What a person or another process does to stored runs: submit, await, cancel, unpark, fork."""
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -8,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.claiming import seen_through
+from holdfast.checkpoint.claiming import in_background, seen_through
 from holdfast.checkpoint.codec import (
     FORMAT_VERSION,
     Begin,
@@ -168,9 +169,12 @@ class Operations:
         except (RunDamaged, UndecodableRecord, UnknownVersion) as exc:
             # It cannot be read, so it cannot be said who waits for its end: keep it for a while, over.
             ending = Ending(status=Status.CANCELLED, reason=f"cancelled; {exc}", keep=self._retention)
-            await self._store.settle(claim, ending)
+            await self._checkpoints.settle(claim, ending)
+        except asyncio.CancelledError:
+            in_background(self._checkpoints.give_back(claim, as_it_was))
+            raise
         except BaseException:
-            await self._store.settle(claim, as_it_was)
+            await self._checkpoints.give_back(claim, as_it_was)
             raise
         else:
             await resumption.checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
@@ -180,14 +184,14 @@ class Operations:
         worker_id = self._checkpoints.worker_id
         try:
             claim = await seen_through(
-                self._store.claim(run_id, worker_id), lambda claim: self._store.settle(claim, _left(claim))
+                self._store.claim(run_id, worker_id), lambda claim: self._checkpoints.give_back(claim, _left(claim))
             )
         except RunNotClaimable as exc:
             if exc.status != Status.PARKED:
                 raise
             parked = Ending(status=Status.PARKED, reason=exc.reason)
             taking = self._store.claim(run_id, worker_id, statuses={Status.PARKED})
-            return await seen_through(taking, lambda claim: self._store.settle(claim, parked)), parked
+            return await seen_through(taking, lambda claim: self._checkpoints.give_back(claim, parked)), parked
         return claim, _left(claim)
 
     async def cancel_children(self, run_id: str) -> None:
@@ -206,15 +210,15 @@ class Operations:
             with suppress(RunNotFound, RunNotClaimable):  # it has come to its end meanwhile
                 await self.cancel(child.run_id)
 
-    async def outweigh_cancel(self, claim: Claim) -> Claim:
-        """A new claim on a run that a person resumes, and that was asked to cancel when its owner died.
+    async def outweigh_cancel(self, claim: Claim) -> tuple[Claim, Ending]:
+        """A new claim on a run that a person resumes, and that was asked to cancel when its owner died; and its end.
 
         The cancel comes into force, as it would have if the owner had lived, and is outweighed like any earlier end.
         """
         ending = Ending(status=Status.CANCELLED, reason="cancelled before it was resumed", keep=self._retention)
         await self._store.settle(claim, ending)
         taking = self._store.claim(claim.run_id, claim.worker_id, statuses={Status.CANCELLED})
-        return await seen_through(taking, lambda taken: self._store.settle(taken, ending))
+        return await seen_through(taking, lambda taken: self._checkpoints.give_back(taken, ending)), ending
 
     async def unpark(self, run_id: str, answers: Mapping[str, Any] | None = None) -> None:
         """Let a parked run go on: recovery takes it from now on, with its strikes cleared.
@@ -231,15 +235,19 @@ class Operations:
         """
         parked = Ending(status=Status.PARKED, reason=(await self.record(run_id)).reason)
         taking = self._store.claim(run_id, self._checkpoints.worker_id, statuses={Status.PARKED})
-        claim = await seen_through(taking, lambda claim: self._store.settle(claim, parked))
+        claim = await seen_through(taking, lambda claim: self._checkpoints.give_back(claim, parked))
         try:
             await self._answer(claim, answers or {})
             for child in await self._parked_children(run_id):
                 await self.unpark(child)
-        except BaseException:
-            await self._store.settle(claim, parked)
+        except asyncio.CancelledError:
+            in_background(self._checkpoints.give_back(claim, parked))
             raise
-        await self._store.settle(claim, Ending(status=Status.INTERRUPTED))
+        except BaseException:
+            await self._checkpoints.give_back(claim, parked)
+            raise
+        # It has its answers. From here on it goes on, if not at once then when the store takes it back.
+        await self._checkpoints.give_back(claim, Ending(status=Status.INTERRUPTED))
 
     async def _parked_children(self, run_id: str) -> list[str]:
         wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({Status.PARKED}))

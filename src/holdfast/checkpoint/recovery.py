@@ -8,12 +8,12 @@ from datetime import timedelta
 from enum import StrEnum
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.claiming import in_background, seen_through
+from holdfast.checkpoint.claiming import as_it_was, in_background, seen_through
 from holdfast.checkpoint.codec import Progress, decode
-from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreError, UndecodableRecord
+from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreError, UndecodableRecord
 from holdfast.checkpoint.factory import Checkpoints
-from holdfast.checkpoint.lifecycle import ENDINGS, Status
-from holdfast.checkpoint.operations import Operations
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.operations import RETENTION, Operations
 from holdfast.checkpoint.record import Ending, RunFilter, RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -96,7 +96,8 @@ class Recovery:
 
     @property
     def _operations(self) -> Operations:
-        return Operations(self._checkpoints, self._agents)
+        retention = RETENTION if self._retention is None else self._retention
+        return Operations(self._checkpoints, self._agents, retention=retention)
 
     async def recover(self) -> RecoveryReport:
         """Go on with every run that is interrupted now, to its end. Runs within their backoff are not.
@@ -145,11 +146,16 @@ class Recovery:
         if not look and not full:
             return {task for task in running if not task.done()}
         sign = asyncio.create_task(self._store.changed(POLL)) if look else None
-        waited: set[asyncio.Task[None] | asyncio.Task[bool]] = {stop, *running, *([sign] if sign else [])}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if sign is not None:
-            sign.cancel()
-            await asyncio.gather(sign, return_exceptions=True)
+        waited: set[asyncio.Task[None] | asyncio.Task[bool]] = {stop, *running}
+        try:
+            await asyncio.wait({*waited, *([sign] if sign else [])}, return_when=asyncio.FIRST_COMPLETED)
+            if sign is not None and sign.done() and not sign.cancelled() and (trouble := sign.exception()) is not None:
+                log.warning("could not wait for a sign of the store, will look by itself: %s", trouble)
+                await asyncio.wait(waited, timeout=POLL.total_seconds(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if sign is not None:
+                sign.cancel()
+                await asyncio.gather(sign, return_exceptions=True)
         return {task for task in running if not task.done()}
 
     async def _claim(self, room: int) -> list[Claim]:
@@ -163,7 +169,7 @@ class Recovery:
     async def _untake(self, claims: Sequence[Claim]) -> None:
         """Nobody drives what was claimed: whoever asked for it was cancelled."""
         for claim in claims:
-            await self._set_aside(claim, _as_before(claim))
+            await self._checkpoints.give_back(claim, _as_before(claim))
 
     async def _claim_beside(self, running: "set[asyncio.Task[None]]") -> list[Claim] | None:
         """Claim more. `None`: the store does not answer, which is no reason to give up what is under way."""
@@ -204,10 +210,10 @@ class Recovery:
             return Fate.LEFT, str(exc)
         except CheckpointError as exc:
             # A newer version, or a store that does not answer: nothing is wrong with the run.
-            await self._set_aside(claim, _as_before(claim, reason=str(exc), delay=NotKnownHere.retry_after))
+            await self._checkpoints.give_back(claim, _as_before(claim, reason=str(exc), delay=NotKnownHere.retry_after))
             return Fate.LEFT, str(exc)
         except asyncio.CancelledError:
-            in_background(self._set_aside(claim, _as_before(claim)))
+            in_background(self._checkpoints.give_back(claim, _as_before(claim)))
             raise
         except Exception as exc:  # of whatever codec: it cannot be read, and the others go on
             log.error("run %s cannot be read", claim.run_id, exc_info=exc)
@@ -215,7 +221,7 @@ class Recovery:
         return await self.drive(self._agents[resumption.info.agent_name], resumption)
 
     async def _damaged(self, claim: Claim, why: str) -> tuple[Fate, str]:
-        await self._set_aside(claim, Ending(status=Status.PARKED, reason=f"damaged: {why}"))
+        await self._checkpoints.give_back(claim, Ending(status=Status.PARKED, reason=f"damaged: {why}"))
         return Fate.DAMAGED, why
 
     async def drive(self, agent: AgentSource, resumption: Resumption) -> tuple[Fate, str]:
@@ -235,19 +241,19 @@ class Recovery:
         """Claim one run and make it ready to go on; `None` if it has struck out and was parked.
 
         Raises:
-            CheckpointError: it cannot be claimed, or not be loaded. Nothing was changed.
+            CheckpointError: it cannot be claimed, or not be loaded. Nothing was changed, but that a cancel which it was
+                asked for has come into force.
         """
-        former = record.status if record.status in ENDINGS else Status.INTERRUPTED
-        keep = None if record.expires_at is None else max(record.expires_at - self._clock.now(), timedelta(0))
+        cancelled: Ending | None = None
 
         async def put_back(claim: Claim) -> None:
-            await self._set_aside(claim, _as_before(claim, former, reason=record.reason, keep=keep))
+            await self._checkpoints.give_back(claim, cancelled or as_it_was(record, claim, self._clock.now()))
 
         taking = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
         claim = await seen_through(taking, put_back)
         try:
             if by_hand and record.cancel_requested:
-                claim = await self._operations.outweigh_cancel(claim)
+                claim, cancelled = await self._operations.outweigh_cancel(claim)
             return await self.resumption(claim, by_hand=by_hand)
         except RunLost:
             raise
@@ -286,25 +292,10 @@ class Recovery:
                 return True
         return False
 
-    async def _set_aside(self, claim: Claim, ending: Ending) -> None:
-        try:
-            await self._store.settle(claim, ending)
-        except (RunLost, StoreClosed):
-            return  # somebody else has it, or will have it when this process has ended
-        except CheckpointError as exc:
-            log.warning("run %s could not be set aside, it stays claimed by this worker: %s", claim.run_id, exc)
 
-
-def _as_before(
-    claim: Claim,
-    status: Status = Status.INTERRUPTED,
-    *,
-    reason: str = "",
-    delay: timedelta = timedelta(0),
-    keep: timedelta | None = None,
-) -> Ending:
+def _as_before(claim: Claim, *, reason: str = "", delay: timedelta = timedelta(0)) -> Ending:
     """What leaves a run as if it had not been claimed: that is no strike."""
-    return Ending(status=status, reason=reason, strikes=claim.strikes - 1, delay=delay, keep=keep)
+    return Ending(status=Status.INTERRUPTED, reason=reason, strikes=claim.strikes - 1, delay=delay)
 
 
 def _poison(claim: Claim, stored: StoredRun, agent: AgentSource, resumption: Resumption) -> str:

@@ -33,8 +33,10 @@ from holdfast.run.outcome import Result
 #: How many ends of recovered runs are kept in mind for whoever asks for them by their id.
 _REMEMBERED = 10_000
 
-#: How often a run that this process has claimed is looked for until it is driven.
+#: Before a run that this process has claimed is looked for again, until it is driven. The pauses after it grow.
 _LOOK = timedelta(milliseconds=1)
+#: A claim that the store would not take back may be held for long.
+_LONGEST_LOOK = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class Ends:
         self._ends[info.run_id] = _end(info, end)
         if len(self._ends) > _REMEMBERED:
             del self._ends[next(iter(self._ends))]
+
+    def forget(self, run_id: str) -> None:
+        """The run goes on: how it ended is not true any more."""
+        self._ends.pop(run_id, None)
+        self._noted.pop(run_id, None)
 
     @contextmanager
     def looking(self, run_id: str) -> Iterator[None]:
@@ -203,7 +210,7 @@ class Reunion:
         return self._ends.of(info, self._operations.prompts(info))
 
     async def _go_on(self, info: RunInfo) -> Result:
-        run_id = info.run_id
+        run_id, pause = info.run_id, _LOOK
         while True:
             joined = await self._executor.join(run_id)
             if joined is not None:
@@ -219,4 +226,5 @@ class Reunion:
             except (RunAlreadyLive, RunNotClaimable):
                 pass
             # Recovery has claimed it and is about to drive it, or has just ended it.
-            await self._clock.sleep(_LOOK)
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, _LONGEST_LOOK)
