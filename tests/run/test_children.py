@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.life import Life
@@ -488,6 +488,51 @@ async def test_a_child_goes_down_as_its_parent_does_when_another_call_of_the_bat
     else:
         assert statuses.pop("p") is status
         assert set(statuses.values()) == {Status.INTERRUPTED}
+
+
+@pytest.mark.parametrize("on_error", ["tell", "raise"])
+@pytest.mark.parametrize(
+    ("stop", "status"),
+    [(ModelUnavailable("busy"), Status.INTERRUPTED), (RunParked("approval"), Status.PARKED)],
+    ids=repr,
+)
+async def test_a_run_is_left_with_its_child_though_another_call_fails_before_that_one_is_over(
+    stop: Exception, status: Status, on_error: Literal["tell", "raise"]
+) -> None:
+    life = Life()
+    left = asyncio.Event()
+    made = 0
+
+    @tool(effect="idempotent")
+    async def ask() -> str:
+        try:
+            return str((await current_call().run(Agent(name="child", model=Script(stop)), "sub")).output)
+        finally:
+            left.set()
+            await asyncio.Event().wait()  # it tidies up, until it is stopped
+
+    @tool(effect="idempotent", on_error=on_error)
+    async def breaks() -> str:
+        nonlocal made
+        made += 1
+        await left.wait()
+        raise ValueError("broken")
+
+    turns = asks(call("1", "ask"), call("2", "breaks"))
+    with pytest.raises(type(stop)):
+        await life.executor.run(Agent(name="parent", model=Script(turns), tools=[ask, breaks]), "go", run_id="p")
+    assert set((await life.statuses()).values()) == {status}
+
+    @tool(name="ask", effect="idempotent")
+    async def answered() -> str:
+        left.set()
+        return str((await current_call().run(Agent(name="child", model=Script("yes")), "sub")).output)
+
+    model = Script(turns, "done")
+    tools = [answered, tool(effect="idempotent")(breaks.function)]
+    await life.resume(Agent(name="parent", model=model, tools=tools), "p")
+    assert [each.content for each in model.asked[-1][-2:]] == ["yes", "ValueError: broken"]  # type: ignore[union-attr]
+    assert (made, await life.records()) == (2, [])
 
 
 async def test_a_tool_that_gives_up_on_its_child_ends_it_and_goes_on() -> None:

@@ -375,9 +375,12 @@ async def _outcome(
     # A run that came to its end before it could be interrupted did so. What else it made of being stopped is no matter.
     if stopped_by and (task.cancelled() or task.exception() or not isinstance(stopped_by, RunInterrupted)):
         return stopped_by, cancel
+    error = None if task.cancelled() else task.exception()
+    if live.left_for is not None and (task.cancelled() or (error is not None and not live.is_left_by(error))):
+        return live.left_for, cancel  # nor is what a call of its own made of the run being left
     if task.cancelled():
         return RunCancelled(f"run {live.info.run_id} was cancelled from within: its own code let out a cancel"), cancel
-    return task.exception(), cancel
+    return error, cancel
 
 
 def _tell_others(live: LiveRun, error: BaseException | None, result: tuple[Result, Any] | None) -> None:

@@ -149,6 +149,11 @@ class LiveRun:
         """What the run is being ended for, from outside or by a tool call of its own."""
         return self._stopped_by or self.failing
 
+    @property
+    def left_for(self) -> BaseException | None:
+        """What a tool call of its own leaves the run for. What the others raise from then on is not their outcome."""
+        return self.failing if self.failing is not None and self.is_left_by(self.failing) else None
+
     def settlement(self, error: BaseException | None) -> Settlement:
         """What becomes of the run's checkpoint if it ends with `error`."""
         return settlement(error, self._shutdown_types)
