@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
 from holdfast.checkpoint.claim import Claim, Worker
@@ -33,8 +33,14 @@ class Checkpoints:
         *,
         settings: HandleSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        cancel_children: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self._store, self._clock = store, clock
+        """Make the factory.
+
+        Args:
+            cancel_children: cancels the unfinished runs below the one with this id, which is about to be cancelled.
+        """
+        self._store, self._clock, self._cancel_children = store, clock, cancel_children
         self._settings = settings or HandleSettings()
         self.worker_id = f"w-{secrets.token_hex(8)}"
         #: Handles of runs whose end the store would not take.
@@ -74,6 +80,7 @@ class Checkpoints:
             clock=self._clock,
             keep_result=info.parent_run_id is not None,
             on_unsettled=self._unsettled.add,
+            cancel_children=self._cancel_children,
         )
 
     def resume(
@@ -103,6 +110,7 @@ class Checkpoints:
             keep_result=checkpoint.meta.submitted or checkpoint.meta.parent_run_id is not None,
             retention=retention,
             on_unsettled=self._unsettled.add,
+            cancel_children=self._cancel_children,
         )
         return Resumption(info=checkpoint.meta.info(), checkpointer=handle, state=checkpoint.state)
 

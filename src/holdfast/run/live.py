@@ -46,6 +46,8 @@ class LiveRun:
         self.info, self.state, self.ports, self.clock, self.intents = info, state, ports, clock, intents
         self.checkpointer = checkpointer
         self.resumed = resumed
+        #: It may have started runs that are not over, in this life or in an earlier one.
+        self.may_have_children = resumed
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
         #: Whether anybody would hear of an event: if not, it need not be made.
