@@ -18,6 +18,7 @@ from holdfast.run.agent import Agent
 from holdfast.run.call import CallContext, current_call
 from holdfast.run.errors import (
     ModelUnavailable,
+    NotAdmitted,
     NotSaved,
     RunCancelled,
     RunFailed,
@@ -740,3 +741,38 @@ async def test_a_child_that_was_resumed_by_hand_goes_on_under_its_parent() -> No
     with pytest.raises(RunInterrupted, match="under its parent"):
         await by_hand
     assert await life.records() == []
+
+
+async def test_during_a_shutdown_a_child_that_was_resumed_by_hand_is_left_to_who_resumed_it() -> None:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
+    [record] = [record for record in await life.records() if record.parent_run_id]
+    child_begun, parent_begun, draining, go_on = (asyncio.Event() for _ in range(4))
+
+    async def slow(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        child_begun.set()
+        await go_on.wait()
+        return asks(call("d", "look"))
+
+    @tool(effect="idempotent")
+    async def ask() -> None:
+        parent_begun.set()
+        await draining.wait()
+        await current_call().run(Child().agent, "sub")
+
+    by_hand = asyncio.create_task(life.resume(Agent(name="child", model=slow, tools=[look]), record.run_id))
+    await child_begun.wait()
+    parent = asyncio.create_task(life.resume(Agent(name="parent", model=Script(), tools=[ask]), "p"))
+    await parent_begun.wait()
+    shutdown = asyncio.create_task(life.executor.shutdown())
+    await asyncio.sleep(0)
+    assert life.executor.draining
+    draining.set()
+    with pytest.raises(NotAdmitted):
+        await parent
+    go_on.set()
+    with pytest.raises(Shutdown, match="after step 2"):
+        await by_hand
+    await shutdown
+    assert set((await life.statuses()).values()) == {Status.INTERRUPTED}

@@ -173,6 +173,8 @@ class Executor:
         loop = loop_of(agent)
         # A call starts each child once, so one that is live was started by somebody else: by hand.
         await self._end_older(info.run_id, RunInterrupted(f"run {info.run_id} goes on under its parent"))
+        if info.run_id in self._live:
+            raise NotAdmitted(f"run {info.run_id} does not go on under its parent: this executor is shutting down")
         met = await self._rejoin(parent, info, loop)
         if isinstance(met, Finished):
             count(met.usage)
