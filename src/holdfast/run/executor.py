@@ -207,9 +207,12 @@ class Executor:
 
     async def _conduct(self, agent: AgentSource, live: LiveRun) -> Result:
         run_id = live.info.run_id
-        if self._draining or run_id in self._live:
-            await uninterrupted(within(LAST_WORDS, give_back(live), self._clock) if self._draining else give_back(live))
-            if run_id in self._live:
+        already_live = run_id in self._live
+        if self._draining or already_live:
+            if live.checkpointer is not None:  # else nothing is awaited: whoever is refused finds the other still live
+                giving = give_back(live)
+                await uninterrupted(within(LAST_WORDS, giving, self._clock) if self._draining else giving)
+            if already_live:
                 raise RunAlreadyLive(run_id)
             raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
         self._live[run_id] = live
