@@ -85,7 +85,10 @@ class App:
         if given is not None and redact is not None:
             given = RedactingStore(given, redact)
         settings = HandleSettings(throttle=throttle, max_bytes=max_bytes, keep_failed=keep_failed)
-        self._checkpoints = Checkpoints(given, settings=settings, clock=clock)
+        self._checkpoints = Checkpoints(
+            given, settings=settings, clock=clock,
+            cancel_children=lambda run_id: self._operations.cancel_children(run_id),
+        )  # fmt: skip
         self._ports = Ports(
             checkpoints=self._checkpoints if given is not None else None,
             audit=audit, budget=budget, critic=critic, delivery=delivery, palette=palette,

@@ -1,5 +1,6 @@
 """Agents of pydantic-ai as agents of holdfast: what a run gives when nothing goes wrong."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from tests.adapters.script import Script, call, said
 
 from holdfast import App, Bounds, Phase, RunInfo, current_call, tool
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.run.errors import DefinitionError, IterationsExceeded, RepeatedToolCalls
+from holdfast.checkpoint.lifecycle import Status
+from holdfast.run.errors import DefinitionError, IterationsExceeded, RepeatedToolCalls, RunParked
 from holdfast.run.tool import Tool
 from holdfast.run.usage import Usage
 
@@ -287,6 +289,31 @@ async def test_a_tool_starts_child_runs() -> None:
         result = await app.run("parent", "go")
     assert ("tool-return", "from below") in said(script.asked[1])
     assert result.usage.requests == 3
+
+
+async def test_a_run_is_parked_with_its_child_though_another_call_fails_before_that_one_is_over() -> None:
+    child = durable(Agent(Script(RunParked("approval", "please")).model, name="child"))
+    agent = Agent(Script([call("c1", "delegate"), call("c2", "breaks")], "never").model, name="parent")
+    left = asyncio.Event()
+
+    @agent.tool_plain
+    async def delegate() -> str:
+        try:
+            return str((await current_call().run(child, "go")).output)
+        finally:
+            left.set()
+            await asyncio.Event().wait()  # it tidies up, until it is stopped
+
+    @agent.tool_plain
+    async def breaks() -> str:
+        await left.wait()
+        raise ModelRetry("broken")
+
+    async with App([durable(agent, effects={"delegate": "idempotent"}), child], "memory:") as app:
+        with pytest.raises(RunParked, match="please"):
+            await app.run("parent", "go", run_id="p")
+        assert app.store is not None
+        assert {record.status async for record in app.store.records()} == {Status.PARKED}
 
 
 async def test_phases_have_prompts_and_instructions_of_their_own() -> None:

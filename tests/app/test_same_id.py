@@ -142,6 +142,21 @@ async def test_who_came_before_the_end_gets_it_however_slow_the_store_is(nth: in
         assert model.asked == [prompt] * 2
 
 
+async def test_who_found_nothing_in_the_store_and_comes_just_when_the_run_ends_gets_its_end() -> None:
+    for turns in range(30):
+        store, model = SlowForOne(1), Model()
+        model.away = False
+        async with App([Agent(name="agent", model=model)], store, recover=False) as app:
+            slow = asyncio.create_task(app.run("agent", "Monday", run_id="r"), name="slow")
+            await store.held.wait()
+            quick = asyncio.create_task(app.run("agent", "Monday", run_id="r"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            store.go_on.set()
+            assert [(await run).output for run in (slow, quick)] == ["answer to Monday"] * 2
+        assert model.asked == ["Monday"]
+
+
 async def test_who_comes_while_the_run_is_live_need_not_ask_the_store() -> None:
     store, reached, go_on = SlowForOne(1), asyncio.Event(), asyncio.Event()
 

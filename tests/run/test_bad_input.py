@@ -26,6 +26,7 @@ from holdfast.run.errors import (
 from holdfast.run.executor import Executor
 from holdfast.run.info import RunInfo
 from holdfast.run.message import Message, Reply, ToolCall, ToolResult
+from holdfast.run.outcome import Result
 from holdfast.run.tool import ToolSchema, tool
 from holdfast.run.usage import Usage
 
@@ -68,6 +69,18 @@ async def test_a_run_id_that_is_live_already_is_refused_and_the_live_run_is_not_
         await life.executor.run(Agent(name="a", model=Script("second")), "go", run_id="r")
     go_on.set()
     assert (await first).output == "first"
+
+
+async def test_who_begins_a_run_just_when_it_ends_is_not_told_of_a_shutdown() -> None:
+    ends: list[Any] = []
+    for turns in range(30):
+        life, agent = Life(), Agent(name="a", model=Script("done"))
+        first = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+        for _ in range(turns + 1):
+            await asyncio.sleep(0)
+        ends += await asyncio.gather(life.executor.run(agent, "go", run_id="r"), return_exceptions=True)
+        await first
+    assert {type(end) for end in ends} == {RunAlreadyLive, Result}
 
 
 async def test_a_run_id_that_is_live_in_another_process_is_refused_and_that_run_is_not_touched() -> None:

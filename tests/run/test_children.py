@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.life import Life
@@ -18,6 +18,7 @@ from holdfast.run.agent import Agent
 from holdfast.run.call import CallContext, current_call
 from holdfast.run.errors import (
     ModelUnavailable,
+    NotAdmitted,
     NotSaved,
     RunCancelled,
     RunFailed,
@@ -490,6 +491,51 @@ async def test_a_child_goes_down_as_its_parent_does_when_another_call_of_the_bat
         assert set(statuses.values()) == {Status.INTERRUPTED}
 
 
+@pytest.mark.parametrize("on_error", ["tell", "raise"])
+@pytest.mark.parametrize(
+    ("stop", "status"),
+    [(ModelUnavailable("busy"), Status.INTERRUPTED), (RunParked("approval"), Status.PARKED)],
+    ids=repr,
+)
+async def test_a_run_is_left_with_its_child_though_another_call_fails_before_that_one_is_over(
+    stop: Exception, status: Status, on_error: Literal["tell", "raise"]
+) -> None:
+    life = Life()
+    left = asyncio.Event()
+    made = 0
+
+    @tool(effect="idempotent")
+    async def ask() -> str:
+        try:
+            return str((await current_call().run(Agent(name="child", model=Script(stop)), "sub")).output)
+        finally:
+            left.set()
+            await asyncio.Event().wait()  # it tidies up, until it is stopped
+
+    @tool(effect="idempotent", on_error=on_error)
+    async def breaks() -> str:
+        nonlocal made
+        made += 1
+        await left.wait()
+        raise ValueError("broken")
+
+    turns = asks(call("1", "ask"), call("2", "breaks"))
+    with pytest.raises(type(stop)):
+        await life.executor.run(Agent(name="parent", model=Script(turns), tools=[ask, breaks]), "go", run_id="p")
+    assert set((await life.statuses()).values()) == {status}
+
+    @tool(name="ask", effect="idempotent")
+    async def answered() -> str:
+        left.set()
+        return str((await current_call().run(Agent(name="child", model=Script("yes")), "sub")).output)
+
+    model = Script(turns, "done")
+    tools = [answered, tool(effect="idempotent")(breaks.function)]
+    await life.resume(Agent(name="parent", model=model, tools=tools), "p")
+    assert [each.content for each in model.asked[-1][-2:]] == ["yes", "ValueError: broken"]  # type: ignore[union-attr]
+    assert (made, await life.records()) == (2, [])
+
+
 async def test_a_tool_that_gives_up_on_its_child_ends_it_and_goes_on() -> None:
     life = Life()
 
@@ -695,3 +741,38 @@ async def test_a_child_that_was_resumed_by_hand_goes_on_under_its_parent() -> No
     with pytest.raises(RunInterrupted, match="under its parent"):
         await by_hand
     assert await life.records() == []
+
+
+async def test_during_a_shutdown_a_child_that_was_resumed_by_hand_is_left_to_who_resumed_it() -> None:
+    life = Life()
+    with pytest.raises(Shutdown):
+        await life.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
+    [record] = [record for record in await life.records() if record.parent_run_id]
+    child_begun, parent_begun, draining, go_on = (asyncio.Event() for _ in range(4))
+
+    async def slow(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        child_begun.set()
+        await go_on.wait()
+        return asks(call("d", "look"))
+
+    @tool(effect="idempotent")
+    async def ask() -> None:
+        parent_begun.set()
+        await draining.wait()
+        await current_call().run(Child().agent, "sub")
+
+    by_hand = asyncio.create_task(life.resume(Agent(name="child", model=slow, tools=[look]), record.run_id))
+    await child_begun.wait()
+    parent = asyncio.create_task(life.resume(Agent(name="parent", model=Script(), tools=[ask]), "p"))
+    await parent_begun.wait()
+    shutdown = asyncio.create_task(life.executor.shutdown())
+    await asyncio.sleep(0)
+    assert life.executor.draining
+    draining.set()
+    with pytest.raises(NotAdmitted):
+        await parent
+    go_on.set()
+    with pytest.raises(Shutdown, match="after step 2"):
+        await by_hand
+    await shutdown
+    assert set((await life.statuses()).values()) == {Status.INTERRUPTED}

@@ -38,8 +38,14 @@ class Checkpoints:
         *,
         settings: HandleSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        cancel_children: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self._store, self._clock = store, clock
+        """Make the factory.
+
+        Args:
+            cancel_children: cancels the unfinished runs below the one with this id, which is about to be cancelled.
+        """
+        self._store, self._clock, self._cancel_children = store, clock, cancel_children
         self._settings = settings or HandleSettings()
         self.worker_id = f"w-{secrets.token_hex(8)}"
         #: What the store has not taken yet of runs that nobody here drives any more.
@@ -81,6 +87,7 @@ class Checkpoints:
             clock=self._clock,
             keep_result=info.parent_run_id is not None,
             on_unsettled=self._unsettled.add,
+            cancel_children=self._cancel_children,
         )
 
     def resume(
@@ -110,6 +117,7 @@ class Checkpoints:
             keep_result=checkpoint.meta.submitted or checkpoint.meta.parent_run_id is not None,
             retention=retention,
             on_unsettled=self._unsettled.add,
+            cancel_children=self._cancel_children,
         )
         return Resumption(info=checkpoint.meta.info(), checkpointer=handle, state=checkpoint.state)
 

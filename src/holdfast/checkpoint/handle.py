@@ -65,12 +65,14 @@ class StoreCheckpointer:
         keep_result: bool = False,
         retention: timedelta | None = None,
         on_unsettled: Callable[[Callable[[], Awaitable[None]]], None] = lambda again: None,
+        cancel_children: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """The handle of a run that is not in the store yet: its first save puts it there.
 
         Args:
             keep_result: the run's end stays in the store, for somebody else to read; for `retention` if that is given.
             on_unsettled: told when the store would not take the run's end, and given what repeats it.
+            cancel_children: cancels the unfinished runs below the one with this id.
         """
         self._store, self._meta, self._worker_id = store, meta, worker_id
         self._settings, self._clock = settings or HandleSettings(), clock
@@ -91,7 +93,7 @@ class StoreCheckpointer:
         self._flushes: set[asyncio.Task[None]] = set()
         self._latest: RunState | None = None
         self._progressed = False
-        self._on_unsettled = on_unsettled
+        self._on_unsettled, self._cancel_children = on_unsettled, cancel_children
         self._unsettled: Callable[[], Awaitable[None]] | None = None
 
     @classmethod
@@ -239,8 +241,11 @@ class StoreCheckpointer:
         outcome = encode(Outcome(output=output, usage=usage))
         await self._settle(lambda: self._end(Status.DONE, outcome=outcome, keep=self._retention))
 
-    async def fail(self, error: BaseException) -> None:
-        """The run failed or was cancelled: it is removed, or kept aside to be resumed by hand."""
+    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
+        """The run failed or was cancelled: it is removed, or kept aside to be resumed by hand.
+
+        Once it is over, recovery goes on with its children by themselves. So those of a cancelled run end before it.
+        """
         cancelled = isinstance(error, RunCancelled | asyncio.CancelledError)
         keep = self._settings.keep_failed
         if keep is None and not self._keep_result:
@@ -251,7 +256,14 @@ class StoreCheckpointer:
         outcome = encode(Outcome(error=text, usage=self._usage()))
         # A child's end is kept until its parent has recorded it, however long the parent is down.
         how_long = self._retention if self._keep_result and keep is None else keep
-        await self._settle(lambda: self._end(status, reason=text, outcome=outcome, keep=how_long))
+        cancel_children = self._cancel_children if cancelled and may_have_children else None
+
+        async def end() -> None:
+            if cancel_children is not None:
+                await cancel_children(self._meta.run_id)
+            await self._end(status, reason=text, outcome=outcome, keep=how_long)
+
+        await self._settle(end)
 
     def _usage(self) -> Usage:
         if self._latest is not None:
@@ -374,7 +386,7 @@ class NoCheckpointer:
     async def complete(self, output: Any, usage: Usage) -> None:
         return
 
-    async def fail(self, error: BaseException) -> None:
+    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
         return
 
     async def park(self, reason: str) -> None:

@@ -74,6 +74,7 @@ class Brood:
             # The child may act at once. If the reply that asks for this call were lost, the model would be asked again,
             # and the call that it asks for then would start another child. Seen through: the tool may give up on it.
             await uninterrupted(self._parent.save(essential=True))
+            self._parent.may_have_children = True
             return await self._start_child(self._parent, agent, info, self._count)
         except Exception as exc:
             if self._parent.is_left_by(exc):

@@ -173,6 +173,8 @@ class Executor:
         loop = loop_of(agent)
         # A call starts each child once, so one that is live was started by somebody else: by hand.
         await self._end_older(info.run_id, RunInterrupted(f"run {info.run_id} goes on under its parent"))
+        if info.run_id in self._live:
+            raise NotAdmitted(f"run {info.run_id} does not go on under its parent: this executor is shutting down")
         met = await self._rejoin(parent, info, loop)
         if isinstance(met, Finished):
             count(met.usage)
@@ -205,9 +207,12 @@ class Executor:
 
     async def _conduct(self, agent: AgentSource, live: LiveRun) -> Result:
         run_id = live.info.run_id
-        if self._draining or run_id in self._live:
-            await uninterrupted(within(LAST_WORDS, give_back(live), self._clock) if self._draining else give_back(live))
-            if run_id in self._live:
+        already_live = run_id in self._live
+        if self._draining or already_live:
+            if live.checkpointer is not None:  # else nothing is awaited: whoever is refused finds the other still live
+                giving = give_back(live)
+                await uninterrupted(within(LAST_WORDS, giving, self._clock) if self._draining else giving)
+            if already_live:
                 raise RunAlreadyLive(run_id)
             raise NotAdmitted(f"run {run_id} was not begun: this executor is shutting down")
         self._live[run_id] = live
@@ -375,9 +380,12 @@ async def _outcome(
     # A run that came to its end before it could be interrupted did so. What else it made of being stopped is no matter.
     if stopped_by and (task.cancelled() or task.exception() or not isinstance(stopped_by, RunInterrupted)):
         return stopped_by, cancel
+    error = None if task.cancelled() else task.exception()
+    if live.left_for is not None and (task.cancelled() or (error is not None and not live.is_left_by(error))):
+        return live.left_for, cancel  # nor is what a call of its own made of the run being left
     if task.cancelled():
         return RunCancelled(f"run {live.info.run_id} was cancelled from within: its own code let out a cancel"), cancel
-    return task.exception(), cancel
+    return error, cancel
 
 
 def _tell_others(live: LiveRun, error: BaseException | None, result: tuple[Result, Any] | None) -> None:

@@ -46,6 +46,8 @@ class LiveRun:
         self.info, self.state, self.ports, self.clock, self.intents = info, state, ports, clock, intents
         self.checkpointer = checkpointer
         self.resumed = resumed
+        #: It may have started runs that are not over, in this life or in an earlier one.
+        self.may_have_children = resumed
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
         #: Whether anybody would hear of an event: if not, it need not be made.
@@ -148,6 +150,11 @@ class LiveRun:
     def ended_by(self) -> BaseException | None:
         """What the run is being ended for, from outside or by a tool call of its own."""
         return self._stopped_by or self.failing
+
+    @property
+    def left_for(self) -> BaseException | None:
+        """What a tool call of its own leaves the run for. What the others raise from then on is not their outcome."""
+        return self.failing if self.failing is not None and self.is_left_by(self.failing) else None
 
     def settlement(self, error: BaseException | None) -> Settlement:
         """What becomes of the run's checkpoint if it ends with `error`."""

@@ -146,7 +146,8 @@ class _Conversation:
         try:
             return list(await asyncio.gather(*tasks))
         except Exception as exc:
-            self._live.failing = exc
+            if self._live.left_for is None:
+                self._live.failing = exc
             raise
         finally:
             for task in tasks:

@@ -39,8 +39,12 @@ class Checkpointer(Protocol):
         """The run succeeded. No save after this brings its checkpoint back."""
         ...
 
-    async def fail(self, error: BaseException) -> None:
-        """The run failed or was cancelled: no recovery candidate any more. No save after this brings it back."""
+    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
+        """The run failed or was cancelled: no recovery candidate any more. No save after this brings it back.
+
+        Args:
+            may_have_children: it may have started runs that are not over. With a run that was cancelled, they end.
+        """
         ...
 
     async def park(self, reason: str) -> None:

@@ -52,7 +52,7 @@ async def _settle_checkpoint(
         await checkpointer.complete(result[1], result[0].usage)
     elif way is Settlement.FAIL:
         assert error is not None
-        await checkpointer.fail(error)
+        await checkpointer.fail(error, may_have_children=live.may_have_children)
     elif way is not Settlement.ABANDON:
         await _save_rest(live)
         if isinstance(error, RunParked):
