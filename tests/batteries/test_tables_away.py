@@ -1,7 +1,6 @@
 """A database that is away for a moment or for longer: batteries wait for it, and no run ends by it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,7 +10,7 @@ import psycopg
 import pytest
 from tests.life import Life
 from tests.postgres_proxy import CuttingProxy, Harm
-from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.postgres_server import EmbeddedServer
 from tests.script import Script, asks, call
 
 from holdfast import Agent, Ports, Reply, Usage, tool
@@ -29,28 +28,6 @@ IMPATIENT = timedelta(milliseconds=500)
 TOKENS = Usage(input_tokens=10)
 #: The whole of the statement: a transaction begins as READ COMMITTED.
 COMMIT = b"COMMIT\0"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    """One that has a Unix socket to put a proxy before, also where the other tests use another server."""
-    server = EmbeddedServer()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def url(server: EmbeddedServer) -> Iterator[str]:
-    """Straight to the server."""
-    with fresh_database(server) as url:
-        yield url
-
-
-@pytest.fixture
-async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
-    proxy = CuttingProxy(server.socket)
-    async with proxy.running():
-        yield proxy
 
 
 def through(proxy: CuttingProxy, url: str) -> str:

@@ -56,13 +56,6 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
-    proxy = CuttingProxy(server.socket)
-    async with proxy.running():
-        yield proxy
-
-
-@pytest.fixture
 def proxied(server: EmbeddedServer, proxy: CuttingProxy) -> Iterator[str]:
     """A database behind the proxy."""
     with fresh_database(server) as url:

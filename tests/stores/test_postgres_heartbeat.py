@@ -2,13 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta
 
 import psycopg
-import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
-from tests.postgres_server import EmbeddedServer, fresh_database
 from tests.stores.postgres_cases import bounded, opened, through, until
 
 from holdfast.checkpoint.stores.postgres import PostgresStore
@@ -41,28 +38,6 @@ asyncio.run(main())
 
 def a_store(url: str) -> PostgresStore:
     return PostgresStore(url, dead_after=SOON, patience=timedelta(seconds=1))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    """One that has a Unix socket to put a proxy before, also where the other tests use another server."""
-    server = EmbeddedServer()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def url(server: EmbeddedServer) -> Iterator[str]:
-    """Straight to the server."""
-    with fresh_database(server) as url:
-        yield url
-
-
-@pytest.fixture
-async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
-    proxy = CuttingProxy(server.socket)
-    async with proxy.running():
-        yield proxy
 
 
 async def _alive_until(url: str) -> datetime:

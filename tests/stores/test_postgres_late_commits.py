@@ -3,13 +3,12 @@
 To the caller nothing was changed, and the same call may be made again.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
 import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
-from tests.postgres_server import EmbeddedServer, fresh_database
 from tests.stores.postgres_cases import bounded, opened, through, until
 
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreUnavailable
@@ -31,28 +30,6 @@ from holdfast.testing.store_suite.subject import (
 
 #: Makes a call of which nobody hears that it was committed.
 Unanswered = Callable[[Awaitable[object]], Awaitable[None]]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    """One that has a Unix socket to put a proxy before, also where the other tests use another server."""
-    server = EmbeddedServer()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def url(server: EmbeddedServer) -> Iterator[str]:
-    """Straight to the server."""
-    with fresh_database(server) as url:
-        yield url
-
-
-@pytest.fixture
-async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
-    proxy = CuttingProxy(server.socket)
-    async with proxy.running():
-        yield proxy
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """Connections that are cut at the worst moment: nothing is lost, nothing is done twice, and nobody guesses."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
 import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
-from tests.postgres_server import EmbeddedServer, fresh_database
 from tests.stores.postgres_cases import bounded, opened, through, until
 
 from holdfast.checkpoint.claim import Claim
@@ -28,28 +27,6 @@ from holdfast.testing.store_suite.subject import (
 
 WRITE = b"write_batch"
 IMPATIENT = timedelta(seconds=1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    """One that has a Unix socket to put a proxy before, also where the other tests use another server."""
-    server = EmbeddedServer()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def url(server: EmbeddedServer) -> Iterator[str]:
-    """Straight to the server."""
-    with fresh_database(server) as url:
-        yield url
-
-
-@pytest.fixture
-async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
-    proxy = CuttingProxy(server.socket)
-    async with proxy.running():
-        yield proxy
 
 
 @pytest.fixture

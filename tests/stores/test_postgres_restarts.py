@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
 import pytest
-from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.postgres_server import EmbeddedServer
 from tests.stores.postgres_cases import LONG, bounded, opened
 
 from holdfast.checkpoint.claim import Claim
@@ -18,20 +18,6 @@ from holdfast.testing.store_suite.subject import a_run, a_worker, a_write, begun
 
 RUNS = 25
 RESTARTS = 4
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    """One that may be stopped."""
-    server = EmbeddedServer()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def url(server: EmbeddedServer) -> Iterator[str]:
-    with fresh_database(server) as url:
-        yield url
 
 
 @pytest.fixture
