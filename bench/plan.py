@@ -17,8 +17,8 @@ TITLES = {
 
 OURS = ("raw", "holdfast", "pydantic_ai")
 
-_STORES = ("file", "sqlite", "postgres")
-_FORMS = ("file", "sqlite", "sqlite-once", "postgres", "postgres-once")
+_STORES = ("sqlite", "postgres")
+_FORMS = ("sqlite", "sqlite-once", "postgres", "postgres-once")
 _COMMITS = ("file", "sqlite-1", "sqlite-2", "postgres-1", "postgres-2")
 _GROUPS = ("file", "sqlite-group-1", "sqlite-group-2", "postgres-group-1", "postgres-group-2")
 _LANGGRAPH = ("sqlite", "sqlite-delta", "postgres", "postgres-delta")

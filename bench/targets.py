@@ -39,7 +39,7 @@ def _ours(*variants: str) -> tuple[Subject, ...]:
     return tuple(Subject("holdfast", variant) for variant in variants)
 
 
-_ALL = _ours("file", "sqlite", "sqlite-once", "postgres", "postgres-once")
+_ALL = _ours("sqlite", "sqlite-once", "postgres", "postgres-once")
 _TWO = _ours("sqlite", "postgres")
 _FOUR = _ours("sqlite", "sqlite-once", "postgres", "postgres-once")
 
@@ -62,7 +62,7 @@ TARGETS = (
     Target("5,000 steps: disk at most 1.3 times the transcript", "w1", (5000,), _ALL, "disk", "bound", 1.3, "less"),
     Target(
         "recovery: the first resumed step within 0.5 s of the process's start",
-        "w3", (1000,), _ours("file", "sqlite", "postgres"), "first", "bound", 0.5, "less",
+        "w3", (1000,), _ours("sqlite", "postgres"), "first", "bound", 0.5, "less",
     ),
 )  # fmt: skip
 

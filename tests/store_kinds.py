@@ -1,6 +1,5 @@
 """The stores of holdfast, as a table for tests that run over all of them."""
 
-import base64
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,10 +19,6 @@ class StoreKind(NamedTuple):
     damage: Callable[[str, str, bytes], None] | None = None
     #: Wait until a server has finished what a process that was killed had sent to it: its URL, and that process's pid.
     quiet: Callable[[str, int], None] | None = None
-
-
-def _damage_file(url: str, run_id: str, body: bytes) -> None:
-    _flip_a_bit(Path(url.removeprefix("file:")) / "runs" / f"{run_id}.jsonl", base64.b64encode(body))
 
 
 def _damage_sqlite(url: str, run_id: str, body: bytes) -> None:
@@ -62,7 +57,6 @@ def _flip_a_bit(path: Path, content: bytes) -> None:
 #: Adding a store to holdfast means adding one line here.
 STORES = {
     "memory": StoreKind(lambda folder: nullcontext("memory:")),
-    "file": StoreKind(lambda folder: nullcontext(f"file:{folder / 'runs'}"), _damage_file),
     "sqlite": StoreKind(lambda folder: nullcontext(f"sqlite:{folder / 'runs.db'}"), _damage_sqlite),
     "postgres": StoreKind(lambda folder: fresh_database(), _damage_postgres, _quiet_postgres),
 }

@@ -25,6 +25,6 @@ def test_an_agent_that_is_killed_again_and_again_goes_on() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["file", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_an_agent_goes_on_whatever_the_store(kind: str) -> None:
     crash_everywhere("tests.adapters.subjects:trip", "go", store=STORES[kind].place, sample=None if THOROUGH else 4)

@@ -11,7 +11,7 @@ from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import CheckpointStore
 
 
-@pytest.mark.parametrize("url", ["file:{}/runs", "sqlite:{}/runs.db", "memory:"])
+@pytest.mark.parametrize("url", ["sqlite:{}/runs.db", "memory:"])
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_cancel_that_comes_together_with_a_sign_is_not_swallowed(url: str, turns: int, tmp_path: Path) -> None:
     store = store_from_url(url.format(tmp_path))

@@ -18,7 +18,7 @@ JOBS = [
     (Size("w1", 3), "holdfast", "sqlite-once"),
     (Size("w2", 2, 1, FEW), "holdfast", "postgres"),
     (Size("w3", 2, 1, FEW), "holdfast", "sqlite"),
-    (Size("w4", 3), "holdfast", "file"),
+    (Size("w4", 3), "holdfast", "sqlite"),
     (Size("w6", 2, 1, {"seconds": 1}), "holdfast", "sqlite"),
     (Size("w7", 2, 1, {"runs": 3, "steps": 3}), "holdfast", "postgres"),
     (Size("w5", 3), "pydantic_ai", "bare"),

@@ -109,7 +109,7 @@ def _check(workers: Fleet, outcome: Outcome) -> None:
 
 
 @pytest.mark.timeout(1200 if LONG else 300)
-@pytest.mark.parametrize("url", ["sqlite:{}/runs.db", "file:{}/runs"])
+@pytest.mark.parametrize("url", ["sqlite:{}/runs.db"])
 async def test_a_fleet_on_one_host_survives(url: str, tmp_path: Path) -> None:
     with fleet(url.format(tmp_path), tmp_path) as workers:
         _check(workers, await _endure(workers, None))

@@ -13,7 +13,6 @@ from tests.chaos.planted import UnfencedStore, do_not_await_the_intent
 from holdfast import App
 from holdfast.checkpoint import liveness
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.stores.file import FileStore
 from holdfast.checkpoint.stores.postgres import PostgresStore
 from holdfast.checkpoint.stores.sqlite import SqliteStore
 
@@ -35,8 +34,6 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 def open_store(url: str) -> CheckpointStore:
     scheme, _, rest = url.partition(":")
-    if scheme == "file":
-        return FileStore(rest, dead_after=DEAD_AFTER)
     if scheme == "sqlite":
         return SqliteStore(rest, dead_after=DEAD_AFTER)
     return PostgresStore(url, dead_after=DEAD_AFTER)

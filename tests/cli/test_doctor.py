@@ -47,17 +47,6 @@ def test_a_damaged_run_is_named_and_the_others_are_fine(shell: Shell) -> None:
     assert shell.states() == {"r1": "queued"}
 
 
-def test_a_file_that_is_damaged_is_found(shell: Shell) -> None:
-    store = ("--store", "file:runs")
-    shell.ok("submit", "sampler", "note", "--run-id", "r1", *store)
-    assert findings(shell, *store, code=0)["soundness"]["level"] == "ok"
-    journal = shell.folder / "runs" / "runs" / "r1.jsonl"
-    journal.write_bytes(journal.read_bytes().replace(b'"note"', b'"nope"'))
-    found = findings(shell, *store, code=1)
-    assert found["soundness"]["level"] == "wrong"
-    assert "runs/r1.jsonl is damaged" in found["soundness"]["detail"]
-
-
 def test_dead_workers_doubt_and_parked_runs_are_warnings(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "send gate", "--run-id", "r1")
     shell.wait_for_deed("gate c2-1")

@@ -117,15 +117,15 @@ def test_a_run_without_a_store_says_so(shell: Shell) -> None:
 
 def test_the_store_of_the_option_wins_and_is_in_the_hint(shell: Shell) -> None:
     process = shell.start(
-        "run", "sample:app", "gate", "--agent", "other", "--run-id", "r1", "--store", "file:elsewhere"
+        "run", "sample:app", "gate", "--agent", "other", "--run-id", "r1", "--store", "sqlite:elsewhere.db"
     )
     shell.wait_for_deed("gate c1-1")
     process.send_signal(signal.SIGTERM)
     line_with(process.stderr, "stopping after the current step")
     shell.open_gate()
-    assert "holdfast resume sample:app r1 --store file:elsewhere" in line_with(process.stderr, "go on with")
+    assert "holdfast resume sample:app r1 --store sqlite:elsewhere.db" in line_with(process.stderr, "go on with")
     assert process.wait() == 1
-    assert [run["status"] for run in shell.json("ls", "--store", "file:elsewhere")] == ["interrupted"]
+    assert [run["status"] for run in shell.json("ls", "--store", "sqlite:elsewhere.db")] == ["interrupted"]
 
 
 def test_an_agent_of_pydantic_ai_needs_nothing_more(shell: Shell) -> None:

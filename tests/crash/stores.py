@@ -48,7 +48,6 @@ def _empty(url: str) -> None:
 def places(databases: Databases) -> dict[str, Place]:
     """The durable stores of holdfast."""
     return {
-        "file": STORES["file"].place,
         "sqlite": STORES["sqlite"].place,
         "postgres": databases.place,
     }

@@ -13,11 +13,6 @@ from tests.crash.stores import Place
 from holdfast.testing import crash_everywhere
 
 
-def _rows_in_files(folder: Path) -> dict[str, int]:
-    kept = ("runs", "workers", "cancels", "children", "temporary")
-    return {name: len(list((folder / "runs" / name).iterdir())) for name in kept}
-
-
 def _rows_in_sqlite(folder: Path) -> dict[str, int]:
     connection = apsw.Connection(str(folder / "runs.db"), flags=apsw.SQLITE_OPEN_READONLY)
     return {table: connection.execute(f"select count(*) from {table}").get for table in ("runs", "workers")}
@@ -32,7 +27,7 @@ def _rows_in_postgres(url: str) -> dict[str, int]:
         }
 
 
-@pytest.mark.parametrize("place", ["file", "sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
 def test_nothing_is_left(place: Place, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["place"]
     seen: list[dict[str, int]] = []
@@ -41,10 +36,7 @@ def test_nothing_is_left(place: Place, request: pytest.FixtureRequest) -> None:
     def watched(folder: Path) -> Iterator[str]:
         with place(folder) as url:
             yield url
-            if kind == "postgres":
-                seen.append(_rows_in_postgres(url))
-            else:
-                seen.append(_rows_in_files(folder) if kind == "file" else _rows_in_sqlite(folder))
+            seen.append(_rows_in_postgres(url) if kind == "postgres" else _rows_in_sqlite(folder))
 
     crash_everywhere(agents.parent, "Porto", store=watched, sample=6)
     assert len(seen) == 8

@@ -17,7 +17,7 @@ from holdfast.testing import crash_everywhere
 EVERYTHING = bool(os.environ.get("HOLDFAST_CHAOS"))
 
 NAMES = sorted(agents.ALL)
-STORES = ["file", "sqlite", "postgres"]
+STORES = ["sqlite", "postgres"]
 ALL_PAIRS = list(itertools.product(NAMES, STORES))
 #: Every agent on one of the stores, in turn.
 PAIRS = ALL_PAIRS if EVERYTHING else list(zip(NAMES, itertools.cycle(STORES), strict=False))
@@ -62,7 +62,7 @@ def test_it_goes_on_when_only_what_must_be_is_written(name: str, place: Place) -
 
 
 def test_a_call_in_doubt_is_told_reconciled_or_parked() -> None:
-    report = crash_everywhere(agents.reconciled, "Porto", store="file:{folder}/runs")
+    report = crash_everywhere(agents.reconciled, "Porto", store="sqlite:{folder}/runs.db")
     doubts = {call.partition("/")[2] for trial in report.trials for call in trial.in_doubt}
     assert doubts == {"send-0", "phone-10", "send-11", "sign-20"}
     by_point = {trial.planned: trial for trial in report.trials}

@@ -10,7 +10,7 @@ from holdfast.run.errors import DefinitionError
 from holdfast.testing import CrashReport, CrashTestFailed, crash_everywhere
 
 PLANTED = "tests.crash.planted"
-FOLDER = "file:{folder}/runs"
+FOLDER = "sqlite:{folder}/runs.db"
 TWICE = "the once tool book (call book-10 in step 2 of run crash-test) was started 2 times"
 
 

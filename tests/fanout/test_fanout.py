@@ -13,7 +13,6 @@ from tests.script import Script, asks, call
 
 from holdfast import Agent, Phase, Reply, System, Usage, User, tool
 from holdfast.checkpoint.errors import StoreClosed
-from holdfast.checkpoint.stores.file.store import FileStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.sqlite import SqliteStore
 from holdfast.fanout import AnotherFanout, Fanout, FanoutBusy, ModelResponse, Variant, load
@@ -313,9 +312,8 @@ async def test_in_memory(tmp_path: Path) -> None:
     assert texts(responses) == {"a": "x"}
 
 
-@pytest.mark.parametrize("make", [lambda at: SqliteStore(at / "runs.db"), lambda at: FileStore(at / "runs")])
-async def test_fanouts_share_a_store_and_the_last_one_closes_it(tmp_path: Path, make: Any) -> None:
-    store = make(tmp_path)
+async def test_fanouts_share_a_store_and_the_last_one_closes_it(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
 
     def sharing(name: str, model: Any) -> Fanout:
         at = tmp_path / f"{name}.json"

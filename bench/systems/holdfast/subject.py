@@ -1,6 +1,6 @@
 """The agent that is measured, and where it keeps its runs.
 
-Variants: `sqlite`, `postgres`, `file`, whose tool is `pure`, so that a step is one commit; and with `-once` after it,
+Variants: `sqlite`, `postgres`, whose tool is `pure`, so that a step is one commit; and with `-once` after it,
 whose tool is `once`, so that the reply is safe before the tool is called and a step is two.
 """
 
@@ -17,7 +17,7 @@ from holdfast import Agent, App, Bounds, Message, Reply, RunInfo, Tool, ToolCall
 def store_url(job: Job) -> str:
     """Where the job's runs are kept."""
     folder = Path(job["folder"])
-    places = {"sqlite": f"sqlite:{folder / 'runs.db'}", "file": f"file:{folder}", "postgres": job["postgres"] or ""}
+    places = {"sqlite": f"sqlite:{folder / 'runs.db'}", "postgres": job["postgres"] or ""}
     return places[job["variant"].removesuffix("-once")]
 
 

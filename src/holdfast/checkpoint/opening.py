@@ -14,7 +14,7 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
     """The store that `url` names, not opened yet.
 
     Args:
-        url: `memory:`, `file:./dir`, `sqlite:./runs.db` or `postgresql://...`. Without one: `HOLDFAST_STORE`, else
+        url: `memory:`, `sqlite:./runs.db` or `postgresql://...`. Without one: `HOLDFAST_STORE`, else
             a SQLite file under `.holdfast/` in the working directory.
 
     Raises:
@@ -30,15 +30,15 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
         from holdfast.checkpoint.stores.postgres import PostgresStore
 
         return PostgresStore(url, durability=durability)
-    if scheme not in ("file", "sqlite"):
-        raise StoreError(f"no store for {_shown(url)!r}: use memory:, file:DIR, sqlite:PATH or postgresql://...")
+    if scheme == "file":
+        raise StoreError(
+            "holdfast has no file store: use sqlite:PATH. `holdfast export` writes runs as JSON lines"
+        )
+    if scheme != "sqlite":
+        raise StoreError(f"no store for {_shown(url)!r}: use memory:, sqlite:PATH or postgresql://...")
     path = rest.removeprefix("//")
     if not path:
         raise StoreError(f"{url!r} names no path: write {scheme}:./somewhere")
-    if scheme == "file":
-        from holdfast.checkpoint.stores.file import FileStore
-
-        return FileStore(path, durability=durability)
     from holdfast.checkpoint.stores.sqlite import SqliteStore
 
     return SqliteStore(path, durability=durability)

@@ -11,7 +11,7 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help="sqlite:PATH, file:DIR or postgresql://...; else HOLDFAST_STORE, else sqlite:.holdfast/runs.db.",
+        help="sqlite:PATH or postgresql://...; else HOLDFAST_STORE, else sqlite:.holdfast/runs.db.",
     ),
 ]
 

@@ -47,7 +47,7 @@ def store_for(given: str, *, create: bool = False) -> CheckpointStore:
     url = url_of(given)
     scheme, _, rest = url.partition(":")
     path = rest.removeprefix("//")
-    if not create and scheme in ("sqlite", "file") and path and not Path(path).exists():
+    if not create and scheme == "sqlite" and path and not Path(path).exists():
         raise CommandError(f"there is no store at {path}: name another with --store, or make one with run or submit")
     try:
         return store_from_url(url)

@@ -10,7 +10,7 @@ def tables_from_url(url: str) -> Tables:
     """The tables in the database that `url` names, not opened yet.
 
     Raises:
-        TablesError: the URL names no database that batteries can use; `memory:` and `file:` stores have none.
+        TablesError: the URL names no database that batteries can use; a `memory:` store has none.
     """
     scheme, colon, rest = url.partition(":")
     if scheme in ("postgresql", "postgres"):

@@ -1,0 +1,17 @@
+"""From a URL to a store."""
+
+import pytest
+
+from holdfast.checkpoint.errors import StoreError
+from holdfast.checkpoint.opening import store_from_url
+
+
+def test_a_file_url_is_refused_and_names_what_to_use_instead() -> None:
+    with pytest.raises(StoreError, match=r"sqlite:PATH.*holdfast export"):
+        store_from_url("file:./runs")
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "runs.db", "sqlite:", "sqlite://"])
+def test_a_url_that_names_no_store_is_refused(url: str) -> None:
+    with pytest.raises(StoreError, match=r"sqlite:"):
+        store_from_url(url)
