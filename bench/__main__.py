@@ -9,20 +9,20 @@ import sys
 from pathlib import Path
 
 from bench.figures import figures
-from bench.guard import Verdict, accept, baseline, compare, told
+from bench.guard import GuardResult, accept, baseline, compare, format_verdicts
 from bench.measurement import measure
 from bench.plan import AXES, FULL, SHORT
-from bench.records import Results, joined, read, write
+from bench.records import Results, join_results, read, write
 from bench.report import page_part, put_into, tables
 
-_KEPT = Path(__file__).parent / "results"
+_RESULTS_PATH = Path(__file__).parent / "results"
 _PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 
 def main() -> None:
     asked = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that job and server end with this process
-    measured = read(asked.read) if asked.read else _measured(asked)
+    measured = read(asked.read) if asked.read else _measure(asked)
     print(tables(measured))
     if asked.report:
         # Loaded only when it is drawn with: it is large, and not among the packages that the tests have.
@@ -34,18 +34,18 @@ def main() -> None:
     if asked.accept:
         accept(known)
     if asked.guard:
-        sys.exit(_guarded(compare(known, baseline())))
+        sys.exit(_report_guard(compare(known, baseline())))
 
 
-def _guarded(verdicts: list[Verdict]) -> int:
+def _report_guard(verdicts: list[GuardResult]) -> int:
     if not verdicts:
         print("\nthere is no baseline for this measurement: accept one with --accept")
         return 0
-    print(f"\n{told(verdicts)}")
+    print(f"\n{format_verdicts(verdicts)}")
     return 1 if any(verdict.change == "worse" for verdict in verdicts) else 0
 
 
-def _measured(asked: argparse.Namespace) -> Results:
+def _measure(asked: argparse.Namespace) -> Results:
     sizes = [
         size
         for size in (FULL if asked.peers else SHORT)
@@ -53,11 +53,11 @@ def _measured(asked: argparse.Namespace) -> Results:
     ]
     # A part of a measurement does not take the place of a whole one.
     partial = (asked.only or asked.sizes or asked.repeats) and not asked.join
-    kept = _KEPT / f"{'partial' if partial else 'peers' if asked.peers else 'short'}.json"
+    kept = _RESULTS_PATH / f"{'partial' if partial else 'peers' if asked.peers else 'short'}.json"
     limit = asked.time_limit or (900.0 if asked.peers else 120.0)
     measured = measure(sizes, peers=asked.peers, repeats=asked.repeats, time_limit=limit)
     if asked.join and kept.exists():
-        measured = joined(read(kept), measured)
+        measured = join_results(read(kept), measured)
     write(kept, measured)
     return measured
 

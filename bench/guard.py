@@ -30,7 +30,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GuardResult:
     """One figure beside its baseline."""
 
     key: str
@@ -47,7 +47,7 @@ class Verdict:
         return words if self.change != "same" else f"{self.key} is as it was"
 
 
-def accepted(figures: Iterable[Figure]) -> dict[str, Expected]:
+def make_baseline(figures: Iterable[Figure]) -> dict[str, Expected]:
     """What a baseline keeps of a measurement: our own ratios."""
     return {
         figure.key: Expected(ratio.median, ratio.low, ratio.high)
@@ -56,11 +56,11 @@ def accepted(figures: Iterable[Figure]) -> dict[str, Expected]:
     }
 
 
-def compare(figures: Iterable[Figure], baseline: Mapping[str, Expected]) -> list[Verdict]:
+def compare(figures: Iterable[Figure], baseline: Mapping[str, Expected]) -> list[GuardResult]:
     """A verdict for every figure that the baseline knows."""
     known = [(figure, baseline[figure.key]) for figure in figures if figure.key in baseline]
     return [
-        Verdict(figure.key, _change(figure, ratio, expected), expected, ratio)
+        GuardResult(figure.key, _change(figure, ratio, expected), expected, ratio)
         for figure, expected in known
         if (ratio := figure.ratio) is not None
     ]
@@ -73,7 +73,7 @@ def _change(figure: Figure, now: Spread, expected: Expected) -> Change:
     return "worse" if (more > 0) == (figure.measure.better == "less") else "better"
 
 
-def told(verdicts: list[Verdict]) -> str:
+def format_verdicts(verdicts: list[GuardResult]) -> str:
     """The changes in words, the worst news last, where the eye is."""
     changed = [verdict for change in ("better", "worse") for verdict in verdicts if verdict.change == change]
     lines = [str(verdict) for verdict in changed]
@@ -90,6 +90,6 @@ def accept(figures: Iterable[Figure]) -> None:
     """Make a measurement the baseline."""
     rounded = {
         key: Expected(*(round(each, 4) for each in msgspec.structs.astuple(expected)))
-        for key, expected in accepted(figures).items()
+        for key, expected in make_baseline(figures).items()
     }
     BASELINE.write_bytes(msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n")

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 
-def described(data_folder: Path) -> dict[str, str | int]:
+def describe_machine(data_folder: Path) -> dict[str, str | int]:
     """The machine, and the file system that the data are on."""
     return {
         "processor": _after("/proc/cpuinfo", "model name") or platform.machine(),

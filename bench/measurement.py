@@ -5,33 +5,33 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bench.machine import described
+from bench.machine import describe_machine
 from bench.plan import Size, Subject, capped, subjects
 from bench.records import Record, Results
 from bench.runner import ROOT, Runner
 
 #: A job that took so many seconds is measured only so often.
-PATIENCE = ((120.0, 1), (30.0, 2))
+TIME_LIMIT = ((120.0, 1), (30.0, 2))
 
 
 def measure(sizes: Sequence[Size], *, peers: bool, repeats: int | None, time_limit: float) -> Results:
     """Carry out all jobs. Within a repeat all systems take turns, and each repeat begins with another one."""
     runner, records = Runner(time_limit=time_limit), list[Record]()
     try:
-        able = {system: _able(runner, system) for system in _systems(sizes, peers)}
+        able = {system: _supports(runner, system) for system in _systems(sizes, peers)}
         for size in sizes:
             asked = [
                 subject
                 for subject in subjects(size.workload, peers=peers)
                 if size.workload in able[subject.system] and not capped(size, subject)
             ]
-            records += _repeated(runner, size, asked, repeats or size.repeats)
+            records += _repeat(runner, size, asked, repeats or size.repeats)
     finally:
         runner.close()
-    return Results(machine=described(ROOT), records=records)
+    return Results(machine=describe_machine(ROOT), records=records)
 
 
-def _repeated(runner: Runner, size: Size, asked: list[Subject], repeats: int) -> list[Record]:
+def _repeat(runner: Runner, size: Size, asked: list[Subject], repeats: int) -> list[Record]:
     records, enough = list[Record](), defaultdict[Subject, int](lambda: repeats)
     for repeat in range(repeats):
         shift = repeat % len(asked)
@@ -41,7 +41,7 @@ def _repeated(runner: Runner, size: Size, asked: list[Subject], repeats: int) ->
             record = runner.carry_out(size, subject, repeat)
             records.append(record)
             _say(size, subject, record)
-            for seconds, times in PATIENCE:
+            for seconds, times in TIME_LIMIT:
                 if record.took > seconds:
                     enough[subject] = min(enough[subject], times)
             if record.failed is not None:
@@ -53,7 +53,7 @@ def _systems(sizes: Sequence[Size], peers: bool) -> set[str]:
     return {subject.system for size in sizes for subject in subjects(size.workload, peers=peers)}
 
 
-def _able(runner: Runner, system: str) -> list[str]:
+def _supports(runner: Runner, system: str) -> list[str]:
     """The workloads that a system has; none if its program cannot be started here."""
     try:
         return runner.workloads(system)

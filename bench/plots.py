@@ -76,7 +76,7 @@ def draw(results: Results, folder: Path) -> None:
     for name in PLOTS:
         lines, across, up = lines_of[name]
         with mpl.rc_context(_STYLE):
-            _drawn(lines, across, up).savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None})
+            _draw_lines(lines, across, up).savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None})
 
 
 def _history(records: Sequence[Record]) -> Mapping[Subject, Points]:
@@ -118,7 +118,7 @@ def _of(workload: str, records: Sequence[Record]) -> Iterator[Record]:
     return (record for record in records if record.workload == workload and record.result is not None)
 
 
-def _drawn(lines: Mapping[Subject, Points], across: str, up: str) -> Canvas:
+def _draw_lines(lines: Mapping[Subject, Points], across: str, up: str) -> Canvas:
     canvas = Canvas(figsize=(8.2, 4.2), layout="constrained")
     axes: Axes = canvas.add_subplot()
     axes.set(xscale="log", yscale="log", xlabel=across, ylabel=up)

@@ -49,14 +49,14 @@ def write(path: Path, results: Results) -> None:
     path.write_bytes(b'{"machine":%s,"records":[\n%s\n]}\n' % (msgspec.json.encode(results.machine), lines))
 
 
-def joined(earlier: Results, later: Results) -> Results:
+def join_results(earlier: Results, later: Results) -> Results:
     """Both, the later one where they measured the same workload in the same size."""
     again = {(record.workload, record.size) for record in later.records}
     kept = [record for record in earlier.records if (record.workload, record.size) not in again]
     return Results(machine=later.machine, records=sorted(kept + later.records, key=lambda each: each.workload))
 
 
-def condensed(result: dict[str, Any]) -> dict[str, Any]:
+def condense_result(result: dict[str, Any]) -> dict[str, Any]:
     """The result with the times of thousands of steps made a curve: medians around some of them."""
     seconds = result.get("step_seconds")
     if not seconds:

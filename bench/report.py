@@ -78,7 +78,7 @@ def _table(workload: str, found: Sequence[Figure], records: Sequence[Record]) ->
     subjects = list(dict.fromkeys(sorted((r.subject for r in records), key=_order)))
     columns = _columns(workload, found)
     titles = {measure.name: measure.title for measure in MEASURES[workload]}
-    head = [titles[name] + (f", {_counted(size, AXES[workload])}" if size else "") for name, size in columns]
+    head = [titles[name] + (f", {_format_count(size, AXES[workload])}" if size else "") for name, size in columns]
     rows = [
         [str(subject), *(_cell(workload, subject, name, size, found, records) for name, size in columns)]
         for subject in subjects
@@ -86,7 +86,7 @@ def _table(workload: str, found: Sequence[Figure], records: Sequence[Record]) ->
     return _markdown(["", *head], rows)
 
 
-def _counted(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number != 1 else f"1 {noun.removesuffix('s')}"
 
 
@@ -115,10 +115,10 @@ def _cell(
         mine = [figure for figure in mine if figure.size == size]
         if not mine and any(r.failed and r.subject == subject and r.size == size for r in records):
             return "failed"
-    return _shown(max(mine, key=lambda figure: figure.size)) if mine else "–"
+    return _format_figure(max(mine, key=lambda figure: figure.size)) if mine else "–"
 
 
-def _shown(figure: Figure) -> str:
+def _format_figure(figure: Figure) -> str:
     """Median, spread and ratio."""
     value, unit = figure.value, figure.measure.unit
     blank = "" if unit in ("/s", "×", "%") else " "
@@ -145,7 +145,9 @@ def _notes(workload: str, records: Sequence[Record]) -> str:
         if doubt:
             lines[f"- {record.system}: {doubt}"] = None
         if record.failed:
-            lines[f"- {record.subject} at {_counted(record.size, AXES[workload])} failed: `{record.failed}`"] = None
+            lines[f"- {record.subject} at {_format_count(record.size, AXES[workload])} failed: `{record.failed}`"] = (
+                None
+            )
     there = {record.subject for record in records}
     for (capped, system, variant), cap in CAPS.items():
         if capped == workload and Subject(system, variant) in there:

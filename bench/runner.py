@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.environment import python_for
 from bench.plan import Size, Subject
-from bench.records import Record, condensed
+from bench.records import Record, condense_result
 from tests.postgres_server import EmbeddedServer, NamedServer, fresh_database
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +33,7 @@ class Runner:
         )  # fmt: skip
         began = time.monotonic()
         try:
-            record.result = condensed(self._measured(size, subject))
+            record.result = condense_result(self._measure(size, subject))
         except subprocess.TimeoutExpired:
             record.failed = f"not done after {self._time_limit:.0f} s"
         except (RuntimeError, OSError) as exc:
@@ -50,7 +50,7 @@ class Runner:
         if self._own_server and isinstance(self._server, EmbeddedServer):
             self._server.remove()
 
-    def _measured(self, size: Size, subject: Subject) -> dict[str, Any]:
+    def _measure(self, size: Size, subject: Subject) -> dict[str, Any]:
         with _folder() as folder, self._database(subject) as postgres:
             job = {
                 "workload": size.workload, "variant": subject.variant, "folder": str(folder), "postgres": postgres,
@@ -63,12 +63,12 @@ class Runner:
 
     def _process(self, system: str, job: dict[str, Any]) -> dict[str, Any]:
         command = [str(python_for(system)), "-m", f"bench.systems.{system}", json.dumps(job)]
-        done = _ended(command, self._time_limit)
+        done = _run_process(command, self._time_limit)
         if job.get("phase") == "prepare" and done.returncode in (0, -9):
             return {}
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.strip()]
-            raise RuntimeError(_nameless(said[-1] if said else f"exit code {done.returncode}", job))
+            raise RuntimeError(_redact_names(said[-1] if said else f"exit code {done.returncode}", job))
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return result
 
@@ -92,7 +92,7 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _ended(command: list[str], time_limit: float) -> "subprocess.CompletedProcess[str]":
+def _run_process(command: list[str], time_limit: float) -> "subprocess.CompletedProcess[str]":
     """The process at its end. What it started ends with it when it takes too long."""
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -107,7 +107,7 @@ def _ended(command: list[str], time_limit: float) -> "subprocess.CompletedProces
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def _nameless(words: str, job: dict[str, Any]) -> str:
+def _redact_names(words: str, job: dict[str, Any]) -> str:
     """Results are published: no paths of the machine in them."""
     for place in (job["folder"], job["postgres"], str(ROOT)):
         words = words.replace(place, "...") if place else words

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from holdfast import Agent, App, Bounds, Message, Reply, System, ToolSchema, User
-from holdfast.batteries.critic import Critic, Decision, Silence
+from holdfast.batteries.critic import Critic, Decision, IdleRun
 
 INSTRUCTIONS = "A run is silent. Answer with one word, WAIT, NUDGE or KILL, and a reason."
 
@@ -18,9 +18,9 @@ async def judge(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
     return Reply(text="KILL it waits for a page that does not answer")
 
 
-async def escalator(silence: Silence) -> Decision | None:
+async def escalator(silence: IdleRun) -> Decision | None:
     """Ask the judge, and do what it says."""
-    report = f"Agent {silence.info.agent_name}, step {silence.state.iteration + 1}, prompt {silence.info.prompt!r}."
+    report = f"Agent {silence.info.agent_name}, step {silence.state.steps + 1}, prompt {silence.info.prompt!r}."
     verdict = (await judge([System(INSTRUCTIONS), User(report)], ())).text
     word, _, reason = verdict.partition(" ")
     print(f"the judge says {word}: {reason}")

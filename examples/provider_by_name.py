@@ -33,23 +33,23 @@ def agent_for(model: str) -> Agent[None, str]:
     return agent
 
 
-class Typed:
+class PrintingListener:
     """Prints the answer as the model writes it."""
 
-    async def progress(self, info: RunInfo, event: Any) -> None:
+    async def on_event(self, info: RunInfo, event: Any) -> None:
         if event.kind == "text":
             print(event.text, end="", flush=True)
 
-    async def output(self, info: RunInfo, output: Any) -> None:
+    async def on_output(self, info: RunInfo, output: Any) -> None:
         print()
 
-    async def error(self, info: RunInfo, error: BaseException) -> None: ...
+    async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
 
 
 def main(model: str, question: str) -> None:
     agent = durable(agent_for(model), stream=True)
     run_id = hashlib.sha256(f"{model}\n{question}".encode()).hexdigest()[:12]
-    result = App([agent], "sqlite:answers.db", delivery=Typed()).run_sync(agent, question, run_id=run_id)
+    result = App([agent], "sqlite:answers.db", listener=PrintingListener()).run_sync(agent, question, run_id=run_id)
     print(f"{result.usage.total_tokens} tokens, ${result.usage.cost_usd:.4f}", file=sys.stderr)
 
 

@@ -16,14 +16,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(params=STORES)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store of each kind."""
-    with STORES[request.param].place(tmp_path) as url:
+    with STORES[request.param].open_empty(tmp_path) as url:
         yield url
 
 
 @pytest.fixture(params=DURABLE)
 def durable_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store of each kind that outlives its process."""
-    with STORES[request.param].place(tmp_path) as url:
+    with STORES[request.param].open_empty(tmp_path) as url:
         yield url
 
 

@@ -4,17 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 
-from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.errors import StoreClosed
-from holdfast.checkpoint.journal import Entry, EntryKind, Write
-from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
-from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 
 #: Awaited before each call, with the method's name. What it raises, the caller gets, and nothing is done.
 Before = Callable[[str], Awaitable[None]]
 
-_CHANGES = frozenset({"create", "append", "settle", "remove", "claim", "claim_next"})
+_WRITE_METHODS = frozenset({"create", "append", "release", "remove", "claim", "claim_next"})
 
 
 class ProbeStore:
@@ -22,7 +21,7 @@ class ProbeStore:
 
     durable = False
 
-    def __init__(self, inner: CheckpointStore, *, before: Before | None = None, turns: int = 0) -> None:
+    def __init__(self, inner: CheckpointStore, *, before: Before | None = None, loop_turns: int = 0) -> None:
         """Watch `inner`.
 
         Args:
@@ -30,7 +29,7 @@ class ProbeStore:
         """
         self.inner = inner
         self.before = before
-        self.turns = turns
+        self.loop_turns = loop_turns
         #: The methods that were called and not refused, in order.
         self.calls: list[str] = []
         #: The entries that arrived, as one list for each write.
@@ -40,12 +39,12 @@ class ProbeStore:
         self._dead = False
         self._written = asyncio.Event()
 
-    async def wrote(self, kind: EntryKind, count: int) -> None:
+    async def wait_for_entries(self, kind: EntryKind, count: int) -> None:
         """Return once `count` entries of this kind have been written."""
         while sum(kinds.count(kind) for kinds in self.kinds) < count:
             await self._written.wait()
 
-    def _arrived(self, entries: Sequence[Entry]) -> None:
+    def _record_entries(self, entries: Sequence[Entry]) -> None:
         self.writes.append(list(entries))
         self._written.set()
         self._written = asyncio.Event()
@@ -65,98 +64,98 @@ class ProbeStore:
         self.before = refuse
 
     @property
-    def changes(self) -> list[str]:
+    def write_calls(self) -> list[str]:
         """The calls that changed something, in order."""
-        return [call for call in self.calls if call in _CHANGES]
+        return [call for call in self.calls if call in _WRITE_METHODS]
 
     @property
     def kinds(self) -> list[list[EntryKind]]:
         """The kinds of the entries that arrived, as one list for each write."""
         return [[entry.kind for entry in write] for write in self.writes]
 
-    async def _pass(self, method: str) -> None:
+    async def _enter(self, method: str) -> None:
         if self._dead or self.at_close is not None:
             raise StoreClosed(f"{method}: this side of the store is gone")
-        await self._turn()
+        await self._yield_to_loop()
         if self.before is not None:
             await self.before(method)
         self.calls.append(method)
 
-    async def _turn(self) -> None:
-        for _ in range(self.turns):
+    async def _yield_to_loop(self) -> None:
+        for _ in range(self.loop_turns):
             await asyncio.sleep(0)
 
     async def open(self) -> None:
-        await self._pass("open")
+        await self._enter("open")
         await self.inner.open()
 
     async def close(self) -> None:
         """Close this side. The inner store stays open, so that a test can look into it."""
-        await self._pass("close")
-        self.at_close = [record async for record in self.inner.records()]
+        await self._enter("close")
+        self.at_close = [record async for record in self.inner.list_runs()]
 
-    async def enlist(self, worker: Worker) -> None:
-        await self._pass("enlist")
-        await self.inner.enlist(worker)
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        await self._enter("register_worker")
+        await self.inner.register_worker(worker)
 
-    async def discharge(self, worker_id: str) -> None:
-        await self._pass("discharge")
-        await self.inner.discharge(worker_id)
+    async def deregister_worker(self, worker_id: str) -> None:
+        await self._enter("deregister_worker")
+        await self.inner.deregister_worker(worker_id)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        await self._pass("create")
+        await self._enter("create")
         claim = await self.inner.create(run, worker_id=worker_id)
-        self._arrived(run.entries)
-        await self._turn()
+        self._record_entries(run.entries)
+        await self._yield_to_loop()
         return claim
 
-    async def append(self, claim: Claim, write: Write) -> None:
-        await self._pass("append")
+    async def append(self, claim: Claim, write: Append) -> None:
+        await self._enter("append")
         await self.inner.append(claim, write)
-        self._arrived(write.entries)
-        await self._turn()
+        self._record_entries(write.entries)
+        await self._yield_to_loop()
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        await self._pass("load")
+        await self._enter("load")
         return await self.inner.load(run_id, after=after)
 
-    async def settle(self, claim: Claim, ending: Ending) -> None:
-        await self._pass("settle")
-        await self.inner.settle(claim, ending)
-        await self._turn()
+    async def release(self, claim: Claim, release: Release) -> None:
+        await self._enter("release")
+        await self.inner.release(claim, release)
+        await self._yield_to_loop()
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
-        await self._pass("remove")
+        await self._enter("remove")
         await self.inner.remove(run_id, claim=claim)
-        await self._turn()
+        await self._yield_to_loop()
 
-    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        await self._pass("records")
-        async for record in self.inner.records(wanted):
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        await self._enter("list_runs")
+        async for record in self.inner.list_runs(filter):
             yield record
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
-        await self._pass("claim")
+        await self._enter("claim")
         return await self.inner.claim(run_id, worker_id, statuses=statuses, steal=steal)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        await self._pass("claim_next")
+        await self._enter("claim_next")
         return await self.inner.claim_next(worker_id, agents=agents, limit=limit)
 
     async def request_cancel(self, run_id: str) -> None:
-        await self._pass("request_cancel")
+        await self._enter("request_cancel")
         await self.inner.request_cancel(run_id)
 
-    async def cancels(self, worker_id: str) -> Sequence[str]:
-        await self._pass("cancels")
-        return await self.inner.cancels(worker_id)
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        await self._enter("pending_cancellations")
+        return await self.inner.pending_cancellations(worker_id)
 
-    async def changed(self, within: timedelta) -> bool:
-        await self._pass("changed")
-        return await self.inner.changed(within)
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        await self._enter("wait_for_change")
+        return await self.inner.wait_for_change(timeout)
 
     async def purge(self, *, limit: int = 100) -> int:
-        await self._pass("purge")
+        await self._enter("purge")
         return await self.inner.purge(limit=limit)

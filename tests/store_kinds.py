@@ -9,20 +9,20 @@ from typing import NamedTuple
 import psycopg
 from tests.postgres_server import fresh_database
 
-from holdfast.testing.store_wire import connection_name
+from holdfast.testing.store_process import format_connection_name
 
 
 class StoreKind(NamedTuple):
     #: From an empty folder to the URL of an empty store.
-    place: Callable[[Path], AbstractContextManager[str]]
+    open_empty: Callable[[Path], AbstractContextManager[str]]
     #: Spoil an entry of a store: its URL, the id of the run, the body. `None` for a store that is not durable.
     damage: Callable[[str, str, bytes], None] | None = None
     #: Wait until a server has finished what a process that was killed had sent to it: its URL, and that process's pid.
-    quiet: Callable[[str, int], None] | None = None
+    wait_until_idle: Callable[[str, int], None] | None = None
 
 
 def _damage_sqlite(url: str, run_id: str, body: bytes) -> None:
-    _flip_a_bit(Path(url.removeprefix("sqlite:")), body)
+    _flip_bit(Path(url.removeprefix("sqlite:")), body)
 
 
 def _damage_postgres(url: str, run_id: str, body: bytes) -> None:
@@ -36,16 +36,16 @@ def _damage_postgres(url: str, run_id: str, body: bytes) -> None:
         assert done.rowcount == 1
 
 
-def _quiet_postgres(url: str, pid: int) -> None:
+def _wait_until_postgres_idle(url: str, pid: int) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         left = "select pid from pg_stat_activity where application_name = %s"
         deadline = time.monotonic() + 60
-        while connection.execute(left, (connection_name(pid),)).fetchall():
+        while connection.execute(left, (format_connection_name(pid),)).fetchall():
             assert time.monotonic() < deadline, "the server still serves a process that is gone"
             time.sleep(0.002)
 
 
-def _flip_a_bit(path: Path, content: bytes) -> None:
+def _flip_bit(path: Path, content: bytes) -> None:
     """Change one bit of `content` wherever it is in the file."""
     stored = path.read_bytes()
     assert content in stored, f"{path} does not hold what is to be damaged"
@@ -58,12 +58,12 @@ def _flip_a_bit(path: Path, content: bytes) -> None:
 STORES = {
     "memory": StoreKind(lambda folder: nullcontext("memory:")),
     "sqlite": StoreKind(lambda folder: nullcontext(f"sqlite:{folder / 'runs.db'}"), _damage_sqlite),
-    "postgres": StoreKind(lambda folder: fresh_database(), _damage_postgres, _quiet_postgres),
+    "postgres": StoreKind(lambda folder: fresh_database(), _damage_postgres, _wait_until_postgres_idle),
 }
 
 DURABLE = [name for name, kind in STORES.items() if kind.damage is not None]
 
 
-def kind_of(url: str) -> StoreKind:
+def get_kind(url: str) -> StoreKind:
     [kind] = [kind for name, kind in STORES.items() if url.startswith(name)]
     return kind

@@ -3,21 +3,21 @@
 import re
 from pathlib import Path
 
-from holdfast.checkpoint.lifecycle import TRANSITIONS, Status
-from holdfast.run.outcome import Settlement
+from holdfast.checkpoint.record import TRANSITIONS, RunStatus
+from holdfast.core.result import CheckpointAction
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
-def _edges() -> list[tuple[Status, str, Status]]:
+def _edges() -> list[tuple[RunStatus, str, RunStatus]]:
     [picture] = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", PAGE, re.DOTALL)
     lines = [line.strip() for line in picture.splitlines() if line.strip()]
     edges = [re.fullmatch(r"(\S+) --> (\S+): (\w+)", line) for line in lines]
     assert all(edges), "every line of the picture is an edge"
 
-    def status(name: str) -> Status:
-        return Status.REMOVED if name == "[*]" else Status(name)
+    def status(name: str) -> RunStatus:
+        return RunStatus.REMOVED if name == "[*]" else RunStatus(name)
 
     return [(status(edge[1]), edge[3], status(edge[2])) for edge in edges if edge]
 
@@ -30,7 +30,7 @@ def test_the_edges_of_the_picture_are_the_transitions_of_the_code() -> None:
 
 def test_the_outcome_table_has_every_settlement() -> None:
     rows = re.findall(r"^\| [^|]+ \| `(\w+)` \|", PAGE, re.MULTILINE)
-    assert sorted(rows) == sorted(settlement.value for settlement in Settlement)
+    assert sorted(rows) == sorted(settlement.value for settlement in CheckpointAction)
 
 
 def test_every_module_that_the_page_names_exists() -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from holdfast.fanout import IncrementalSaver, PartialResponse, ProposedWrite
-from holdfast.fanout.atomic import write_atomically
+from holdfast.fanout.atomic_file import write_atomically
 
 MODELS = [f"provider:model-{number:02}" for number in range(32)]
 BYTES = 1_000_000

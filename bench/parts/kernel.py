@@ -12,14 +12,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from holdfast.checkpoint.factory import Checkpoints
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.agent import Agent, Bounds
-from holdfast.run.executor import Executor
-from holdfast.run.message import Message, Reply, ToolCall
-from holdfast.run.ports import Ports
-from holdfast.run.tool import ToolSchema, tool
-from holdfast.run.usage import Usage
+from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.core.agent import Agent, Bounds
+from holdfast.core.execution.executor import Executor
+from holdfast.core.message import Message, Reply, ToolCall, Usage
+from holdfast.core.ports import Ports
+from holdfast.core.tool import ToolSchema, tool
+from holdfast.stores.memory import MemoryStore
 
 STEPS, WARM = 10_000, 20
 #: Of the run that is compared with pydantic-ai, and the step at which it is looked at.
@@ -58,7 +57,7 @@ class Stamps:
 
 async def _run(steps: int, ports: Ports) -> Stamps:
     model = Stamps(steps)
-    bounds = Bounds(max_iterations=steps + 1)
+    bounds = Bounds(max_steps=steps + 1)
     gc.collect()
     gc.freeze()  # what was there before is not this run's cost
     await Executor(ports).run(Agent(name="bench", model=model, tools=[look], bounds=bounds), "go")
@@ -78,7 +77,7 @@ async def _flat(ports: Ports) -> float:
 
 async def flatness() -> dict[str, float]:
     """How much dearer the last hundred of ten thousand steps are than the first: without a store, and with one."""
-    durable = Ports(checkpoints=Checkpoints(MemoryStore()))
+    durable = Ports(checkpoints=StoreCheckpoints(MemoryStore()))
     return {"in memory": await _flat(Ports()), "on a memory store": await _flat(durable)}
 
 
@@ -112,7 +111,7 @@ async def _bare_pydantic_ai(steps: int) -> list[float]:
 
 async def cost_beside_pydantic_ai() -> dict[str, float]:
     """The loop's own seconds per step at step 100, and those of a bare pydantic-ai loop with a FunctionModel."""
-    durable = Ports(checkpoints=Checkpoints(MemoryStore()))
+    durable = Ports(checkpoints=StoreCheckpoints(MemoryStore()))
     ours, stored, theirs = [], [], []
     for _ in range(3):
         ours.append((await _run(SHORT, Ports())).around(AT))

@@ -17,8 +17,8 @@ import msgspec
 from bench.systems.holdfast.subject import Stamps, Subject, store_url
 from bench.systems.protocol import Job
 from bench.systems.raw.__main__ import many_runs as raw
-from bench.systems.raw.group import GroupCommit
-from bench.systems.raw.log import opened
+from bench.systems.raw.group_commit import GroupCommit
+from bench.systems.raw.log import open_log
 from bench.systems.raw.row import Row
 
 from holdfast import App, Message, Reply, ToolResult, User
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def least_loop(job: Job) -> float:
-    subject, log = Subject(job), opened({**job, "variant": "sqlite-group-1"})
+    subject, log = Subject(job), open_log({**job, "variant": "sqlite-group-1"})
     group = GroupCommit(log)
 
     async def one(run: int) -> None:
@@ -69,7 +69,7 @@ async def holdfast(job: Job) -> float:
 
 async def _ours(job: Job, store: str | None) -> float:
     subject = Subject(job)
-    async with App([subject], store, recover=False) as app:
+    async with App([subject], store, recover_on_start=False) as app:
         return await _timed(asyncio.gather(*(app.run(subject, "go") for _ in range(job["runs"]))))
 
 

@@ -16,20 +16,19 @@ from queue import Empty, SimpleQueue
 import psycopg
 from tests.postgres_server import EmbeddedServer, fresh_database
 
-from holdfast.checkpoint.claim import Claim, Worker
-from holdfast.checkpoint.journal import Entry, EntryKind, Write
-from holdfast.checkpoint.liveness import this_process
+from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunFilter
-from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.stores.postgres import PostgresStore
 
 BODY = os.urandom(2048)
 PROGRESS = b"p" * 80
-WORKER = Worker(worker_id="bench", process=this_process())
+WORKER = WorkerIdentity(worker_id="bench", process=this_process())
 
 Row = tuple[int, int, asyncio.Future[None]]
 
 
-def say(what: str, value: str, target: str = "") -> None:
+def print_result(what: str, value: str, target: str = "") -> None:
     print(f"{what:62} {value:>24}  {target}", flush=True)
 
 
@@ -127,14 +126,14 @@ def _resolve(batch: list[Row]) -> None:
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-async def opened(url: str) -> PostgresStore:
+async def open_store(url: str) -> PostgresStore:
     store = PostgresStore(url)
     await store.open()
-    await store.enlist(WORKER)
+    await store.register_worker(WORKER)
     return store
 
 
-async def begun(store: PostgresStore, name: str, caller: str = "") -> Claim:
+async def create_claimed(store: PostgresStore, name: str, caller: str = "") -> Claim:
     first = Entry(seq=0, kind=EntryKind.BEGIN, body=b"{}")
     run = NewRun(run_id=name, agent_name="agent", caller_id=caller, meta=b"m" * 200, progress=PROGRESS, entries=[first])
     claim = await store.create(run, worker_id=WORKER.worker_id)
@@ -144,16 +143,16 @@ async def begun(store: PostgresStore, name: str, caller: str = "") -> Claim:
 
 async def save(store: PostgresStore, claim: Claim, seq: int) -> None:
     entry = Entry(seq=seq, kind=EntryKind.MESSAGE, body=BODY)
-    await store.append(claim, Write(entries=(entry,), progress=PROGRESS, finished_step=True))
+    await store.append(claim, Append(entries=(entry,), progress=PROGRESS, step_finished=True))
 
 
-async def grown(store: PostgresStore, name: str, entries: int) -> Claim:
+async def create_with_entries(store: PostgresStore, name: str, entries: int) -> Claim:
     """A run with so many entries, written quickly."""
-    claim = await begun(store, name)
+    claim = await create_claimed(store, name)
     for first in range(1, entries + 1, 100):
         last = min(first + 100, entries + 1)
         new = [Entry(seq=seq, kind=EntryKind.MESSAGE, body=BODY) for seq in range(first, last)]
-        await store.append(claim, Write(entries=new, progress=PROGRESS, finished_step=True))
+        await store.append(claim, Append(entries=new, progress=PROGRESS, step_finished=True))
     return claim
 
 
@@ -164,8 +163,8 @@ async def one_run(server: EmbeddedServer, steps: int = 2000, turn: int = 200) ->
     """One save a step, on the server's disk before the next."""
     with fresh_database(server) as url:
         connection = raw_database(url, 1)
-        store = await opened(url)
-        claim = await begun(store, "run")
+        store = await open_store(url)
+        claim = await create_claimed(store, "run")
         raw_times: list[float] = []
         times: list[float] = []
         for step in range(steps):
@@ -181,12 +180,12 @@ async def one_run(server: EmbeddedServer, steps: int = 2000, turn: int = 200) ->
         await store.close()
     took, raw_took = statistics.median(times), statistics.median(raw_times)
     first, last = statistics.median(times[:100]), statistics.median(times[-100:])
-    say(f"one run, {steps} saves of 2 KB: raw", f"{raw_took * 1e3:.3f} ms/step")
-    say("  store", f"{took * 1e3:.3f} ms/step {took / raw_took:.2f}x", "kernel: 1.5x")
-    say("  store, last hundred to first hundred", f"{last / first:.2f}x", "at most 1.2x")
+    print_result(f"one run, {steps} saves of 2 KB: raw", f"{raw_took * 1e3:.3f} ms/step")
+    print_result("  store", f"{took * 1e3:.3f} ms/step {took / raw_took:.2f}x", "kernel: 1.5x")
+    print_result("  store, last hundred to first hundred", f"{last / first:.2f}x", "at most 1.2x")
 
 
-async def _together(write: Callable[[int, int], Awaitable[None]], runs: int, writes: int) -> float:
+async def _write_concurrently(write: Callable[[int, int], Awaitable[None]], runs: int, writes: int) -> float:
     async def one(run: int) -> None:
         for seq in range(writes):
             await write(run, seq)
@@ -205,33 +204,33 @@ async def many_runs(server: EmbeddedServer, runs: int, writes: int = 20, turns: 
             for name, raw_write in RAW.items():
                 connection = raw_database(url, runs)
                 raw = RawGroupCommit(connection, raw_write)
-                raw_rates[name].append(await _together(raw.write, runs, writes))
+                raw_rates[name].append(await _write_concurrently(raw.write, runs, writes))
                 raw.stop()
                 connection.close()
-            store = await opened(url)
+            store = await open_store(url)
             began = time.perf_counter()
-            claims = await asyncio.gather(*(begun(store, f"run-{run:032}") for run in range(runs)))
+            claims = await asyncio.gather(*(create_claimed(store, f"run-{run:032}") for run in range(runs)))
             creations.append(runs / (time.perf_counter() - began))
 
             async def write(run: int, seq: int, store: PostgresStore = store, claims: list[Claim] = claims) -> None:
                 await save(store, claims[run], seq + 1)
 
-            rates.append(await _together(write, runs, writes))
+            rates.append(await _write_concurrently(write, runs, writes))
             await store.close()
     for name, found in raw_rates.items():
-        say(f"{runs} runs at once: raw group commit, {name}", f"{statistics.median(found):,.0f} writes/s")
+        print_result(f"{runs} runs at once: raw group commit, {name}", f"{statistics.median(found):,.0f} writes/s")
     # Turn by turn: what slows the machine down for a while slows both.
     ratio = statistics.median(rate / max(raw) for rate, *raw in zip(rates, *raw_rates.values(), strict=True))
-    say("  store", f"{statistics.median(rates):,.0f} writes/s {ratio:.0%}", "at least 70%")
-    say("  store, creating them", f"{statistics.median(creations):,.0f} runs/s")
+    print_result("  store", f"{statistics.median(rates):,.0f} writes/s {ratio:.0%}", "at least 70%")
+    print_result("  store, creating them", f"{statistics.median(creations):,.0f} runs/s")
 
 
 async def interrupted_runs(server: EmbeddedServer, runs: int = 1000, entries: int = 50) -> None:
     """What a new process finds."""
     with fresh_database(server) as url:
-        store = await opened(url)
-        await asyncio.gather(*(grown(store, f"run-{run}", entries) for run in range(runs)))
-        await store.discharge(WORKER.worker_id)
+        store = await open_store(url)
+        await asyncio.gather(*(create_with_entries(store, f"run-{run}", entries) for run in range(runs)))
+        await store.deregister_worker(WORKER.worker_id)
         await store.close()
         connection = raw_database(url, runs)
         for seq in range(entries):
@@ -241,7 +240,7 @@ async def interrupted_runs(server: EmbeddedServer, runs: int = 1000, entries: in
             store = PostgresStore(url)
             await store.open()
             began = time.perf_counter()
-            names = [record.run_id async for record in store.records(RunFilter(interrupted=True))]
+            names = [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
             listing.append(time.perf_counter() - began)
             began = time.perf_counter()
             for name in names:
@@ -254,17 +253,17 @@ async def interrupted_runs(server: EmbeddedServer, runs: int = 1000, entries: in
                 assert len(connection.execute(what, [run], binary=True).fetchall()) == entries
             raw_took.append(time.perf_counter() - began)
         connection.close()
-    say(f"{runs} interrupted runs of {entries} entries: list", f"{min(listing) * 1e3:.0f} ms", "under 50 ms")
+    print_result(f"{runs} interrupted runs of {entries} entries: list", f"{min(listing) * 1e3:.0f} ms", "under 50 ms")
     raw_best, best = min(raw_took), min(took)
-    say("  load all: raw", f"{raw_best:.3f} s")
-    say("  load all: store", f"{best:.3f} s {best / raw_best:.2f}x", "at most 2x")
+    print_result("  load all: raw", f"{raw_best:.3f} s")
+    print_result("  load all: store", f"{best:.3f} s {best / raw_best:.2f}x", "at most 2x")
 
 
 async def removal(server: EmbeddedServer, entries: int = 5000, others: int = 8, seconds: float = 2.0) -> None:
     """Saves of other runs while a long one is removed."""
     with fresh_database(server) as url:
-        store = await opened(url)
-        claims = [await begun(store, f"other-{n}") for n in range(others)]
+        store = await open_store(url)
+        claims = [await create_claimed(store, f"other-{n}") for n in range(others)]
         seqs = dict.fromkeys(range(others), 1)
 
         async def saves(n: int, until: float, times: list[float]) -> None:
@@ -280,29 +279,31 @@ async def removal(server: EmbeddedServer, entries: int = 5000, others: int = 8, 
 
         calm, removing = [], []
         for n in range(5):
-            long = await grown(store, f"long-{n}", entries)
+            long = await create_with_entries(store, f"long-{n}", entries)
             calm.append(await p99(time.perf_counter() + seconds / 5))
             await store.remove(long.run_id, claim=long)
             removing.append(await p99(time.perf_counter() + seconds / 10))
         await store.close()
     before, during = statistics.median(calm), statistics.median(removing)
-    say(f"removing a run of {entries} entries: p99 of others' saves before", f"{before * 1e3:.2f} ms")
-    say("  during", f"{during * 1e3:.2f} ms {during / before:.2f}x", "at most 3x")
+    print_result(f"removing a run of {entries} entries: p99 of others' saves before", f"{before * 1e3:.2f} ms")
+    print_result("  during", f"{during * 1e3:.2f} ms {during / before:.2f}x", "at most 3x")
 
 
 async def claiming(server: EmbeddedServer, callers: int, runs: int = 10_000) -> None:
     with fresh_database(server) as url:
-        store = await opened(url)
-        await asyncio.gather(*(begun(store, f"run-{n}", f"caller-{n % callers}") for n in range(runs)))
-        await store.discharge(WORKER.worker_id)
-        await store.enlist(Worker(worker_id="second", process=this_process()))
+        store = await open_store(url)
+        await asyncio.gather(*(create_claimed(store, f"run-{n}", f"caller-{n % callers}") for n in range(runs)))
+        await store.deregister_worker(WORKER.worker_id)
+        await store.register_worker(WorkerIdentity(worker_id="second", process=this_process()))
         times = []
         for _ in range(100):
             began = time.perf_counter()
             assert len(await store.claim_next("second", agents=["agent"], limit=1)) == 1
             times.append(time.perf_counter() - began)
         await store.close()
-    say(f"claim_next among {runs} interrupted runs of {callers} callers", f"{statistics.median(times) * 1e3:.2f} ms")
+    print_result(
+        f"claim_next among {runs} interrupted runs of {callers} callers", f"{statistics.median(times) * 1e3:.2f} ms"
+    )
 
 
 async def main() -> None:

@@ -26,12 +26,12 @@ from pydantic_ai import CallToolsNode, ModelRequestNode, UsageLimits
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import Bounds, Checkpoints, Executor, Ports, RunInfo
+from holdfast import Bounds, Executor, Ports, RunInfo, StoreCheckpoints
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.adapters.pydantic_ai.codec import CODEC
-from holdfast.checkpoint.opening import store_from_url
-from holdfast.run.info import new_run_id
-from holdfast.run.state import RunState
+from holdfast.core.info import new_run_id
+from holdfast.core.state import RunState
+from holdfast.stores.url import store_from_url
 
 MOST_STEPS = 1000
 #: In place of a size: only what comes before the runs that are counted.
@@ -71,7 +71,7 @@ def bare_agent(script: Script) -> PydanticAIAgent[None, str]:
     return agent
 
 
-async def run_with_saves(agent: PydanticAIAgent[None, str], checkpoints: Checkpoints) -> None:
+async def run_with_saves(agent: PydanticAIAgent[None, str], checkpoints: StoreCheckpoints) -> None:
     """The bare loop, saved by hand wherever a durable run is: as it begins, with each reply, and after each step."""
     info = RunInfo(run_id=new_run_id(), agent_name="bench", inputs={"prompt": "go"})
     checkpointer = await checkpoints.begin(info)
@@ -82,12 +82,12 @@ async def run_with_saves(agent: PydanticAIAgent[None, str], checkpoints: Checkpo
                 state.history.append(node.request)
                 if len(state.history) > 1:
                     state.finish_step()
-                await checkpointer.save(state, urgent=True)
+                await checkpointer.save(state, force=True)
             elif isinstance(node, CallToolsNode):
                 state.history.append(node.model_response)
                 if not node.model_response.tool_calls:
                     state.finish_step()
-                await checkpointer.save(state, urgent=True)
+                await checkpointer.save(state, force=True)
     assert run.result is not None
     await checkpointer.complete(run.result.output, state.usage)
 
@@ -98,9 +98,9 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.script = Script(2)
         self._agent = bare_agent(self.script)
-        self._durable = durable(self._agent, bounds=Bounds(max_iterations=MOST_STEPS))
-        self._without = Executor(Ports(checkpoints=Checkpoints(None)))
-        self._checkpoints = Checkpoints(store_from_url(f"sqlite:{folder / f'runs-{os.getpid()}.db'}"))
+        self._durable = durable(self._agent, bounds=Bounds(max_steps=MOST_STEPS))
+        self._without = Executor(Ports(checkpoints=StoreCheckpoints(None)))
+        self._checkpoints = StoreCheckpoints(store_from_url(f"sqlite:{folder / f'runs-{os.getpid()}.db'}"))
         self._with = Executor(Ports(checkpoints=self._checkpoints))
 
     @property

@@ -18,7 +18,7 @@ from pathlib import Path
 import apsw
 
 from holdfast import Agent, App, Message, Model, Reply, ToolCall, ToolSchema, tool
-from holdfast.checkpoint.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite import SqliteStore
 
 STEPS = 10
 ROUNDS = 5
@@ -52,14 +52,14 @@ async def first_step(path: str) -> None:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 
-    async with App([agent(told)], SqliteStore(path, durability="process"), grace=timedelta(0)):
+    async with App([agent(told)], SqliteStore(path, durability="process"), shutdown_timeout=timedelta(0)):
         await asked.wait()
 
 
 async def fill(path: Path, runs: int) -> None:
     """Runs that all were interrupted after the same ten steps."""
     one = agent()
-    async with App([one], SqliteStore(path, durability="process"), recover=False) as app:
+    async with App([one], SqliteStore(path, durability="process"), recover_on_start=False) as app:
         await app.submit(one, "go", run_id="first")
         await app.recover()
         for begin in range(0, runs, 500):
@@ -89,7 +89,7 @@ async def listing(path: Path) -> float:
     store = SqliteStore(path)
     await store.open()
     began = time.perf_counter()
-    async for _ in store.records():
+    async for _ in store.list_runs():
         pass
     took = time.perf_counter() - began
     await store.close()

@@ -18,20 +18,19 @@ from queue import Empty, SimpleQueue
 
 import apsw
 
-from holdfast.checkpoint.claim import Claim, Worker
-from holdfast.checkpoint.journal import Entry, EntryKind, Write
-from holdfast.checkpoint.liveness import this_process
+from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunFilter
-from holdfast.checkpoint.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite import SqliteStore
 
 KILOBYTE = os.urandom(1024)
 PROGRESS = b"p" * 80
-WORKER = Worker(worker_id="bench", process=this_process())
+WORKER = WorkerIdentity(worker_id="bench", process=this_process())
 
 Row = tuple[int, int, asyncio.Future[None]]
 
 
-def say(what: str, value: str, target: str = "") -> None:
+def print_result(what: str, value: str, target: str = "") -> None:
     print(f"{what:62} {value:>24}  {target}", flush=True)
 
 
@@ -116,14 +115,14 @@ def _resolve(batch: list[Row]) -> None:
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-async def opened(path: Path) -> SqliteStore:
+async def open_store(path: Path) -> SqliteStore:
     store = SqliteStore(path)
     await store.open()
-    await store.enlist(WORKER)
+    await store.register_worker(WORKER)
     return store
 
 
-async def begun(store: SqliteStore, name: str) -> Claim:
+async def create_claimed(store: SqliteStore, name: str) -> Claim:
     first = Entry(seq=0, kind=EntryKind.BEGIN, body=b"{}")
     run = NewRun(run_id=name, agent_name="agent", meta=b"m" * 200, progress=PROGRESS, entries=[first])
     claim = await store.create(run, worker_id=WORKER.worker_id)
@@ -133,17 +132,17 @@ async def begun(store: SqliteStore, name: str) -> Claim:
 
 async def save(store: SqliteStore, claim: Claim, seq: int, count: int = 1) -> None:
     entries = [Entry(seq=seq + n, kind=EntryKind.MESSAGE, body=KILOBYTE) for n in range(count)]
-    await store.append(claim, Write(entries=entries, progress=PROGRESS, finished_step=True))
+    await store.append(claim, Append(entries=entries, progress=PROGRESS, step_finished=True))
 
 
-async def grown(store: SqliteStore, name: str, entries: int) -> Claim:
+async def create_with_entries(store: SqliteStore, name: str, entries: int) -> Claim:
     """A run with so many entries, written quickly."""
-    claim = await begun(store, name)
+    claim = await create_claimed(store, name)
     for first in range(1, entries + 1, 100):
         new = [
             Entry(seq=first + n, kind=EntryKind.MESSAGE, body=KILOBYTE) for n in range(min(100, entries + 1 - first))
         ]
-        await store.append(claim, Write(entries=new, progress=PROGRESS, finished_step=True))
+        await store.append(claim, Append(entries=new, progress=PROGRESS, step_finished=True))
     return claim
 
 
@@ -154,8 +153,8 @@ async def one_run(steps: int = 5000, turn: int = 250) -> None:
     """Two saves of one kilobyte a step, each on the disk before the next."""
     with folder() as place:
         connection = raw_database(place / "raw.db", 1)
-        store = await opened(place / "store.db")
-        claim = await begun(store, "run")
+        store = await open_store(place / "store.db")
+        claim = await create_claimed(store, "run")
         raw_times: list[float] = []
         times: list[float] = []
         for step in range(steps):
@@ -177,13 +176,15 @@ async def one_run(steps: int = 5000, turn: int = 250) -> None:
     took, raw_took = sum(times) / steps, sum(raw_times) / steps
     # The quicker quarter: how long a step takes when nothing else wants the disk.
     first, last = (statistics.quantiles(hundred, n=4)[0] for hundred in (times[:100], times[-100:]))
-    say(f"one run, {steps} steps of 2 KB: raw, two commits a step", f"{raw_took * 1e3:.3f} ms/step")
-    say("  store", f"{took * 1e3:.3f} ms/step {took / raw_took:.2f}x", "kernel: 1.5x")
-    say("  store, last hundred to first hundred", f"{last / first:.2f}x", "at most 1.2x")
-    say("  file to transcript", f"{size / (steps * 2 * len(KILOBYTE)):.2f}x", "at most 1.3x")
+    print_result(f"one run, {steps} steps of 2 KB: raw, two commits a step", f"{raw_took * 1e3:.3f} ms/step")
+    print_result("  store", f"{took * 1e3:.3f} ms/step {took / raw_took:.2f}x", "kernel: 1.5x")
+    print_result("  store, last hundred to first hundred", f"{last / first:.2f}x", "at most 1.2x")
+    print_result("  file to transcript", f"{size / (steps * 2 * len(KILOBYTE)):.2f}x", "at most 1.3x")
 
 
-async def _together(write: Callable[[int, int], Awaitable[None]], runs: int, writes: int) -> tuple[float, float]:
+async def _write_concurrently(
+    write: Callable[[int, int], Awaitable[None]], runs: int, writes: int
+) -> tuple[float, float]:
     """Writes a second, and microseconds of processor time for each."""
 
     async def one(run: int) -> None:
@@ -204,22 +205,24 @@ async def many_runs(runs: int, writes: int = 20, turns: int = 9) -> None:
         with folder() as place:
             connection = raw_database(place / "raw.db", runs)
             raw = RawGroupCommit(connection)
-            raw_rates.append(await _together(raw.write, runs, writes))
+            raw_rates.append(await _write_concurrently(raw.write, runs, writes))
             raw.stop()
             connection.close()
-            store = await opened(place / "store.db")
-            claims = await asyncio.gather(*(begun(store, f"run-{run:032}") for run in range(runs)))
+            store = await open_store(place / "store.db")
+            claims = await asyncio.gather(*(create_claimed(store, f"run-{run:032}") for run in range(runs)))
 
             async def write(run: int, seq: int, store: SqliteStore = store, claims: list[Claim] = claims) -> None:
                 await save(store, claims[run], seq + 1)
 
-            rates.append(await _together(write, runs, writes))
+            rates.append(await _write_concurrently(write, runs, writes))
             await store.close()
     ratio = statistics.median(rate / raw_rate for (rate, _), (raw_rate, _) in zip(rates, raw_rates, strict=True))
     raw_rate, raw_spent = (statistics.median(column) for column in zip(*raw_rates, strict=True))
     rate, spent = (statistics.median(column) for column in zip(*rates, strict=True))
-    say(f"{runs} runs at once: raw group commit", f"{raw_rate:,.0f} writes/s", f"{raw_spent:.1f} us of processor each")
-    say("  store", f"{rate:,.0f} writes/s {ratio:.0%}", f"at least 70%; {spent:.1f} us of processor each")
+    print_result(
+        f"{runs} runs at once: raw group commit", f"{raw_rate:,.0f} writes/s", f"{raw_spent:.1f} us of processor each"
+    )
+    print_result("  store", f"{rate:,.0f} writes/s {ratio:.0%}", f"at least 70%; {spent:.1f} us of processor each")
 
 
 #: One row for each entry, found by an index, in a table that has only these: what one would write by hand.
@@ -250,11 +253,11 @@ class Quickest:
 
 async def _runs_to_load(place: Path, runs: int, entries: int) -> list[str]:
     """Runs that saved two messages with every step, by the store and by hand. Gives the keys of each run's pieces."""
-    store = await opened(place / "store.db")
-    claims = await asyncio.gather(*(begun(store, f"run-{run}") for run in range(runs)))
+    store = await open_store(place / "store.db")
+    claims = await asyncio.gather(*(create_claimed(store, f"run-{run}") for run in range(runs)))
     for seq in range(1, entries + 1, 2):
         await asyncio.gather(*(save(store, claim, seq, 2) for claim in claims))
-    await store.discharge(WORKER.worker_id)
+    await store.deregister_worker(WORKER.worker_id)
     await store.close()
     connection = raw_database(place / "raw.db", runs)
     with connection:
@@ -290,7 +293,7 @@ async def interrupted_runs(runs: int = 1000, entries: int = 100, rounds: int = 7
             await second.open()
             by_hand, of_store = _reader(place / "raw.db"), _reader(place / "store.db")
             with listing.part(0):
-                names = [record.run_id async for record in store.records(RunFilter(interrupted=True))]
+                names = [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
             for first in range(0, runs, block):
                 some = range(first, first + block)
                 with loading.part(first):
@@ -314,7 +317,7 @@ async def interrupted_runs(runs: int = 1000, entries: int = 100, rounds: int = 7
 def _say_loading(
     what: str, block: int, listing: Quickest, loading: Quickest, at_once: Quickest, raw: Quickest, own_rows: Quickest
 ) -> None:
-    say(f"{what}: list", f"{listing.seconds[1] * 1e3:.0f} ms", "under 50 ms")
+    print_result(f"{what}: list", f"{listing.seconds[1] * 1e3:.0f} ms", "under 50 ms")
     for name, quickest, target in (
         ("raw, a table of entries", raw, ""),
         ("raw, the store's own rows by their keys", own_rows, ""),
@@ -323,14 +326,16 @@ def _say_loading(
     ):
         spent, took = quickest.seconds
         ratios = f"{spent / raw.seconds[0]:.2f}x the table, {spent / own_rows.seconds[0]:.2f}x its own rows"
-        say(f"  load all: {name}", f"{spent:.3f} s of processor", f"{ratios}; {took:.3f} s by the clock  {target}")
+        print_result(
+            f"  load all: {name}", f"{spent:.3f} s of processor", f"{ratios}; {took:.3f} s by the clock  {target}"
+        )
 
 
 async def removal(entries: int = 10_000, others: int = 8, seconds: float = 2.0) -> None:
     """Saves of other runs while a long one is removed."""
     with folder() as place:
-        store = await opened(place / "store.db")
-        claims = [await begun(store, f"other-{n}") for n in range(others)]
+        store = await open_store(place / "store.db")
+        claims = [await create_claimed(store, f"other-{n}") for n in range(others)]
         seqs = dict.fromkeys(range(others), 1)
 
         async def saves(n: int, until: float, times: list[float]) -> None:
@@ -346,29 +351,29 @@ async def removal(entries: int = 10_000, others: int = 8, seconds: float = 2.0) 
 
         calm, removing = [], []
         for n in range(5):
-            long = await grown(store, f"long-{n}", entries)
+            long = await create_with_entries(store, f"long-{n}", entries)
             calm.append(await p99(time.perf_counter() + seconds / 5))
             await store.remove(long.run_id, claim=long)
             removing.append(await p99(time.perf_counter() + seconds / 10))
         await store.close()
     before, during = statistics.median(calm), statistics.median(removing)
-    say(f"removing a run of {entries} entries: p99 of others' saves before", f"{before * 1e3:.2f} ms")
-    say("  during", f"{during * 1e3:.2f} ms {during / before:.2f}x", "at most 3x")
+    print_result(f"removing a run of {entries} entries: p99 of others' saves before", f"{before * 1e3:.2f} ms")
+    print_result("  during", f"{during * 1e3:.2f} ms {during / before:.2f}x", "at most 3x")
 
 
 async def claiming(runs: int = 10_000) -> None:
     with folder() as place:
-        store = await opened(place / "store.db")
-        await asyncio.gather(*(begun(store, f"run-{n}") for n in range(runs)))
-        await store.discharge(WORKER.worker_id)
-        await store.enlist(Worker(worker_id="second", process=this_process()))
+        store = await open_store(place / "store.db")
+        await asyncio.gather(*(create_claimed(store, f"run-{n}") for n in range(runs)))
+        await store.deregister_worker(WORKER.worker_id)
+        await store.register_worker(WorkerIdentity(worker_id="second", process=this_process()))
         times = []
         for _ in range(100):
             began = time.perf_counter()
             assert len(await store.claim_next("second", agents=["agent"], limit=1)) == 1
             times.append(time.perf_counter() - began)
         await store.close()
-    say(f"claim_next among {runs} interrupted runs", f"{statistics.median(times) * 1e3:.2f} ms")
+    print_result(f"claim_next among {runs} interrupted runs", f"{statistics.median(times) * 1e3:.2f} ms")
 
 
 async def main() -> None:

@@ -7,7 +7,7 @@ import sys
 from bench.systems.protocol import Job, Result
 
 
-def looked_and_resumed(system: str, job: Job) -> Result:
+def look_and_resume(system: str, job: Job) -> Result:
     """Both phases of a recovery, each counted from the start of its own process, so that neither warms up the other."""
     looked, resumed = (_in_a_new_process(system, {**job, "phase": phase}) for phase in ("look", "resume"))
     measured = looked | resumed

@@ -70,7 +70,7 @@ def main(
         print(*workloads)
         return
     job: Job = json.loads(sys.argv[1])
-    result = _done(workloads[job["workload"]], job)
+    result = _run_workload(workloads[job["workload"]], job)
     from importlib.metadata import version  # takes a while, and some jobs are counted from the start of their process
 
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -84,7 +84,7 @@ def main(
     print(json.dumps(result | ({"doubt": " ".join(said)} if said else {})), flush=True)
 
 
-def _done(workload: Workload, job: Job) -> Result:
+def _run_workload(workload: Workload, job: Job) -> Result:
     async def awaited(pending: Awaitable[Result]) -> Result:
         return await pending
 

@@ -47,8 +47,8 @@ async def agent_run(job: Job) -> Result:
         before, began = footprint(job), time.perf_counter()
         await subject.agent.run("go", usage_limits=UsageLimits(request_limit=None))
     else:
-        known = durable(subject.agent, bounds=Bounds(max_iterations=steps + 1))
-        async with App([known], f"sqlite:{Path(job['folder']) / 'runs.db'}", recover=False) as app:
+        known = durable(subject.agent, bounds=Bounds(max_steps=steps + 1))
+        async with App([known], f"sqlite:{Path(job['folder']) / 'runs.db'}", recover_on_start=False) as app:
             before, began = footprint(job), time.perf_counter()
             await app.run(known, "go")
     subject.times[0] = began

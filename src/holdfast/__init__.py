@@ -1,33 +1,30 @@
 """LLM agent runs that survive: an interrupted run goes on where it stopped."""
 
 from holdfast.app import App
-from holdfast.checkpoint.factory import Checkpoints
-from holdfast.checkpoint.handle import HandleSettings
-from holdfast.checkpoint.opening import store_from_url
+from holdfast.checkpoint.checkpointer import CheckpointSettings
+from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.core.agent import Agent, Bounds, Model, Phase
+from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Effect
+from holdfast.core.execution.executor import Executor
+from holdfast.core.info import RunInfo
+from holdfast.core.message import Message, Reply, System, ToolCall, ToolResult, Usage, User
+from holdfast.core.ports import Ports
+from holdfast.core.result import Result
+from holdfast.core.tool import Tool, ToolSchema, tool
+from holdfast.core.tool_context import ToolContext, current_call
 from holdfast.errors import HoldfastError
-from holdfast.run.agent import Agent, Bounds, Model, Phase
-from holdfast.run.call import CallContext, current_call
-from holdfast.run.effects import DID_NOT_HAPPEN, UNKNOWN, Effect, Happened
-from holdfast.run.executor import Executor
-from holdfast.run.info import RunInfo
-from holdfast.run.message import Message, Reply, System, ToolCall, ToolResult, User
-from holdfast.run.outcome import Result
-from holdfast.run.ports import Ports
-from holdfast.run.tool import Tool, ToolSchema, tool
-from holdfast.run.usage import Usage
+from holdfast.stores.url import store_from_url
 
 __all__ = [
-    "DID_NOT_HAPPEN",
+    "NOT_EXECUTED",
     "UNKNOWN",
     "Agent",
     "App",
     "Bounds",
-    "CallContext",
-    "Checkpoints",
+    "CheckpointSettings",
+    "Completed",
     "Effect",
     "Executor",
-    "HandleSettings",
-    "Happened",
     "HoldfastError",
     "Message",
     "Model",
@@ -36,9 +33,11 @@ __all__ = [
     "Reply",
     "Result",
     "RunInfo",
+    "StoreCheckpoints",
     "System",
     "Tool",
     "ToolCall",
+    "ToolContext",
     "ToolResult",
     "ToolSchema",
     "Usage",

@@ -1,20 +1,20 @@
 """The root of every error that holdfast raises on purpose.
 
 HoldfastError
-├── RunError                    what can go wrong in a run: `holdfast.run.errors`
-│   ├── InvalidRunId, RunAlreadyLive, NotDurable, InvalidReply, PayloadError
+├── RunError                    what can go wrong in a run: `holdfast.core.errors`
+│   ├── InvalidRunId, RunAlreadyRunning, NotDurable, InvalidReply, PayloadError
 │   ├── DefinitionError         UnknownTool, and those of personas and skills
-│   ├── BoundExceeded           IterationsExceeded, RuntimeExceeded, RepeatedToolCalls
+│   ├── BoundExceeded           StepsExceeded, RuntimeExceeded, RepeatedToolCalls
 │   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               waits for a person or a condition, with a reason
-│   ├── RunInterrupted          stopped on purpose or by trouble; goes on later: Shutdown, NotAdmitted,
-│   │                           NotKnownHere, NotSaved, ModelUnavailable
+│   ├── RunInterrupted          stopped on purpose or by trouble; goes on later: Shutdown, ShuttingDown,
+│   │                           MissingDefinition, SaveFailed, ModelUnavailable
 │   └── RunLost                 another worker owns the run
 ├── CheckpointError             what can go wrong with saved runs: `holdfast.checkpoint.errors`
-│   ├── StoreError              StoreUnavailable, StoreFull, StoreDenied, StoreClosed, SchemaTooNew
+│   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, StoreClosed, SchemaTooNew
 │   │   └── ClaimLost           is a RunLost too
 │   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunNotClaimable, RunDamaged
-│   └── UnknownVersion, UndecodableRecord, TranscriptTooLarge (is a RunParked too)
+│   └── UnknownVersion, RecordDecodeError, TranscriptTooLarge (is a RunParked too)
 └── one branch for each battery and for the fan-out, in its own `errors` module
 """
 

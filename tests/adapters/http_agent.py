@@ -49,10 +49,10 @@ def _note(world: Path, text: str) -> None:
 
 
 async def _live(url: str, store: str, world: str, kind: str) -> None:
-    async with http_agent(url, Path(world)) as agent, App([agent], store, recover=False) as app:
+    async with http_agent(url, Path(world)) as agent, App([agent], store, recover_on_start=False) as app:
         result = await (app.run(agent, "go", run_id=RUN) if kind == "run" else app.resume(RUN))
     usage = {name: getattr(result.usage, name) for name in result.usage.__struct_fields__}
-    print(json.dumps({"output": result.output, "iterations": result.iterations, "usage": usage}))
+    print(json.dumps({"output": result.output, "steps": result.steps, "usage": usage}))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from fastmcp.client.transports import StdioTransport
 from pydantic_ai import Agent as PydanticAIAgent
 from pydantic_ai import RunContext, ToolDefinition
 from pydantic_ai.mcp import CallToolFunc, MCPToolset
-from tests.adapters.script import Script, call, said
+from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
 from holdfast import Agent, App, current_call
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.run.call import CallContext
-from holdfast.run.effects import DID_NOT_HAPPEN, Happened, Verdict
-from holdfast.run.errors import RunParked
-from holdfast.run.outcome import Result
+from holdfast.core.effects import NOT_EXECUTED, Completed, Reconciliation
+from holdfast.core.errors import RunParked
+from holdfast.core.result import Result
+from holdfast.core.tool_context import ToolContext
 
 RUN = "errands"
 SERVER = Path(__file__).with_name("mcp_server.py")
@@ -48,11 +48,11 @@ def hinted(tool: ToolDefinition) -> str | None:
 
 def mcp_agent(
     folder: Path,
-    script: Script,
+    script: ScriptedModel,
     *,
     effects: Any = hinted,
     metadata: dict[str, str] | None = None,
-    in_doubt: str = "tell",
+    in_doubt: str = "report",
 ) -> Agent:
     """An agent that has nothing but the server's tools.
 
@@ -62,9 +62,9 @@ def mcp_agent(
         in_doubt: what is done about a payment in doubt.
     """
 
-    async def shipped(context: CallContext) -> Happened | Verdict:
+    async def shipped(context: ToolContext) -> Completed | Reconciliation:
         sent = f"ship {context.arguments['city']} {context.idempotency_key}"
-        return Happened("it has left") if sent in (folder / "world").read_text().splitlines() else DID_NOT_HAPPEN
+        return Completed("it has left") if sent in (folder / "world").read_text().splitlines() else NOT_EXECUTED
 
     tools = server(folder).with_metadata(**metadata or {})
     agent: PydanticAIAgent[None, str] = PydanticAIAgent(script.model, name="errands", toolsets=[tools])
@@ -72,18 +72,18 @@ def mcp_agent(
 
 
 async def _live(folder: Path, kind: str, options: dict[str, Any]) -> None:
-    script = Script(BATCH, [call("c7", "pay", city="Faro")], "done")
+    script = ScriptedModel(BATCH, [call("c7", "pay", city="Faro")], "done")
     agent = mcp_agent(folder, script, **options)
-    async with App([agent], f"sqlite:{folder / 'runs.db'}", recover=False) as app:
+    async with App([agent], f"sqlite:{folder / 'runs.db'}", recover_on_start=False) as app:
         if kind == "answer":
-            await app.unpark(RUN, answers={"c5": {"paid": "by hand"}})
+            await app.unpark(RUN, resolutions={"c5": {"paid": "by hand"}})
         going: Awaitable[Result] = app.run(agent, "go", run_id=RUN) if kind == "run" else app.resume(RUN)
         try:
             result = await going
         except RunParked as parked:
             print(json.dumps({"parked": [parked.reason, parked.detail]}))
         else:
-            told = [content for kind, content in said(list(result.messages)) if kind == "tool-return"]
+            told = [content for kind, content in get_texts(list(result.messages)) if kind == "tool-return"]
             print(json.dumps({"output": result.output, "asked": len(script.asked), "told": told}))
 
 

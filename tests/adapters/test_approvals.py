@@ -19,21 +19,21 @@ from pydantic_ai.capabilities import HandleDeferredToolCalls
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import ExternalToolset
-from tests.adapters.death import RUN, Deaths
-from tests.adapters.script import Script, call, said
+from tests.adapters.crash_simulator import RUN, CrashSimulator
+from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from tests.probe_store import ProbeStore
 
 from holdfast import App
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.errors import CheckpointError, RunBusy, RunNotClaimable
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.errors import RunParked
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.errors import RunParked
+from holdfast.stores.memory import MemoryStore
 
 BATCH = [call("c1", "look"), call("c2", "delete", path="a"), call("c3", "transfer", amount=7), call("c4", "survey")]
 
 
-def careful(script: Script, done: list[str], deaths: Deaths | None = None) -> Agent[None, Any]:
+def careful(script: ScriptedModel, done: list[str], deaths: CrashSimulator | None = None) -> Agent[None, Any]:
     """An agent with calls that need approval always, or sometimes, and one that somebody else makes."""
     survey = ToolDefinition(name="survey", parameters_json_schema={"type": "object", "properties": {}})
     agent: Agent[None, Any] = Agent(
@@ -49,7 +49,7 @@ def careful(script: Script, done: list[str], deaths: Deaths | None = None) -> Ag
     async def delete(path: str) -> str:
         done.append(f"delete {path}")
         if deaths is not None:
-            await deaths.here("delete")
+            await deaths.reach("delete")
         return f"deleted {path}"
 
     @agent.tool
@@ -64,7 +64,7 @@ def careful(script: Script, done: list[str], deaths: Deaths | None = None) -> Ag
 
 async def parked(agent: Any, store: MemoryStore) -> str:
     """Run the agent until it is parked; the reason."""
-    async with App([agent], ProbeStore(store), recover=False) as app:
+    async with App([agent], ProbeStore(store), recover_on_start=False) as app:
         with pytest.raises(RunParked) as stopped:
             await app.run(agent, "go", run_id=RUN)
     assert stopped.value.reason == "approval"
@@ -73,18 +73,18 @@ async def parked(agent: Any, store: MemoryStore) -> str:
 
 async def answered(agent: Any, store: MemoryStore, answers: dict[str, Any]) -> Any:
     """Answer in one process, and go on in another."""
-    async with App([agent], ProbeStore(store), recover=False) as app:
+    async with App([agent], ProbeStore(store), recover_on_start=False) as app:
         await app.unpark(RUN, answers)
-    async with App([agent], ProbeStore(store), recover=False) as app:
+    async with App([agent], ProbeStore(store), recover_on_start=False) as app:
         return await app.resume(RUN)
 
 
-def returns(script: Script) -> list[Any]:
-    return [content for kind, content in said(script.asked[-1]) if kind == "tool-return"]
+def returns(script: ScriptedModel) -> list[Any]:
+    return [content for kind, content in get_texts(script.asked[-1]) if kind == "tool-return"]
 
 
 async def test_the_run_is_parked_and_goes_on_with_the_answers() -> None:
-    script, done, store = Script(BATCH, "done"), list[str](), MemoryStore()
+    script, done, store = ScriptedModel(BATCH, "done"), list[str](), MemoryStore()
     agent = durable(careful(script, done))
     assert await parked(agent, store) == "delete c2, transfer c3, survey c4"
     assert done == ["look"]
@@ -92,7 +92,7 @@ async def test_the_run_is_parked_and_goes_on_with_the_answers() -> None:
     assert result.output == "done"
     assert sorted(done) == ["delete a", "look", "transfer 7 {'amount': 7}"]
     assert returns(script) == ["seen", "deleted a", "transferred 7", {"people": 12}]
-    assert (len(script.asked), result.iterations, result.usage.tool_calls) == (2, 2, 3)
+    assert (len(script.asked), result.steps, result.usage.tool_calls) == (2, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ async def test_the_run_is_parked_and_goes_on_with_the_answers() -> None:
     ],
 )
 async def test_only_a_clear_yes_is_an_approval(answer: Any, told: str) -> None:
-    script, done, store = Script([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
+    script, done, store = ScriptedModel([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
     agent = durable(careful(script, done))
     await parked(agent, store)
     await answered(agent, store, {"c2": answer})
@@ -116,7 +116,7 @@ async def test_only_a_clear_yes_is_an_approval(answer: Any, told: str) -> None:
 
 
 async def test_an_approval_may_change_the_arguments() -> None:
-    script, done, store = Script([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
+    script, done, store = ScriptedModel([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
     agent = durable(careful(script, done))
     await parked(agent, store)
     await answered(agent, store, {"c2": {"kind": "tool-approved", "override_args": {"path": "b"}}})
@@ -124,7 +124,7 @@ async def test_an_approval_may_change_the_arguments() -> None:
 
 
 async def test_what_is_not_answered_is_parked_again() -> None:
-    script, done, store = Script(BATCH, "done"), list[str](), MemoryStore()
+    script, done, store = ScriptedModel(BATCH, "done"), list[str](), MemoryStore()
     agent = durable(careful(script, done))
     await parked(agent, store)
     with pytest.raises(RunParked, match="transfer c3, survey c4"):
@@ -136,10 +136,10 @@ async def test_what_is_not_answered_is_parked_again() -> None:
 
 
 async def test_answers_are_taken_once() -> None:
-    script, done, store = Script([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
+    script, done, store = ScriptedModel([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
     agent = durable(careful(script, done))
     await parked(agent, store)
-    async with App([agent], ProbeStore(store), recover=False) as app:
+    async with App([agent], ProbeStore(store), recover_on_start=False) as app:
         with pytest.raises(CheckpointError, match="c9"):
             await app.unpark(RUN, {"c9": True})
         taken = await asyncio.gather(*(app.unpark(RUN, {"c2": True}) for _ in range(5)), return_exceptions=True)
@@ -153,13 +153,13 @@ async def test_answers_are_taken_once() -> None:
 
 async def test_an_approved_call_in_doubt_is_not_made_again() -> None:
     """It dies within the approved call, and must not take the approval for a second one."""
-    deaths, store, done = Deaths("delete"), MemoryStore(), list[str]()
-    script = Script([call("c2", "delete", path="a")], "done")
+    deaths, store, done = CrashSimulator("delete"), MemoryStore(), list[str]()
+    script = ScriptedModel([call("c2", "delete", path="a")], "done")
     agent = durable(careful(script, done, deaths))
     await parked(agent, store)
-    async with App([agent], ProbeStore(store), recover=False) as app:
+    async with App([agent], ProbeStore(store), recover_on_start=False) as app:
         await app.unpark(RUN, {"c2": True})
-    result = await deaths.go_on(agent, store=store)
+    result = await deaths.resume(agent, store=store)
     assert result.output == "done"
     assert done == ["delete a"]
     assert "Unknown outcome" in returns(script)[0]
@@ -167,7 +167,7 @@ async def test_an_approved_call_in_doubt_is_not_made_again() -> None:
 
 async def test_a_call_that_its_tool_deferred_is_answered_and_not_made_again() -> None:
     store, done = MemoryStore(), list[str]()
-    script = Script([call("c1", "look"), call("c2", "peek"), call("c3", "transfer", amount=7)], "done")
+    script = ScriptedModel([call("c1", "look"), call("c2", "peek"), call("c3", "transfer", amount=7)], "done")
     inner = careful(script, done)
 
     @inner.tool_plain(sequential=True)
@@ -183,7 +183,7 @@ async def test_a_call_that_its_tool_deferred_is_answered_and_not_made_again() ->
 
 
 async def test_a_handler_of_the_agents_own_answers_at_once() -> None:
-    script, done = Script(BATCH[:3], "done"), list[str]()
+    script, done = ScriptedModel(BATCH[:3], "done"), list[str]()
     agent = careful(script, done)
 
     async def approve(ctx: RunContext[None], requests: DeferredToolRequests) -> DeferredToolResults:
@@ -198,27 +198,27 @@ async def test_a_handler_of_the_agents_own_answers_at_once() -> None:
 
 
 async def test_without_a_place_for_requests_pydantic_ai_says_so() -> None:
-    script = Script([call("c2", "delete", path="a")], "done")
+    script = ScriptedModel([call("c2", "delete", path="a")], "done")
     agent = Agent(script.model, name="careless", toolsets=careful(script, []).toolsets)
     async with App([durable(agent)], store := MemoryStore()) as app:
         with pytest.raises(UserError, match="DeferredToolRequests"):
             await app.run("careless", "go", run_id=RUN)
-        assert not [record async for record in store.records()]
+        assert not [record async for record in store.list_runs()]
 
 
 async def test_a_parked_run_waits_in_the_store(durable_store_url: str) -> None:
-    script, done = Script(BATCH, "done"), list[str]()
+    script, done = ScriptedModel(BATCH, "done"), list[str]()
     agent = durable(careful(script, done))
-    async with App([agent], durable_store_url, recover=False) as app:
+    async with App([agent], durable_store_url, recover_on_start=False) as app:
         with pytest.raises(RunParked):
             await app.run(agent, "go", run_id=RUN)
     async with App([agent], durable_store_url) as app:
         assert app.store is not None
-        [record] = [each async for each in app.store.records()]
-        assert (record.status, record.reason) == (Status.PARKED, "approval: delete c2, transfer c3, survey c4")
+        [record] = [each async for each in app.store.list_runs()]
+        assert (record.status, record.reason) == (RunStatus.PARKED, "approval: delete c2, transfer c3, survey c4")
         await app.unpark(RUN, {"c2": True, "c3": True, "c4": 3})
         await app.recover()
-        assert not [each async for each in app.store.records()]
+        assert not [each async for each in app.store.list_runs()]
     assert returns(script) == ["seen", "deleted a", "transferred 7", 3]
 
 
@@ -230,7 +230,7 @@ class Quote(BaseModel):
 
 async def test_metadata_that_is_no_plain_data_is_lowered_and_the_approved_call_is_made() -> None:
     paid: list[Any] = []
-    script = Script([call("c1", "pay", amount=3)], "done")
+    script = ScriptedModel([call("c1", "pay", amount=3)], "done")
     agent: Agent[None, Any] = Agent(script.model, name="payer", output_type=[str, DeferredToolRequests])
 
     @agent.tool
@@ -241,7 +241,7 @@ async def test_metadata_that_is_no_plain_data_is_lowered_and_the_approved_call_i
         return "paid"
 
     payer = durable(agent)
-    async with App([payer], MemoryStore(), recover=False) as app:
+    async with App([payer], MemoryStore(), recover_on_start=False) as app:
         with pytest.raises(RunParked):
             await app.run(payer, "go", run_id=RUN)
         await app.unpark(RUN, {"c1": True})

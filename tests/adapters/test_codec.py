@@ -25,9 +25,8 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from holdfast.adapters.pydantic_ai.codec import CODEC
-from holdfast.adapters.pydantic_ai.outputs import Outputs
-from holdfast.run.errors import PayloadError
+from holdfast.adapters.pydantic_ai.codec import CODEC, OutputCodec
+from holdfast.core.errors import PayloadError
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 _JSON = st.recursive(
@@ -131,19 +130,19 @@ OUTPUTS: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("spec", "output"), OUTPUTS)
 def test_an_output_comes_back_with_its_type(spec: Any, output: Any) -> None:
-    outputs = Outputs(spec)
+    outputs = OutputCodec(spec)
     back = outputs.load(outputs.dump(output))
     assert back == output
     assert type(back) is type(output)
 
 
 def test_one_output_type_is_stored_plain() -> None:
-    assert Outputs(Trip).dump(TRIP) == {"city": "Lyon", "when": "2026-05-01T12:00:00Z"}
-    assert Outputs([Hotel, str]).dump("x") == {"type": "str", "value": "x"}
+    assert OutputCodec(Trip).dump(TRIP) == {"city": "Lyon", "when": "2026-05-01T12:00:00Z"}
+    assert OutputCodec([Hotel, str]).dump("x") == {"type": "str", "value": "x"}
 
 
 def test_an_output_that_would_come_back_changed_is_refused() -> None:
     refused: list[tuple[Any, Any]] = [(str, object()), (float, float("nan")), (Any, object())]
     for spec, output in refused:
         with pytest.raises(PayloadError):
-            Outputs(spec).dump(output)
+            OutputCodec(spec).dump(output)

@@ -14,17 +14,19 @@ THOROUGH = "HOLDFAST_TEST_THOROUGH" in os.environ
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["trip", "everything", "phased", "parent", "compacting"])
 def test_an_agent_that_is_killed_anywhere_goes_on(name: str) -> None:
-    report = crash_everywhere(f"tests.adapters.subjects:{name}", "go", sample=None if THOROUGH else 8)
+    report = crash_everywhere(f"tests.adapters.crash_agents:{name}", "go", sample=None if THOROUGH else 8)
     # The quicker the machine, the fewer: replies that ask for harmless tools share a write with their results.
     assert len(report.points) >= 12
 
 
 @pytest.mark.timeout(600)
 def test_an_agent_that_is_killed_again_and_again_goes_on() -> None:
-    crash_everywhere("tests.adapters.subjects:trip", "go", crashes=5, sample=40 if THOROUGH else 4)
+    crash_everywhere("tests.adapters.crash_agents:trip", "go", crashes=5, sample=40 if THOROUGH else 4)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_an_agent_goes_on_whatever_the_store(kind: str) -> None:
-    crash_everywhere("tests.adapters.subjects:trip", "go", store=STORES[kind].place, sample=None if THOROUGH else 4)
+    crash_everywhere(
+        "tests.adapters.crash_agents:trip", "go", store=STORES[kind].open_empty, sample=None if THOROUGH else 4
+    )

@@ -3,10 +3,10 @@
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolReturnPart, UserPromptPart
 from pydantic_ai.models.test import TestModel
-from tests.adapters.script import call
+from tests.adapters.scripted_model import call
 
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.run.native import loop_of
+from holdfast.core.execution.native import get_loop
 
 
 def result(call_id: str, content: str, *, failed: bool = False) -> ModelRequest:
@@ -15,7 +15,7 @@ def result(call_id: str, content: str, *, failed: bool = False) -> ModelRequest:
 
 
 def test_calls_come_with_their_own_results_in_the_order_they_were_asked_for() -> None:
-    loop = loop_of(durable(Agent(TestModel(), name="a")))
+    loop = get_loop(durable(Agent(TestModel(), name="a")))
     history: list[ModelMessage] = [
         ModelRequest(parts=[UserPromptPart("why?")]),
         ModelResponse(parts=[call("1", "t", x=1), call("2", "t", x=2)]),

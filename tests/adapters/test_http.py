@@ -13,9 +13,9 @@ from tests.adapters.http_agent import RUN, http_agent
 from tests.adapters.openai_server import Fault, OpenAIServer, Request
 
 from holdfast import App
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.run.errors import ModelUnavailable
-from holdfast.run.usage import Usage
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.errors import ModelUnavailable
+from holdfast.core.message import Usage
 
 TURNS = (
     [("c1", "look", {"city": "Lyon"}), ("c2", "pay", {"city": "Lyon"})],
@@ -56,12 +56,12 @@ async def test_a_model_that_does_not_answer_interrupts_the_run(tmp_path: Path, f
     store = f"sqlite:{tmp_path / 'runs.db'}"
     async with OpenAIServer(TURNS, {2: [fault]}).serving() as server:
         known = http_agent(server.url, tmp_path / "world", stream=stream, retries=0, timeout=0.5)
-        async with known as agent, App([agent], store, recover=False) as app:
+        async with known as agent, App([agent], store, recover_on_start=False) as app:
             with pytest.raises(ModelUnavailable):
                 await app.run(agent, "go", run_id=RUN)
             assert app.store is not None
-            [record] = [each async for each in app.store.records()]
-            assert record.status is Status.INTERRUPTED
+            [record] = [each async for each in app.store.list_runs()]
+            assert record.status is RunStatus.INTERRUPTED
             assert record.not_before > record.updated_at
             result = await app.resume(RUN)
     usual = await unharmed(tmp_path, stream=stream)
@@ -105,7 +105,7 @@ async def test_a_killed_process_repeats_no_finished_request(tmp_path: Path, turn
         out, _ = await process.communicate()
         assert process.returncode == 0
     result, usual = json.loads(out), await unharmed(tmp_path, stream=False)
-    assert (result["output"], result["iterations"]) == (usual.output, usual.iterations)
+    assert (result["output"], result["steps"]) == (usual.output, usual.steps)
     assert result["usage"] == {name: getattr(usual.usage, name) for name in usual.usage.__struct_fields__}
     assert len(server.finished()) == len(set(server.finished())) == 4
     assert len(server.log) == 5

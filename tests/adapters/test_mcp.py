@@ -16,7 +16,7 @@ from tests.adapters.mcp_agent import BATCH, RUN
 from holdfast import App
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.run.drive import UNKNOWN_OUTCOME
+from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 
 #: Calls of the batch that have taken effect, and whose answers never come.
 HELD = ["look Bonn", "reserve Bonn", "pay Bonn", "ship Bonn"]
@@ -58,7 +58,7 @@ class Errands:
     async def killed_in_the_batch(self, **options: Any) -> int:
         """A life that is killed when two calls of the batch are recorded and the server is at the other four."""
         self._hold(*HELD)
-        async with App([], self._url, recover=False) as app:
+        async with App([], self._url, recover_on_start=False) as app:
             assert app.store is not None
             process = await self._start("run", options)
             end = time.monotonic() + 60
@@ -84,7 +84,7 @@ class Errands:
 
 async def _results(store: CheckpointStore) -> int:
     """How many calls of the batch are recorded."""
-    if not [record async for record in store.records()]:
+    if not [record async for record in store.list_runs()]:
         return 0
     return sum(entry.kind is EntryKind.RESULT for entry in (await store.load(RUN)).entries)
 

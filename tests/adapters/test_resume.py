@@ -13,16 +13,16 @@ from pydantic_ai.exceptions import ToolFailed, UnexpectedModelBehavior, UsageLim
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolReturnPart
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.usage import RequestUsage
-from tests.adapters.death import RUN, Deaths
-from tests.adapters.script import Script, call, said
-from tests.life import Life
+from tests.adapters.crash_simulator import RUN, CrashSimulator
+from tests.adapters.scripted_model import ScriptedModel, call, get_texts
+from tests.simulated_host import SimulatedHost
 
 from holdfast import App
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.effects import DID_NOT_HAPPEN, Happened
-from holdfast.run.errors import NotKnownHere, RunParked, Shutdown
-from holdfast.run.ports import Ports
+from holdfast.core.effects import NOT_EXECUTED, Completed
+from holdfast.core.errors import MissingDefinition, RunParked, Shutdown
+from holdfast.core.ports import Ports
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing.clock import ManualClock
 
 PURE = dict.fromkeys(("look", "wait"), "pure")
@@ -32,49 +32,49 @@ class Trip(BaseModel):
     city: str
 
 
-def travelling(script: Script, deaths: Deaths, **options: Any) -> Agent[None, Any]:
+def travelling(script: ScriptedModel, deaths: CrashSimulator, **options: Any) -> Agent[None, Any]:
     """An agent with a tool for every kind of result, and places to die in."""
     agent: Agent[None, Any] = Agent(script.model, name="traveller", **options)
 
     @agent.tool_plain
     async def look(city: str) -> str:
-        await deaths.here(f"look {city}", results=4 if city == "Bonn" else 0)
+        await deaths.reach(f"look {city}", results=4 if city == "Bonn" else 0)
         return f"{city} is warm"
 
     @agent.tool_plain
     async def pay(city: str) -> bytes:
-        await deaths.here(f"pay {city}")
+        await deaths.reach(f"pay {city}")
         return b"\xff\x00" + city.encode()
 
     @agent.tool_plain
     async def fail(city: str) -> str:
-        await deaths.here(f"fail {city}")
+        await deaths.reach(f"fail {city}")
         raise ToolFailed(f"no {city}")
 
     @agent.tool_plain(retries=3)
     async def pick(city: str) -> str:
-        await deaths.here(f"pick {city}")
+        await deaths.reach(f"pick {city}")
         raise ModelRetry(f"not {city}")
 
     @agent.tool_plain
     async def photograph(city: str) -> ToolReturn:
-        await deaths.here(f"photograph {city}")
+        await deaths.reach(f"photograph {city}")
         picture = BinaryContent(b"\x89PNG\xff", media_type="image/png")
         return ToolReturn(return_value=[city, picture], content=["look: ", picture], metadata={"taken": city})
 
     return agent
 
 
-async def both(turns: list[Any], *deadly: str, **options: Any) -> tuple[Deaths, Script, Any]:
+async def both(turns: list[Any], *deadly: str, **options: Any) -> tuple[CrashSimulator, ScriptedModel, Any]:
     """The run with its deaths, after it was seen to give what an unharmed one gives."""
     effects = options.pop("effects", dict.fromkeys(("look", "fail", "pick", "photograph"), "pure"))
-    unharmed, script = Script(*turns), Script(*turns)
-    usual = await Deaths().run(durable(travelling(unharmed, Deaths(), **options), effects=effects))
-    deaths = Deaths(*deadly)
+    unharmed, script = ScriptedModel(*turns), ScriptedModel(*turns)
+    usual = await CrashSimulator().run(durable(travelling(unharmed, CrashSimulator(), **options), effects=effects))
+    deaths = CrashSimulator(*deadly)
     result = await deaths.run(durable(travelling(script, deaths, **options), effects=effects))
     assert result.output == usual.output
-    assert (result.usage, result.iterations) == (usual.usage, usual.iterations)
-    assert said(script.asked[-1]) == said(unharmed.asked[-1])
+    assert (result.usage, result.steps) == (usual.usage, usual.steps)
+    assert get_texts(script.asked[-1]) == get_texts(unharmed.asked[-1])
     return deaths, script, result
 
 
@@ -101,7 +101,7 @@ async def test_what_tools_returned_comes_back_as_it_was() -> None:
     batch = [call("c1", "pay", city="Lyon"), call("c4", "photograph", city="Nice")]
     _, script, _ = await both([batch, [call("c5", "look", city="Bari")], "done"], "look Bari")
     picture = ("image/png", b"\x89PNG\xff")
-    assert said(script.asked[-1][2:3]) == [
+    assert get_texts(script.asked[-1][2:3]) == [
         ("tool-return", b"\xff\x00Lyon"),
         ("tool-return", ["Nice", picture]),
         ("user-prompt", ["look: ", picture]),
@@ -113,13 +113,13 @@ async def test_what_tools_returned_comes_back_as_it_was() -> None:
 
 async def test_an_answer_is_not_asked_for_again_even_with_instructions() -> None:
     """An agent with instructions would ask the model once more if it were only given the messages."""
-    deaths = Deaths("accept")
-    script = Script("done")
+    deaths = CrashSimulator("accept")
+    script = ScriptedModel("done")
     agent = travelling(script, deaths, instructions="Be brief.")
 
     @agent.output_validator
     async def accept(output: str) -> str:
-        await deaths.here("accept")
+        await deaths.reach("accept")
         return output
 
     result = await deaths.run(durable(agent))
@@ -130,35 +130,35 @@ async def test_an_answer_is_not_asked_for_again_even_with_instructions() -> None
 @pytest.mark.parametrize("strategy", ["early", "graceful", "exhaustive"])
 async def test_calls_beside_the_output_are_made_once(strategy: Any) -> None:
     """The run dies after its last step was saved and before it was settled."""
-    script = Script([call("c1", "pay", city="Lyon"), call("c2", "final_result", city="Lyon")])
-    deaths = Deaths("deliver")
+    script = ScriptedModel([call("c1", "pay", city="Lyon"), call("c2", "final_result", city="Lyon")])
+    deaths = CrashSimulator("deliver")
     agent = durable(travelling(script, deaths, output_type=Trip, end_strategy=strategy))
 
     class Delivery:
-        async def progress(self, info: Any, event: Any) -> None: ...
-        async def error(self, info: Any, error: BaseException) -> None: ...
-        async def output(self, info: Any, output: Any) -> None:
-            await deaths.here("deliver")
+        async def on_event(self, info: Any, event: Any) -> None: ...
+        async def on_error(self, info: Any, error: BaseException) -> None: ...
+        async def on_output(self, info: Any, output: Any) -> None:
+            await deaths.reach("deliver")
 
-    result = await deaths.run(agent, ports=Ports(delivery=Delivery()))
+    result = await deaths.run(agent, ports=Ports(listener=Delivery()))
     assert result.output == Trip(city="Lyon")
     assert deaths.passed == ([] if strategy == "early" else ["pay Lyon"]) + ["deliver", "deliver"]
-    assert (len(script.asked), result.iterations) == (1, 1)
+    assert (len(script.asked), result.steps) == (1, 1)
 
 
 async def test_retry_budgets_go_on_counting() -> None:
     """Three retries are allowed in a row, over all lives together."""
     turns = [[call(f"c{n}", "pick", city=f"{n}")] for n in range(9)]
-    deaths = Deaths("pick 1", "pick 3")
-    script = Script(*turns)
+    deaths = CrashSimulator("pick 1", "pick 3")
+    script = ScriptedModel(*turns)
     with pytest.raises(UnexpectedModelBehavior, match="max retries"):
         await deaths.run(durable(travelling(script, deaths), effects={"pick": "pure"}))
     assert len(script.asked) == 4
 
 
 async def test_output_retries_go_on_counting() -> None:
-    deaths = Deaths("look Lyon")
-    script = Script("no", [call("c1", "look", city="Lyon")], "no", "no", "no")
+    deaths = CrashSimulator("look Lyon")
+    script = ScriptedModel("no", [call("c1", "look", city="Lyon")], "no", "no", "no")
     agent = travelling(script, deaths, retries={"output": 2})
 
     @agent.output_validator
@@ -173,8 +173,8 @@ async def test_output_retries_go_on_counting() -> None:
 async def test_usage_limits_hold_over_all_lives() -> None:
     used = RequestUsage(input_tokens=100, output_tokens=10, details={"odd": 3})
     turns = [ModelResponse(parts=[call(f"c{n}", "look", city=f"{n}")], usage=used) for n in range(9)]
-    deaths = Deaths("look 1", "look 2")
-    script = Script(*turns)
+    deaths = CrashSimulator("look 1", "look 2")
+    script = ScriptedModel(*turns)
     limited = durable(travelling(script, deaths), effects=PURE, usage_limits=UsageLimits(total_tokens_limit=450))
     with pytest.raises(UsageLimitExceeded):
         await deaths.run(limited)
@@ -182,9 +182,9 @@ async def test_usage_limits_hold_over_all_lives() -> None:
 
 
 async def test_a_tool_reads_the_prompt_in_every_life() -> None:
-    deaths = Deaths("look Lyon")
+    deaths = CrashSimulator("look Lyon")
     seen: list[Any] = []
-    agent = travelling(Script([call("c1", "look", city="Lyon")], [call("c2", "ask")], "done"), deaths)
+    agent = travelling(ScriptedModel([call("c1", "look", city="Lyon")], [call("c2", "ask")], "done"), deaths)
 
     @agent.tool
     def ask(ctx: RunContext[None]) -> str:
@@ -196,8 +196,8 @@ async def test_a_tool_reads_the_prompt_in_every_life() -> None:
 
 
 async def test_what_was_put_into_the_queue_is_there_in_the_next_life() -> None:
-    deaths = Deaths("model")
-    agent = travelling(script := Script([call("c1", "nudge")], "unused"), deaths)
+    deaths = CrashSimulator("model")
+    agent = travelling(script := ScriptedModel([call("c1", "nudge")], "unused"), deaths)
 
     @agent.tool
     def nudge(ctx: RunContext[None]) -> str:
@@ -209,8 +209,8 @@ async def test_what_was_put_into_the_queue_is_there_in_the_next_life() -> None:
     async def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
         if len(messages) == 1:
             return script._reply(messages, info)
-        shown.append(said(messages))
-        await deaths.here("model")
+        shown.append(get_texts(messages))
+        await deaths.reach("model")
         return ModelResponse(parts=[TextPart("done")])
 
     with agent.override(model=FunctionModel(reply)):
@@ -221,8 +221,8 @@ async def test_what_was_put_into_the_queue_is_there_in_the_next_life() -> None:
 
 
 async def test_what_a_hook_made_of_a_result_is_recorded_and_no_hook_sees_it_again() -> None:
-    deaths = Deaths("wait")
-    script = Script([call("c1", "look"), call("c2", "wait")], "done")
+    deaths = CrashSimulator("wait")
+    script = ScriptedModel([call("c1", "look"), call("c2", "wait")], "done")
     seen: list[str] = []
 
     class Loud(AbstractCapability[Any]):
@@ -238,21 +238,25 @@ async def test_what_a_hook_made_of_a_result_is_recorded_and_no_hook_sees_it_agai
 
     @agent.tool_plain
     async def wait() -> str:
-        await deaths.here("wait", results=1)
+        await deaths.reach("wait", results=1)
         return "waited"
 
     result = await deaths.run(durable(agent, effects=PURE))
     assert seen == ["look", "wait"]
-    assert said(list(result.messages))[-3:] == [("tool-return", "SEEN"), ("tool-return", "WAITED"), ("text", "done")]
+    assert get_texts(list(result.messages))[-3:] == [
+        ("tool-return", "SEEN"),
+        ("tool-return", "WAITED"),
+        ("text", "done"),
+    ]
 
 
 async def test_what_a_hook_put_into_the_queue_for_this_very_request_is_there_in_the_next_life() -> None:
-    deaths = Deaths("model")
+    deaths = CrashSimulator("model")
     shown: list[Any] = []
 
     async def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
-        shown.append(said(messages))
-        await deaths.here("model")
+        shown.append(get_texts(messages))
+        await deaths.reach("model")
         return ModelResponse(parts=[TextPart("done")])
 
     class Reminder(AbstractCapability[Any]):
@@ -263,17 +267,17 @@ async def test_what_a_hook_put_into_the_queue_for_this_very_request_is_there_in_
 
     result = await deaths.run(durable(Agent(FunctionModel(reply), name="reminded", capabilities=[Reminder()])))
     assert shown[0] == shown[1]
-    assert said(list(result.messages)) == [*shown[0], ("text", "done")]
+    assert get_texts(list(result.messages)) == [*shown[0], ("text", "done")]
     assert ("user-prompt", "be brief") in shown[0]
 
 
 async def test_a_prompt_that_is_made_anew_in_each_life_is_kept_once() -> None:
-    deaths = Deaths("model")
+    deaths = CrashSimulator("model")
     lives: list[str] = []
 
     async def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
-        lives.append(str(said(messages)))
-        await deaths.here("model")
+        lives.append(str(get_texts(messages)))
+        await deaths.reach("model")
         return ModelResponse(parts=[TextPart("done")])
 
     agent: Agent[None, str] = Agent(FunctionModel(reply), name="prompted")
@@ -284,7 +288,7 @@ async def test_a_prompt_that_is_made_anew_in_each_life_is_kept_once() -> None:
 
     result = await deaths.run(durable(agent))
     assert [f"this is life {number}" in shown for number, shown in enumerate(lives)] == [True, True]
-    assert [kind for kind, _ in said(list(result.messages))] == ["system-prompt", "user-prompt", "text"]
+    assert [kind for kind, _ in get_texts(list(result.messages))] == ["system-prompt", "user-prompt", "text"]
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -293,7 +297,7 @@ async def test_a_thread_is_waited_for_and_its_result_recorded(alone: bool) -> No
     loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     done: list[str] = []
     batch = [call("c1", "send")] if alone else [call("c1", "send"), call("c2", "look", city="Lyon")]
-    agent = travelling(script := Script(batch, "done"), Deaths())
+    agent = travelling(script := ScriptedModel(batch, "done"), CrashSimulator())
 
     @agent.tool_plain
     def send() -> str:
@@ -303,44 +307,44 @@ async def test_a_thread_is_waited_for_and_its_result_recorded(alone: bool) -> No
         return "sent"
 
     clock = ManualClock()
-    life = Life(clock=clock)
+    life = SimulatedHost(clock=clock)
     run = asyncio.create_task(life.executor.run(durable(agent), "go", run_id=RUN))
     await begun.wait()
     shutdown = asyncio.create_task(life.executor.shutdown(timedelta(seconds=30)))
     await clock.advance(timedelta(seconds=30))
-    live = life.executor.live(RUN)
+    live = life.executor.get_run(RUN)
     assert live is not None
-    assert isinstance(live.stopped_by, Shutdown)
+    assert isinstance(live.stop_error, Shutdown)
     go_on.set()
     with pytest.raises(Shutdown):
         await run
     await shutdown
-    result = await Life(life.inner, clock=clock).resume(durable(agent), RUN)
+    result = await SimulatedHost(life.inner, clock=clock).resume(durable(agent), RUN)
     assert (result.output, done) == ("done", ["sent"])
-    assert said(script.asked[-1])[1 + len(batch)] == ("tool-return", "sent")
+    assert get_texts(script.asked[-1])[1 + len(batch)] == ("tool-return", "sent")
 
 
 # -- calls in doubt -----------------------------------------------------------------------------------------------
 
 
 async def test_a_once_call_in_doubt_is_not_made_again_and_the_model_is_told() -> None:
-    deaths = Deaths("pay Lyon")
-    script = Script([call("c1", "pay", city="Lyon")], "done")
+    deaths = CrashSimulator("pay Lyon")
+    script = ScriptedModel([call("c1", "pay", city="Lyon")], "done")
     await deaths.run(durable(travelling(script, deaths)))
     assert deaths.passed == ["pay Lyon"]
-    [(_, told)] = [each for each in said(script.asked[-1]) if each[0] == "tool-return"]
+    [(_, told)] = [each for each in get_texts(script.asked[-1]) if each[0] == "tool-return"]
     assert "Unknown outcome" in told
 
 
 @pytest.mark.parametrize("way", ["beside", "metadata", "function"])
 @pytest.mark.parametrize("effect", ["pure", "idempotent"])
 async def test_a_harmless_call_in_doubt_is_made_again(effect: str, way: str) -> None:
-    deaths = Deaths("buy")
-    agent = travelling(Script([call("c1", "buy")], "done"), deaths)
+    deaths = CrashSimulator("buy")
+    agent = travelling(ScriptedModel([call("c1", "buy")], "done"), deaths)
 
     @agent.tool_plain(metadata={"effect": effect} if way == "metadata" else None)
     async def buy() -> str:
-        await deaths.here("buy")
+        await deaths.reach("buy")
         return "bought"
 
     effects: Any = {"beside": {"buy": effect}, "metadata": None, "function": lambda tool: effect}[way]
@@ -348,10 +352,10 @@ async def test_a_harmless_call_in_doubt_is_made_again(effect: str, way: str) -> 
     assert deaths.passed == ["buy", "buy"]
 
 
-@pytest.mark.parametrize("verdict", [Happened(b"receipt"), DID_NOT_HAPPEN])
+@pytest.mark.parametrize("verdict", [Completed(b"receipt"), NOT_EXECUTED])
 async def test_a_once_call_in_doubt_is_reconciled(verdict: Any) -> None:
-    deaths = Deaths("pay Lyon")
-    script = Script([call("c1", "pay", city="Lyon")], "done")
+    deaths = CrashSimulator("pay Lyon")
+    script = ScriptedModel([call("c1", "pay", city="Lyon")], "done")
     asked: list[Any] = []
 
     async def reconcile(context: Any) -> Any:
@@ -359,25 +363,25 @@ async def test_a_once_call_in_doubt_is_reconciled(verdict: Any) -> None:
         return verdict
 
     await deaths.run(durable(travelling(script, deaths), reconcile={"pay": reconcile}))
-    happened = isinstance(verdict, Happened)
+    happened = isinstance(verdict, Completed)
     assert deaths.passed == ["pay Lyon"] * (1 if happened else 2)
-    assert said(script.asked[-1])[-1] == ("tool-return", b"receipt" if happened else b"\xff\x00Lyon")
+    assert get_texts(script.asked[-1])[-1] == ("tool-return", b"receipt" if happened else b"\xff\x00Lyon")
     [(call_id, tool, arguments, key)] = asked
     assert (call_id, tool, arguments) == ("c1", "pay", {"city": "Lyon"})
     assert key.startswith("hf-")
 
 
 async def test_a_call_in_doubt_can_wait_for_a_person() -> None:
-    deaths = Deaths("pay Lyon")
-    script = Script([call("c1", "pay", city="Lyon"), call("c2", "look", city="Faro")], "done")
+    deaths = CrashSimulator("pay Lyon")
+    script = ScriptedModel([call("c1", "pay", city="Lyon"), call("c2", "look", city="Faro")], "done")
     agent = durable(travelling(script, deaths), effects=PURE, in_doubt={"pay": "park"})
     store = MemoryStore()
     with pytest.raises(RunParked, match="in doubt"):
         await deaths.run(agent, store=store)
-    async with App([agent], store, recover=False) as app:
+    async with App([agent], store, recover_on_start=False) as app:
         await app.unpark(RUN, {"c1": "paid, it says"})
         await app.recover()
-    assert [content for kind, content in said(script.asked[-1]) if kind == "tool-return"] == [
+    assert [content for kind, content in get_texts(script.asked[-1]) if kind == "tool-return"] == [
         "paid, it says",
         "Faro is warm",
     ]
@@ -386,33 +390,35 @@ async def test_a_call_in_doubt_can_wait_for_a_person() -> None:
 
 @pytest.mark.parametrize("deadly", ["pay Lyon", "pay Faro"])
 async def test_a_call_that_waited_for_its_turn_is_only_in_doubt_once_it_was_begun(deadly: str) -> None:
-    deaths = Deaths(deadly)
-    script = Script([call(f"c{n}", "pay", city=city) for n, city in enumerate(("Lyon", "Faro", "Bari"))], "done")
+    deaths = CrashSimulator(deadly)
+    script = ScriptedModel([call(f"c{n}", "pay", city=city) for n, city in enumerate(("Lyon", "Faro", "Bari"))], "done")
     agent = travelling(script, deaths)
     with agent.parallel_tool_call_execution_mode("sequential"):
         await deaths.run(durable(agent))
     assert deaths.passed == ["pay Lyon", "pay Faro", "pay Bari"]
-    told = ["Unknown outcome" in str(content) for kind, content in said(script.asked[-1]) if kind == "tool-return"]
+    told = ["Unknown outcome" in str(content) for kind, content in get_texts(script.asked[-1]) if kind == "tool-return"]
     assert told == [deadly == "pay Lyon", deadly == "pay Faro", False]
 
 
-@pytest.mark.parametrize("policy", ["leave", "tell", "park"])
+@pytest.mark.parametrize("policy", ["defer", "report", "park"])
 async def test_a_tool_that_a_deploy_removed_meets_the_policy(policy: Any) -> None:
-    deaths = Deaths("look Lyon")
-    script = Script([call("c1", "look", city="Lyon")], "done")
+    deaths = CrashSimulator("look Lyon")
+    script = ScriptedModel([call("c1", "look", city="Lyon")], "done")
     before = durable(travelling(script, deaths), effects=PURE)
-    after = durable(Agent(script.model, name="traveller"), removed_tools=policy)
-    if policy == "tell":
+    after = durable(Agent(script.model, name="traveller"), missing_tools=policy)
+    if policy == "report":
         assert (await deaths.run(before, then=after)).output == "done"
-        assert "look" in str(said(script.asked[-1])[-1])
+        assert "look" in str(get_texts(script.asked[-1])[-1])
     else:
-        with pytest.raises(NotKnownHere if policy == "leave" else RunParked, match="look"):
+        with pytest.raises(MissingDefinition if policy == "defer" else RunParked, match="look"):
             await deaths.run(before, then=after)
 
 
 async def test_what_a_stopped_call_makes_of_the_cancel_is_not_its_outcome() -> None:
     begun, calls = asyncio.Event(), list[str]()
-    script = Script([call("1", "send")], lambda messages: ModelResponse(parts=[TextPart(str(said(messages)))]))
+    script = ScriptedModel(
+        [call("1", "send")], lambda messages: ModelResponse(parts=[TextPart(str(get_texts(messages)))])
+    )
     agent: Agent[None, Any] = Agent(script.model, name="sender")
 
     @agent.tool_plain
@@ -425,12 +431,12 @@ async def test_what_a_stopped_call_makes_of_the_cancel_is_not_its_outcome() -> N
             raise ModelRetry("the connection was lost") from None
         return "sent"
 
-    first, sender = Life(), durable(agent)
+    first, sender = SimulatedHost(), durable(agent)
     running = asyncio.create_task(first.executor.run(sender, "go", run_id=RUN))
     await begun.wait()
     await first.executor.shutdown(timedelta(0))
     with pytest.raises(Shutdown):
         await running
-    result = await Life(first.inner).resume(sender, RUN)
+    result = await SimulatedHost(first.inner).resume(sender, RUN)
     assert "Unknown outcome" in result.output
     assert calls == ["send"]

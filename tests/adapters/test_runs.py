@@ -16,14 +16,14 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import FunctionToolset, WrapperToolset
 from pydantic_ai.usage import RequestUsage
-from tests.adapters.script import Script, call, said
+from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
 from holdfast import App, Bounds, Phase, RunInfo, current_call, tool
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.run.errors import DefinitionError, IterationsExceeded, RepeatedToolCalls, RunParked
-from holdfast.run.tool import Tool
-from holdfast.run.usage import Usage
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.errors import DefinitionError, RepeatedToolCalls, RunParked, StepsExceeded
+from holdfast.core.message import Usage
+from holdfast.core.tool import Tool
 
 
 class Weather(BaseModel):
@@ -42,7 +42,7 @@ class Service:
 
 
 async def test_an_agent_runs_on_every_store(store_url: str) -> None:
-    script = Script([call("c1", "look", city="Lyon"), call("c2", "look", city="Faro")], "both are warm")
+    script = ScriptedModel([call("c1", "look", city="Lyon"), call("c2", "look", city="Faro")], "both are warm")
     agent = Agent(script.model, name="weather", instructions="Be brief.")
 
     @agent.tool_plain
@@ -56,10 +56,10 @@ async def test_an_agent_runs_on_every_store(store_url: str) -> None:
         report = await app.recover()
         again = await app.result(queued)
     assert result.output == again.output == "both are warm"
-    assert (result.iterations, result.usage.requests, result.usage.tool_calls) == (2, 2, 2)
+    assert (result.steps, result.usage.requests, result.usage.tool_calls) == (2, 2, 2)
     assert again.usage == result.usage
     assert not report.reasons
-    assert said(script.asked[1]) == [
+    assert get_texts(script.asked[1]) == [
         ("user-prompt", "how is it?"),
         ("tool-call", {"city": "Lyon"}),
         ("tool-call", {"city": "Faro"}),
@@ -70,7 +70,7 @@ async def test_an_agent_runs_on_every_store(store_url: str) -> None:
 
 
 async def test_structured_output_is_kept_with_its_type(store_url: str) -> None:
-    script = Script([call("c1", "final_result", city="Lyon", degrees=21.5)])
+    script = ScriptedModel([call("c1", "final_result", city="Lyon", degrees=21.5)])
     agent = durable(Agent(script.model, name="weather", output_type=Weather))
     async with App([agent], store_url) as app:
         run_id = await app.submit(agent, "how is it?")
@@ -82,7 +82,7 @@ async def test_structured_output_is_kept_with_its_type(store_url: str) -> None:
 @pytest.mark.parametrize(("name", "output"), [("good", Weather(city="Lyon", degrees=1)), ("bad", Nothing(why="no"))])
 async def test_of_several_output_types_the_right_one_comes_back(name: str, output: BaseModel) -> None:
     kinds = [ToolOutput(Weather, name="good"), ToolOutput(Nothing, name="bad"), DeferredToolRequests]
-    script = Script([call("c1", name, **output.model_dump())])
+    script = ScriptedModel([call("c1", name, **output.model_dump())])
     agent = durable(Agent(script.model, name="weather", output_type=kinds))
     async with App([agent], "memory:") as app:
         run_id = await app.submit(agent, "how is it?")
@@ -91,7 +91,7 @@ async def test_of_several_output_types_the_right_one_comes_back(name: str, outpu
 
 
 async def test_dependencies_are_made_for_each_run() -> None:
-    script = Script([call("c1", "ask")], "asked")
+    script = ScriptedModel([call("c1", "ask")], "asked")
     agent = Agent(script.model, name="asker", deps_type=Service)
     seen: list[str] = []
 
@@ -116,7 +116,7 @@ async def test_dependencies_are_made_for_each_run() -> None:
 
 
 async def test_a_run_can_begin_with_messages_from_before() -> None:
-    script = Script("unused", "the second answer")
+    script = ScriptedModel("unused", "the second answer")
     earlier: list[ModelMessage] = [
         ModelRequest(parts=[UserPromptPart("first?")]),
         ModelResponse(parts=[TextPart("the first answer")]),
@@ -125,28 +125,28 @@ async def test_a_run_can_begin_with_messages_from_before() -> None:
     async with App([agent], "memory:") as app:
         result = await app.run(agent, "second?")
     assert result.output == "the second answer"
-    assert said(script.asked[0]) == [
+    assert get_texts(script.asked[0]) == [
         ("user-prompt", "first?"),
         ("text", "the first answer"),
         ("user-prompt", "second?"),
     ]
-    assert said(list(result.messages)) == [*said(script.asked[0]), ("text", "the second answer")]
+    assert get_texts(list(result.messages)) == [*get_texts(script.asked[0]), ("text", "the second answer")]
 
 
 async def test_bounds_hold() -> None:
-    endless = Script(*([[call(f"c{n}", "look", n=n)] for n in range(9)]))
+    endless = ScriptedModel(*([[call(f"c{n}", "look", n=n)] for n in range(9)]))
     agent = Agent(endless.model, name="endless")
 
     @agent.tool_plain
     def look(n: int) -> int:
         return n
 
-    async with App([durable(agent, bounds=Bounds(max_iterations=4))], "memory:") as app:
-        with pytest.raises(IterationsExceeded):
+    async with App([durable(agent, bounds=Bounds(max_steps=4))], "memory:") as app:
+        with pytest.raises(StepsExceeded):
             await app.run("endless", "go")
     assert len(endless.asked) == 4
 
-    stuck = Script(*([[call(f"c{n}", "look", n=1)] for n in range(9)]))
+    stuck = ScriptedModel(*([[call(f"c{n}", "look", n=1)] for n in range(9)]))
     async with App([durable(agent, bounds=Bounds(max_repeats=2))], "memory:") as app:
         with agent.override(model=stuck.model), pytest.raises(RepeatedToolCalls):
             await app.run("endless", "go")
@@ -154,7 +154,7 @@ async def test_bounds_hold() -> None:
 
 
 async def test_more_than_fifty_requests_are_fine_unless_a_limit_says_otherwise() -> None:
-    turns = Script(*([[call(f"c{n}", "look", n=n)] for n in range(60)]), "done")
+    turns = ScriptedModel(*([[call(f"c{n}", "look", n=n)] for n in range(60)]), "done")
     agent = Agent(turns.model, name="long")
 
     @agent.tool_plain
@@ -162,14 +162,14 @@ async def test_more_than_fifty_requests_are_fine_unless_a_limit_says_otherwise()
         return n
 
     async with App([durable(agent)], "memory:") as app:
-        assert (await app.run("long", "go")).iterations == 61
+        assert (await app.run("long", "go")).steps == 61
     async with App([durable(agent, usage_limits=UsageLimits(request_limit=10))], "memory:") as app:
         with pytest.raises(UsageLimitExceeded):
             await app.run("long", "go")
 
 
 async def test_retries_and_output_validation_are_pydantic_ais_own() -> None:
-    script = Script(
+    script = ScriptedModel(
         [call("c1", "pick", n="no number")], [call("c2", "pick", n=1)], [call("c3", "pick", n=2)], "no", "yes"
     )
     agent = Agent(script.model, name="picky", retries=2)
@@ -188,8 +188,8 @@ async def test_retries_and_output_validation_are_pydantic_ais_own() -> None:
 
     async with App([durable(agent)], "memory:") as app:
         result = await app.run("picky", "go")
-    assert (result.output, result.iterations) == ("yes", 5)
-    kinds = [kind for kind, _ in said(list(result.messages))]
+    assert (result.output, result.steps) == ("yes", 5)
+    kinds = [kind for kind, _ in get_texts(list(result.messages))]
     assert kinds == [
         "user-prompt", "tool-call", "tool-return", "tool-call", "tool-return", "tool-call", "tool-return", "text",
         "retry-feedback", "text",
@@ -214,17 +214,17 @@ async def test_history_processors_work_and_the_journal_keeps_everything() -> Non
     def look(n: int) -> int:
         return n
 
-    with agent.override(model=Script(reply, reply, reply, reply).model):
+    with agent.override(model=ScriptedModel(reply, reply, reply, reply).model):
         async with App([durable(agent)], "memory:") as app:
             result = await app.run("forgetful", "go")
     assert shown == [1, 3, 5, 5]  # pydantic-ai itself goes on with what the processor left
-    assert [kind for kind, _ in said(list(result.messages))] == [
+    assert [kind for kind, _ in get_texts(list(result.messages))] == [
         "user-prompt", *(["tool-call", "tool-return"] * 3), "text",
     ]  # fmt: skip
 
 
 async def test_what_a_tool_puts_into_the_queue_is_kept() -> None:
-    script = Script([call("c1", "look")], "done")
+    script = ScriptedModel([call("c1", "look")], "done")
     agent: Agent[None, str] = Agent(script.model, name="queue")
 
     @agent.tool
@@ -234,12 +234,12 @@ async def test_what_a_tool_puts_into_the_queue_is_kept() -> None:
 
     async with App([durable(agent)], "memory:") as app:
         result = await app.run("queue", "go")
-    assert ("user-prompt", "by the way") in said(script.asked[1])
-    assert said(list(result.messages)) == [*said(script.asked[1]), ("text", "done")]
+    assert ("user-prompt", "by the way") in get_texts(script.asked[1])
+    assert get_texts(list(result.messages)) == [*get_texts(script.asked[1]), ("text", "done")]
 
 
 async def test_a_tool_return_with_content_and_metadata_is_kept_once() -> None:
-    script = Script([call("c1", "look", n=1), call("c2", "look", n=2)], "done")
+    script = ScriptedModel([call("c1", "look", n=1), call("c2", "look", n=2)], "done")
     agent = Agent(script.model, name="content")
 
     @agent.tool_plain
@@ -248,12 +248,12 @@ async def test_a_tool_return_with_content_and_metadata_is_kept_once() -> None:
 
     async with App([durable(agent)], "memory:") as app:
         result = await app.run("content", "go")
-    kept = said(list(result.messages))
-    assert sorted(map(str, kept)) == sorted(map(str, [*said(script.asked[1]), ("text", "done")]))
+    kept = get_texts(list(result.messages))
+    assert sorted(map(str, kept)) == sorted(map(str, [*get_texts(script.asked[1]), ("text", "done")]))
 
 
 async def test_tools_of_a_palette_can_be_called() -> None:
-    script = Script([call("c1", "double", n=2), call("c2", "double", n="two"), call("c3", "fail")], "done")
+    script = ScriptedModel([call("c1", "double", n=2), call("c2", "double", n="two"), call("c3", "fail")], "done")
 
     @tool(effect="pure")
     def double(n: int) -> int:
@@ -267,17 +267,17 @@ async def test_tools_of_a_palette_can_be_called() -> None:
         async def tools(self, info: RunInfo) -> list[Tool]:
             return [double, fail]
 
-    async with App([durable(Agent(script.model, name="own"))], "memory:", palette=Palette()) as app:
+    async with App([durable(Agent(script.model, name="own"))], "memory:", extra_tools=Palette()) as app:
         await app.run("own", "go")
-    results = [content for kind, content in said(script.asked[1]) if kind == "tool-return"]
+    results = [content for kind, content in get_texts(script.asked[1]) if kind == "tool-return"]
     assert results[0] == 4
     assert "arguments do not fit" in str(results[1])
     assert results[2] == "LookupError: nothing there"
 
 
 async def test_a_tool_starts_child_runs() -> None:
-    child = durable(Agent(Script("from below").model, name="child"))
-    script = Script([call("c1", "delegate")], "done")
+    child = durable(Agent(ScriptedModel("from below").model, name="child"))
+    script = ScriptedModel([call("c1", "delegate")], "done")
     agent = Agent(script.model, name="parent")
 
     @agent.tool_plain
@@ -287,13 +287,13 @@ async def test_a_tool_starts_child_runs() -> None:
 
     async with App([durable(agent, effects={"delegate": "idempotent"}), child], "memory:") as app:
         result = await app.run("parent", "go")
-    assert ("tool-return", "from below") in said(script.asked[1])
+    assert ("tool-return", "from below") in get_texts(script.asked[1])
     assert result.usage.requests == 3
 
 
 async def test_a_run_is_parked_with_its_child_though_another_call_fails_before_that_one_is_over() -> None:
-    child = durable(Agent(Script(RunParked("approval", "please")).model, name="child"))
-    agent = Agent(Script([call("c1", "delegate"), call("c2", "breaks")], "never").model, name="parent")
+    child = durable(Agent(ScriptedModel(RunParked("approval", "please")).model, name="child"))
+    agent = Agent(ScriptedModel([call("c1", "delegate"), call("c2", "breaks")], "never").model, name="parent")
     left = asyncio.Event()
 
     @agent.tool_plain
@@ -313,11 +313,11 @@ async def test_a_run_is_parked_with_its_child_though_another_call_fails_before_t
         with pytest.raises(RunParked, match="please"):
             await app.run("parent", "go", run_id="p")
         assert app.store is not None
-        assert {record.status async for record in app.store.records()} == {Status.PARKED}
+        assert {record.status async for record in app.store.list_runs()} == {RunStatus.PARKED}
 
 
 async def test_phases_have_prompts_and_instructions_of_their_own() -> None:
-    script = Script("found")
+    script = ScriptedModel("found")
     agent = durable(Agent(script.model, name="phased"))
     phased = replace(
         agent,
@@ -326,7 +326,7 @@ async def test_phases_have_prompts_and_instructions_of_their_own() -> None:
     )
     async with App([phased], "memory:") as app:
         result = await app.run("phased", "gold")
-    assert [said(messages) for messages in script.asked] == [
+    assert [get_texts(messages) for messages in script.asked] == [
         [("user-prompt", "search for gold")],
         [("user-prompt", "report found")],
     ]
@@ -339,7 +339,7 @@ async def test_usage_and_cost_are_counted() -> None:
         used = RequestUsage(input_tokens=1000, output_tokens=100, output_reasoning_tokens=40, cost=Decimal("0.0125"))
         return ModelResponse(parts=parts, usage=used)
 
-    agent = Agent(Script(reply(call("c1", "look")), reply(TextPart("done"))).model, name="dear")
+    agent = Agent(ScriptedModel(reply(call("c1", "look")), reply(TextPart("done"))).model, name="dear")
 
     @agent.tool_plain
     def look() -> str:
@@ -364,7 +364,7 @@ def test_an_agent_needs_a_name_and_options_that_fit() -> None:
 
 
 async def test_toolsets_of_every_kind_are_called_through_the_journal() -> None:
-    script = Script([call("c1", "near_look", city="Lyon"), call("c2", "far_look", city="Faro")], "done")
+    script = ScriptedModel([call("c1", "near_look", city="Lyon"), call("c2", "far_look", city="Faro")], "done")
     entered: list[str] = []
 
     class Connected(WrapperToolset[None]):
@@ -390,6 +390,6 @@ async def test_toolsets_of_every_kind_are_called_through_the_journal() -> None:
     )
     async with App([durable(agent)], "memory:") as app:
         result = await app.run("sets", "go")
-    returned = [content for kind, content in said(list(result.messages)) if kind == "tool-return"]
+    returned = [content for kind, content in get_texts(list(result.messages)) if kind == "tool-return"]
     assert returned == ["Lyon from near_look", "Faro from far_look"]
     assert entered == ["in", "out"]

@@ -12,12 +12,12 @@ DATABASES = ["sqlite", "postgres"]
 @pytest.fixture(params=["memory", *DATABASES])
 def battery_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Where a battery keeps its state: `memory:`, or an empty database of each kind."""
-    with STORES[request.param].place(tmp_path) as url:
+    with STORES[request.param].open_empty(tmp_path) as url:
         yield url
 
 
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty database of each kind."""
-    with STORES[request.param].place(tmp_path) as url:
+    with STORES[request.param].open_empty(tmp_path) as url:
         yield url

@@ -9,15 +9,15 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.life import Life
-from tests.script import Script, asks, call
+from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, Ports, Reply, Usage, current_call, tool
 from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, MemoryAudit, TablesAudit
 from holdfast.batteries.audit.spans import Spans
-from holdfast.batteries.database.opening import tables_from_url
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.redaction import REDACTED, Redactor
+from holdfast.core.redaction import REDACTED, Redactor
+from holdfast.db.url import tables_from_url
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -87,13 +87,15 @@ async def look(password: str, number: int) -> str:
 
 def agent() -> Agent:
     usage = Usage(input_tokens=3, cost_usd=0.5)
-    model = Script(asks(call("c1", "look", password="hunter2", number=1), usage=usage), Reply(text="done", usage=usage))
+    model = ScriptedModel(
+        tool_reply(call("c1", "look", password="hunter2", number=1), usage=usage), Reply(text="done", usage=usage)
+    )
     return Agent(name="a", model=model, tools=[look])
 
 
 async def test_a_run_is_on_record_with_its_steps_and_calls_and_no_secret() -> None:
     audit = Audit()
-    await Life(ports=Ports(audit=audit)).executor.run(agent(), "go", run_id="r", caller_id="al")
+    await SimulatedHost(ports=Ports(audit=audit)).executor.run(agent(), "go", run_id="r", caller_id="al")
     rows = await audit.query()
     assert [(each.kind, each.status or each.name) for each in rows] == [
         ("start", "begun"),
@@ -120,15 +122,15 @@ async def test_a_resumed_run_and_a_failed_one_are_on_record_as_such() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    one = Life(store, ports=Ports(audit=audit))
-    task = asyncio.create_task(one.executor.run(Agent(name="a", model=Script(dies)), "go", run_id="r"))
+    one = SimulatedHost(store, ports=Ports(audit=audit))
+    task = asyncio.create_task(one.executor.run(Agent(name="a", model=ScriptedModel(dies)), "go", run_id="r"))
     await hang.wait()
-    await one.die()
+    await one.crash()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    two = Life(store, ports=Ports(audit=audit))
+    two = SimulatedHost(store, ports=Ports(audit=audit))
     with pytest.raises(ValueError, match="broken"):
-        await two.resume(Agent(name="a", model=Script(ValueError("broken"))), "r")
+        await two.resume(Agent(name="a", model=ScriptedModel(ValueError("broken"))), "r")
     rows = await audit.query(AuditQuery(kind="start"))
     assert [each.status for each in rows] == ["begun", "resumed"]
     last = (await audit.query(AuditQuery(kind="end")))[-1]
@@ -139,8 +141,8 @@ async def test_a_resumed_run_and_a_failed_one_are_on_record_as_such() -> None:
 async def test_an_error_whose_text_no_database_keeps_is_on_record(database_url: str) -> None:
     audit = Audit(TablesAudit(tables_from_url(database_url)))
     with pytest.raises(ValueError, match="no file"):
-        await Life(ports=Ports(audit=audit)).executor.run(
-            Agent(name="a", model=Script(ValueError("no file \udcff"))), "go", run_id="r"
+        await SimulatedHost(ports=Ports(audit=audit)).executor.run(
+            Agent(name="a", model=ScriptedModel(ValueError("no file \udcff"))), "go", run_id="r"
         )
     [end] = await audit.query(AuditQuery(kind="end"))
     assert end.detail == "ValueError: no file ?"
@@ -151,9 +153,11 @@ async def test_what_no_store_can_keep_is_left_out_and_stops_no_other_row(
     store: AuditStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     audit = Audit(store, redact=lambda value: object() if isinstance(value, dict) else value)
-    life = Life(ports=Ports(audit=audit))
+    life = SimulatedHost(ports=Ports(audit=audit))
     with pytest.raises(ValueError, match="cannot read"):
-        await life.executor.run(Agent(name="a", model=Script(ValueError("cannot read r\udce9sum"))), "go", run_id="one")
+        await life.executor.run(
+            Agent(name="a", model=ScriptedModel(ValueError("cannot read r\udce9sum"))), "go", run_id="one"
+        )
     await life.executor.run(agent(), "go", run_id="two")
     audit.put(row("three", detail="half a pair \ud83d"))
     await audit.flush()
@@ -181,7 +185,7 @@ async def test_a_store_that_is_down_loses_nothing_that_fits_and_holds_no_run(
 ) -> None:
     clock, store = ManualClock(), Faulty()
     audit = Audit(store, clock=clock, capacity=4)
-    await Life(ports=Ports(audit=audit)).executor.run(agent(), "go")
+    await SimulatedHost(ports=Ports(audit=audit)).executor.run(agent(), "go")
     await clock.advance(timedelta(seconds=5))
     assert "could not be written" in caplog.text
     store.down = False
@@ -208,7 +212,7 @@ class Slow(MemoryAudit):
 @pytest.mark.parametrize("end", ["flush", "close"])
 async def test_a_batch_that_is_being_written_when_its_writer_is_cancelled_is_there_once(end: str) -> None:
     store = Slow()
-    audit = Audit(store, every=timedelta(0))
+    audit = Audit(store, flush_interval=timedelta(0))
     for number in range(3):
         audit.put(row(f"r{number}"))
     if end == "flush":
@@ -227,7 +231,7 @@ async def test_a_batch_that_is_being_written_when_its_writer_is_cancelled_is_the
 
 async def test_an_app_writes_what_waits_before_it_ends() -> None:
     store = MemoryAudit()
-    audit = Audit(store, every=timedelta(hours=1))
+    audit = Audit(store, flush_interval=timedelta(hours=1))
     async with App([agent()], "memory:", audit=audit) as app:
         await app.run("a", "go")
     assert [each.kind for each in await store.query(AuditQuery())][-1] == "end"
@@ -239,10 +243,10 @@ async def test_what_a_redaction_removes_is_never_stored(durable_store_url: str) 
     async def fails(messages: object) -> Reply:
         raise ValueError(f"the key {secret} is wrong")
 
-    model = Script(asks(call("c1", "look", password=secret, number=1), text=f"using {secret}"), fails)
+    model = ScriptedModel(tool_reply(call("c1", "look", password=secret, number=1), text=f"using {secret}"), fails)
     agent = Agent(name="a", model=model, tools=[look], instructions=f"The key is {secret}.")
     redact = Redactor(patterns=[r"sk-\d+"])
-    async with App([agent], durable_store_url, redact=redact, keep_failed=timedelta(days=1)) as app:
+    async with App([agent], durable_store_url, redact=redact, failed_retention=timedelta(days=1)) as app:
         with pytest.raises(ValueError, match="wrong"):
             await app.run("a", f"use {secret}", run_id="r")
         assert app.store is not None
@@ -265,16 +269,16 @@ async def test_a_resumed_run_links_to_the_span_of_its_earlier_life() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    calls = asks(call("c1", "look", password="x", number=1))
-    one = Life(store, ports=Ports(audit=spans))
-    first = Agent(name="a", model=Script(calls, dies), tools=[look])
+    calls = tool_reply(call("c1", "look", password="x", number=1))
+    one = SimulatedHost(store, ports=Ports(audit=spans))
+    first = Agent(name="a", model=ScriptedModel(calls, dies), tools=[look])
     task = asyncio.create_task(one.executor.run(first, "go", run_id="r"))
     await hang.wait()
-    await one.die()
+    await one.crash()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    second = Agent(name="a", model=Script(calls, "done"), tools=[look])
-    await Life(store, ports=Ports(audit=spans)).resume(second, "r")
+    second = Agent(name="a", model=ScriptedModel(calls, "done"), tools=[look])
+    await SimulatedHost(store, ports=Ports(audit=spans)).resume(second, "r")
 
     finished = exporter.get_finished_spans()
     tools = [span for span in finished if span.name == "tool look"]
@@ -291,15 +295,15 @@ async def test_a_resumed_run_links_to_the_span_of_its_earlier_life() -> None:
 
 async def test_children_are_found_under_their_parent() -> None:
     audit = Audit()
-    child = Agent(name="child", model=Script("helped"))
+    child = Agent(name="child", model=ScriptedModel("helped"))
 
     @tool(effect="idempotent")
     async def delegate() -> str:
         return str((await current_call().run(child, "help")).output)
 
-    parent = Agent(name="parent", model=Script(asks(call("c1", "delegate")), "done"), tools=[delegate])
-    await Life(ports=Ports(audit=audit)).executor.run(parent, "go", run_id="root")
-    await Life(ports=Ports(audit=audit)).executor.run(Agent(name="other", model=Script("hi")), "go")
+    parent = Agent(name="parent", model=ScriptedModel(tool_reply(call("c1", "delegate")), "done"), tools=[delegate])
+    await SimulatedHost(ports=Ports(audit=audit)).executor.run(parent, "go", run_id="root")
+    await SimulatedHost(ports=Ports(audit=audit)).executor.run(Agent(name="other", model=ScriptedModel("hi")), "go")
     tree = await audit.query(AuditQuery(tree_of="root"))
     assert {each.agent_name for each in tree} == {"parent", "child"}
     await audit.close()

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.life import Life
-from tests.script import Script, asks, call
+from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, Ports, Reply, Usage, current_call, tool
 from holdfast.batteries.budget import (
-    Amounts,
     Budget,
     BudgetError,
     BudgetExhausted,
@@ -23,11 +22,12 @@ from holdfast.batteries.budget import (
     Limit,
     MemoryLedger,
     Reservation,
+    Spend,
     TablesLedger,
 )
-from holdfast.batteries.database.opening import tables_from_url
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.record import RunStatus
+from holdfast.db.url import tables_from_url
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -43,31 +43,31 @@ async def ledger(battery_url: str) -> AsyncIterator[Ledger]:
 
 
 def wants(limit: int, estimate: int = 0, account: str = "a") -> Reservation:
-    return Reservation(account=account, window=WEEK, limits={"tokens": limit}, estimate=Amounts(tokens=estimate))
+    return Reservation(account=account, window=WEEK, limits={"tokens": limit}, estimate=Spend(tokens=estimate))
 
 
 class TestEveryLedger:
     async def test_what_is_settled_is_spent_and_the_same_total_again_is_nothing(self, ledger: Ledger) -> None:
-        await ledger.settle("r", ["a"], Amounts(tokens=5, cost_usd=0.5, runs=1, seconds=2.5), NOW)
-        await ledger.settle("r", ["a"], Amounts(tokens=5, cost_usd=0.5, runs=1, seconds=2.5), NOW)
-        await ledger.settle("r", ["a"], Amounts(tokens=8, cost_usd=0.75, runs=1, seconds=3.0), NOW)
-        assert await ledger.spent("a", NOW - WEEK) == Amounts(tokens=8, cost_usd=0.75, runs=1, seconds=3.0)
+        await ledger.commit("r", ["a"], Spend(tokens=5, cost_usd=0.5, runs=1, seconds=2.5), NOW)
+        await ledger.commit("r", ["a"], Spend(tokens=5, cost_usd=0.5, runs=1, seconds=2.5), NOW)
+        await ledger.commit("r", ["a"], Spend(tokens=8, cost_usd=0.75, runs=1, seconds=3.0), NOW)
+        assert await ledger.spent("a", NOW - WEEK) == Spend(tokens=8, cost_usd=0.75, runs=1, seconds=3.0)
 
     async def test_a_smaller_total_gives_nothing_back(self, ledger: Ledger) -> None:
-        await ledger.settle("r", ["a"], Amounts(tokens=8), NOW)
-        await ledger.settle("r", ["a"], Amounts(tokens=5), NOW)
-        await ledger.settle("r", ["a"], Amounts(tokens=9), NOW)
+        await ledger.commit("r", ["a"], Spend(tokens=8), NOW)
+        await ledger.commit("r", ["a"], Spend(tokens=5), NOW)
+        await ledger.commit("r", ["a"], Spend(tokens=9), NOW)
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 9
 
     async def test_what_is_older_than_the_window_does_not_count(self, ledger: Ledger) -> None:
-        await ledger.settle("old", ["a"], Amounts(tokens=10), NOW - timedelta(days=8))
-        await ledger.settle("new", ["a"], Amounts(tokens=1), NOW)
+        await ledger.commit("old", ["a"], Spend(tokens=10), NOW - timedelta(days=8))
+        await ledger.commit("new", ["a"], Spend(tokens=1), NOW)
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 1
         assert await ledger.reserve("r", [wants(10)], NOW) is None
 
     async def test_accounts_are_kept_apart(self, ledger: Ledger) -> None:
-        await ledger.settle("r", ["a", "b"], Amounts(tokens=3), NOW)
-        await ledger.settle("s", ["b"], Amounts(tokens=4), NOW)
+        await ledger.commit("r", ["a", "b"], Spend(tokens=3), NOW)
+        await ledger.commit("s", ["b"], Spend(tokens=4), NOW)
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 3
         assert (await ledger.spent("b", NOW - WEEK)).tokens == 7
 
@@ -83,24 +83,24 @@ class TestEveryLedger:
 
     async def test_settling_frees_what_was_set_aside(self, ledger: Ledger) -> None:
         await ledger.reserve("one", [wants(10, 10)], NOW)
-        await ledger.settle("one", ["a"], Amounts(tokens=2), NOW)
+        await ledger.commit("one", ["a"], Spend(tokens=2), NOW)
         assert await ledger.reserve("two", [wants(10, 5)], NOW) is None
 
     async def test_all_is_set_aside_or_nothing(self, ledger: Ledger) -> None:
-        await ledger.settle("r", ["full"], Amounts(tokens=10), NOW)
+        await ledger.commit("r", ["full"], Spend(tokens=10), NOW)
         both = [wants(10, 10, "a"), wants(10, 10, "full")]
         assert await ledger.reserve("one", both, NOW) is not None
         assert await ledger.reserve("two", [wants(10, 10, "a")], NOW) is None
 
     async def test_a_whole_run_has_to_fit(self, ledger: Ledger) -> None:
-        one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Amounts(runs=1))
+        one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Spend(runs=1))
         assert await ledger.reserve("one", [one], NOW) is None
         assert await ledger.reserve("two", [one], NOW) is not None
 
     async def test_a_run_that_was_booked_as_one_is_not_in_its_own_way(self, ledger: Ledger) -> None:
-        one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Amounts(runs=1))
+        one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Spend(runs=1))
         assert await ledger.reserve("one", [one], NOW) is None
-        await ledger.settle("one", ["a"], Amounts(runs=1), NOW)
+        await ledger.commit("one", ["a"], Spend(runs=1), NOW)
         assert await ledger.reserve("one", [one], NOW) is None
         assert (await ledger.reserve("two", [one], NOW)) is not None
 
@@ -110,16 +110,16 @@ class TestEveryLedger:
         assert await ledger.reserve("r", [wants(10)], NOW + timedelta(seconds=1)) is None
 
     async def test_what_was_booked_and_forgotten_is_not_booked_again(self, ledger: Ledger) -> None:
-        await ledger.settle("r", ["a"], Amounts(tokens=10, runs=1), NOW - timedelta(days=30))
-        await ledger.forget(NOW - WEEK)
-        await ledger.settle("r", ["a"], Amounts(tokens=12, runs=1), NOW, booked=Amounts(tokens=10, runs=1))
-        assert await ledger.spent("a", NOW - WEEK) == Amounts(tokens=2)
+        await ledger.commit("r", ["a"], Spend(tokens=10, runs=1), NOW - timedelta(days=30))
+        await ledger.purge(NOW - WEEK)
+        await ledger.commit("r", ["a"], Spend(tokens=12, runs=1), NOW, already_booked=Spend(tokens=10, runs=1))
+        assert await ledger.spent("a", NOW - WEEK) == Spend(tokens=2)
 
     async def test_what_is_forgotten_is_gone(self, ledger: Ledger) -> None:
-        await ledger.settle("old", ["a"], Amounts(tokens=10), NOW - timedelta(days=30))
+        await ledger.commit("old", ["a"], Spend(tokens=10), NOW - timedelta(days=30))
         await ledger.reserve("lost", [wants(100, 50)], NOW - timedelta(days=30))
-        await ledger.settle("new", ["a"], Amounts(tokens=1), NOW)
-        await ledger.forget(NOW - WEEK)
+        await ledger.commit("new", ["a"], Spend(tokens=1), NOW)
+        await ledger.purge(NOW - WEEK)
         assert (await ledger.spent("a", NOW - timedelta(days=365))).tokens == 1
         assert await ledger.reserve("r", [wants(10)], NOW) is None
 
@@ -127,7 +127,7 @@ class TestEveryLedger:
 @pytest.mark.parametrize("step", [7, 50])
 def test_processes_that_spend_at_once_overshoot_by_at_most_one_step(database_url: str, step: int) -> None:
     limit, processes = 1000, 6
-    program = [sys.executable, str(Path(__file__).with_name("spender.py")), database_url]
+    program = [sys.executable, str(Path(__file__).with_name("budget_process.py")), database_url]
     spenders = [
         subprocess.Popen(
             [*program, f"r{number}", str(limit), str(step)],
@@ -164,7 +164,7 @@ def test_the_window_is_the_sum_of_the_increments_in_it(said: list[tuple[str, int
         for run_id, more, minute in sorted(said, key=lambda each: each[2]):
             totals[run_id] = totals.get(run_id, 0) + more
             increments.append((minute, more))
-            await ledger.settle(run_id, ["a"], Amounts(tokens=totals[run_id]), NOW + timedelta(minutes=minute))
+            await ledger.commit(run_id, ["a"], Spend(tokens=totals[run_id]), NOW + timedelta(minutes=minute))
         end = 20 * 24 * 60
         since = end - 7 * 24 * 60
         expected = sum(more for minute, more in increments if minute >= since)
@@ -181,27 +181,27 @@ async def work(number: int) -> str:
     return f"worked {number}"
 
 
-def spends(tokens: int, steps: int) -> Script:
+def spends(tokens: int, steps: int) -> ScriptedModel:
     usage = Usage(input_tokens=tokens)
-    turns = [asks(call(f"c{number}", "work", number=number), usage=usage) for number in range(steps - 1)]
-    return Script(*turns, Reply(text="done", usage=usage))
+    turns = [tool_reply(call(f"c{number}", "work", number=number), usage=usage) for number in range(steps - 1)]
+    return ScriptedModel(*turns, Reply(text="done", usage=usage))
 
 
 async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_go_on() -> None:
     store, ledger = MemoryStore(), MemoryLedger()
     model = spends(40, 5)
     agent = Agent(name="a", model=model, tools=[work])
-    one = Life(store, ports=Ports(budget=Budget(Limit(tokens=100), ledger=ledger)))
+    one = SimulatedHost(store, ports=Ports(budget=Budget(Limit(tokens=100), ledger=ledger)))
     with pytest.raises(BudgetExhausted, match="caller:alice has spent 120 of 100 tokens"):
         await one.executor.run(agent, "go", run_id="r", caller_id="alice")
-    [record] = await one.records()
-    assert record.status is Status.PARKED
+    [record] = await one.list_records()
+    assert record.status is RunStatus.PARKED
     assert record.reason.startswith("budget: ")
-    assert len(model.asked) == 3
+    assert len(model.requests) == 3
 
-    two = Life(store, ports=Ports(budget=Budget(Limit(tokens=1000), ledger=ledger)))
+    two = SimulatedHost(store, ports=Ports(budget=Budget(Limit(tokens=1000), ledger=ledger)))
     assert (await two.resume(agent, "r")).output == "done"
-    assert len(model.asked) == 5
+    assert len(model.requests) == 5
     assert (await ledger.spent("caller:alice", datetime.now(UTC) - WEEK)).tokens == 200
 
 
@@ -215,16 +215,16 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
         raise AssertionError
 
     usage = Usage(input_tokens=10, cost_usd=0.25)
-    first = Script(asks(call("c0", "work", number=0), usage=usage), dies)
-    second = Script(asks(call("c0", "work", number=0), usage=usage), Reply(text="done", usage=usage))
+    first = ScriptedModel(tool_reply(call("c0", "work", number=0), usage=usage), dies)
+    second = ScriptedModel(tool_reply(call("c0", "work", number=0), usage=usage), Reply(text="done", usage=usage))
     budget = Budget(Limit(tokens=1000, runs=1, per="agent"), ledger=ledger)
-    one = Life(store, ports=Ports(budget=budget))
+    one = SimulatedHost(store, ports=Ports(budget=budget))
     task = asyncio.create_task(one.executor.run(Agent(name="a", model=first, tools=[work]), "go", run_id="r"))
     await hang.wait()
-    await one.die()
+    await one.crash()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await Life(store, ports=Ports(budget=budget)).resume(Agent(name="a", model=second, tools=[work]), "r")
+    await SimulatedHost(store, ports=Ports(budget=budget)).resume(Agent(name="a", model=second, tools=[work]), "r")
     spent = await budget.spent("agent:a")
     assert (spent.tokens, spent.cost_usd, spent.runs) == (20, 0.5, 1)
 
@@ -233,12 +233,12 @@ async def test_a_run_that_goes_on_after_its_window_books_only_what_is_new() -> N
     clock = ManualClock()
     store, agent = MemoryStore(clock=clock), Agent(name="a", model=spends(40, 5), tools=[work])
     budget = Budget(Limit(tokens=100, runs=1), clock=clock)
-    one = Life(store, clock=clock, ports=Ports(budget=budget))
+    one = SimulatedHost(store, clock=clock, ports=Ports(budget=budget))
     with pytest.raises(BudgetExhausted, match="120 of 100"):
         await one.executor.run(agent, "go", run_id="r", caller_id="alice")
     await clock.advance(timedelta(days=8))
-    await budget.forget()
-    assert (await Life(store, clock=clock, ports=Ports(budget=budget)).resume(agent, "r")).output == "done"
+    await budget.purge()
+    assert (await SimulatedHost(store, clock=clock, ports=Ports(budget=budget)).resume(agent, "r")).output == "done"
     spent = await budget.spent("caller:alice")
     assert (spent.tokens, spent.runs) == (80, 0)
 
@@ -253,11 +253,11 @@ async def test_children_spend_for_themselves_and_nothing_is_counted_twice() -> N
     usage = Usage(input_tokens=10)
     parent = Agent(
         name="parent",
-        model=Script(asks(call("c1", "delegate"), usage=usage), Reply(text="done", usage=usage)),
+        model=ScriptedModel(tool_reply(call("c1", "delegate"), usage=usage), Reply(text="done", usage=usage)),
         tools=[delegate],
     )
     budget = Budget(Limit(tokens=1000, per="all"))
-    result = await Life(ports=Ports(budget=budget)).executor.run(parent, "go")
+    result = await SimulatedHost(ports=Ports(budget=budget)).executor.run(parent, "go")
     assert result.usage.input_tokens == 27
     spent = await budget.spent("all")
     assert (spent.tokens, spent.runs) == (27, 1)
@@ -276,7 +276,10 @@ async def test_the_time_of_every_run_counts_also_of_one_that_fails(store: str | 
         return Reply(text="done")
 
     budget = Budget(Limit(seconds=100, per="agent"), clock=clock)
-    agents = [Agent(name="failing", model=Script(takes_a_second)), Agent(name="ending", model=Script(takes_two))]
+    agents = [
+        Agent(name="failing", model=ScriptedModel(takes_a_second)),
+        Agent(name="ending", model=ScriptedModel(takes_two)),
+    ]
     async with App(agents, store, budget=budget, clock=clock) as app:
         with pytest.raises(ValueError, match="broken"):
             await app.run("failing", "go")
@@ -287,8 +290,8 @@ async def test_the_time_of_every_run_counts_also_of_one_that_fails(store: str | 
 async def test_a_window_that_has_moved_lets_a_run_begin_again() -> None:
     clock = ManualClock()
     budget = Budget(Limit(runs=1, window=timedelta(days=1)), clock=clock)
-    one = Life(clock=clock, ports=Ports(budget=budget))
-    agent = Agent(name="a", model=Script("done"))
+    one = SimulatedHost(clock=clock, ports=Ports(budget=budget))
+    agent = Agent(name="a", model=ScriptedModel("done"))
     await one.executor.run(agent, "go")
     with pytest.raises(BudgetExhausted):
         await one.executor.run(agent, "go")

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
-from tests.life import Life
-from tests.script import Script, asks, call
+from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, Bounds, Message, Ports, Reply, User, current_call, tool
-from holdfast.batteries.critic import Critic, CriticError, Decision, Silence
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.errors import RunKilled, RuntimeExceeded
-from holdfast.run.info import RunInfo
-from holdfast.run.ports import RunControl, Watch
-from holdfast.run.state import RunState
+from holdfast.batteries.critic import Critic, CriticError, Decision, IdleRun
+from holdfast.core.errors import RunKilled, RuntimeExceeded
+from holdfast.core.info import RunInfo
+from holdfast.core.ports import RunControl, Watch
+from holdfast.core.state import RunState
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
 SOFT = timedelta(seconds=10)
@@ -27,9 +27,9 @@ class Escalation:
 
     def __init__(self, *answers: Decision | Exception | None) -> None:
         self._answers = list(answers)
-        self.asked: list[Silence] = []
+        self.asked: list[IdleRun] = []
 
-    async def __call__(self, silence: Silence) -> Decision | None:
+    async def __call__(self, silence: IdleRun) -> Decision | None:
         self.asked.append(silence)
         answer = self._answers.pop(0) if self._answers else None
         if isinstance(answer, Exception):
@@ -58,8 +58,8 @@ def agent_of(model: Hanging, max_runtime: timedelta | None = SOFT) -> Agent:
     return Agent(name="a", model=model, tools=[look], bounds=Bounds(max_runtime=max_runtime))
 
 
-def life(clock: ManualClock, critic: Critic, store: MemoryStore | None = None) -> Life:
-    return Life(store, clock=clock, ports=Ports(critic=critic))
+def life(clock: ManualClock, critic: Critic, store: MemoryStore | None = None) -> SimulatedHost:
+    return SimulatedHost(store, clock=clock, ports=Ports(critic=critic))
 
 
 async def test_an_escalator_is_asked_once_per_silence_and_again_after_fresh_activity() -> None:
@@ -69,8 +69,8 @@ async def test_an_escalator_is_asked_once_per_silence_and_again_after_fresh_acti
     assert escalation.asked == []
     await clock.advance(SOFT * 1.6)
     assert len(escalation.asked) == 1
-    assert escalation.asked[0].silent == SOFT
-    model.replies.put_nowait(asks(call("c1", "look")))
+    assert escalation.asked[0].idle_for == SOFT
+    model.replies.put_nowait(tool_reply(call("c1", "look")))
     await clock.advance(SOFT * 1.1)
     assert len(escalation.asked) == 2
     model.replies.put_nowait(Reply(text="done"))
@@ -86,7 +86,7 @@ async def test_a_silent_run_meets_the_backstop_and_the_kill_is_its_error() -> No
     await clock.advance(SOFT * 0.2)
     with pytest.raises(RunKilled, match="silent"):
         await run
-    assert await one.records() == []
+    assert await one.list_records() == []
 
 
 async def test_activity_moves_the_backstop_away() -> None:
@@ -95,7 +95,7 @@ async def test_activity_moves_the_backstop_away() -> None:
     run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
     for number in range(5):
         await clock.advance(SOFT * 1.5)
-        model.replies.put_nowait(asks(call(f"c{number}", "look", number=number)))
+        model.replies.put_nowait(tool_reply(call(f"c{number}", "look", number=number)))
     await clock.advance(SOFT * 1.5)
     model.replies.put_nowait(Reply(text="alive"))
     assert (await run).output == "alive"
@@ -112,13 +112,17 @@ async def test_what_a_child_does_is_a_sign_of_life_of_its_parents(max_runtime: t
         return str((await current_call().run(below, "go")).output)
 
     bounds = Bounds(max_runtime=SOFT)
-    middle = Agent(name="middle", model=Script(asks(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds)
-    top = Agent(name="top", model=Script(asks(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds)
+    middle = Agent(
+        name="middle", model=ScriptedModel(tool_reply(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds
+    )
+    top = Agent(
+        name="top", model=ScriptedModel(tool_reply(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds
+    )
     critic = Critic(Escalation(), backstop=2, clock=clock)
     run = asyncio.create_task(life(clock, critic).executor.run(top, "go"))
     for number in range(5):
         await clock.advance(SOFT * 1.5)
-        model.replies.put_nowait(asks(call(f"c{number}", "look", number=number)))
+        model.replies.put_nowait(tool_reply(call(f"c{number}", "look", number=number)))
     await clock.advance(SOFT * 1.5)
     model.replies.put_nowait(Reply(text="alive"))
     assert (await run).output == "done"
@@ -130,7 +134,7 @@ async def test_the_ceiling_ends_a_lively_run_too() -> None:
     run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
     for number in range(7):
         await clock.advance(SOFT * 0.5)
-        model.replies.put_nowait(asks(call(f"c{number}", "look", number=number)))
+        model.replies.put_nowait(tool_reply(call(f"c{number}", "look", number=number)))
     await clock.advance(SOFT)
     with pytest.raises(RunKilled, match="ceiling"):
         await run
@@ -143,7 +147,7 @@ async def test_the_default_escalator_extends_once_per_run_and_not_once_per_proce
     task = asyncio.create_task(one.executor.run(agent_of(first_model), "go", run_id="r"))
     await clock.advance(SOFT * 2.5)
     assert not task.done(), "the extension moved the backstop from two soft timeouts to three"
-    await one.die()
+    await one.crash()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -183,7 +187,7 @@ async def test_a_nudge_is_put_in_front_of_the_next_step() -> None:
     critic = Critic(Escalation(Decision(nudge="Are you there?")), clock=clock)
     run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.1)
-    model.replies.put_nowait(asks(call("c1", "look")))
+    model.replies.put_nowait(tool_reply(call("c1", "look")))
     model.replies.put_nowait(Reply(text="yes"))
     await run
     assert model.seen[1][-1] == User("Are you there?")
@@ -235,15 +239,15 @@ async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog
 
 
 async def test_an_answer_about_a_silence_that_is_over_changes_nothing() -> None:
-    clock, model, asked, answers = ManualClock(), Hanging(), list[Silence](), asyncio.Queue[Decision]()
+    clock, model, asked, answers = ManualClock(), Hanging(), list[IdleRun](), asyncio.Queue[Decision]()
 
-    async def thinks(silence: Silence) -> Decision | None:
+    async def thinks(silence: IdleRun) -> Decision | None:
         asked.append(silence)
         return await answers.get()
 
     run = asyncio.create_task(life(clock, Critic(thinks, clock=clock)).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.1)
-    model.replies.put_nowait(asks(call("c1", "look")))
+    model.replies.put_nowait(tool_reply(call("c1", "look")))
     await clock.advance(SOFT * 0.1)
     answers.put_nowait(Decision(kill=True))
     await clock.advance(SOFT * 0.1)
@@ -260,7 +264,7 @@ async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_sta
 ) -> None:
     clock, model = ManualClock(), Hanging()
 
-    async def nonsense(silence: Silence) -> Decision | None:
+    async def nonsense(silence: IdleRun) -> Decision | None:
         return "kill"  # type: ignore[return-value]
 
     critic = Critic(nonsense, backstop=2, clock=clock)
@@ -276,7 +280,7 @@ async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_sta
 async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
     clock, model = ManualClock(), Hanging()
 
-    async def hangs(silence: Silence) -> Decision | None:
+    async def hangs(silence: IdleRun) -> Decision | None:
         await asyncio.Event().wait()
         return Decision(extend=SOFT * 100)
 
@@ -288,9 +292,9 @@ async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
 
 def test_a_critic_watches_in_a_second_event_loop_as_in_the_first() -> None:
     critic = Critic(Escalation(), soft_timeout=timedelta(milliseconds=20), backstop=2)
-    quick = Agent(name="a", model=Script("done"))
-    assert asyncio.run(Life(ports=Ports(critic=critic)).executor.run(quick, "go")).output == "done"
-    hung = Life(ports=Ports(critic=critic)).executor.run(agent_of(Hanging()), "go")
+    quick = Agent(name="a", model=ScriptedModel("done"))
+    assert asyncio.run(SimulatedHost(ports=Ports(critic=critic)).executor.run(quick, "go")).output == "done"
+    hung = SimulatedHost(ports=Ports(critic=critic)).executor.run(agent_of(Hanging()), "go")
     with pytest.raises(RunKilled, match="silent"):
         asyncio.run(asyncio.wait_for(hung, 20))
 
@@ -306,7 +310,7 @@ async def test_without_a_soft_timeout_there_is_no_watch() -> None:
 
 async def test_without_a_critic_the_runtime_is_the_hard_end() -> None:
     clock, model = ManualClock(), Hanging()
-    run = asyncio.create_task(Life(clock=clock).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(SimulatedHost(clock=clock).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.01)
     with pytest.raises(RuntimeExceeded):
         await run
@@ -315,7 +319,7 @@ async def test_without_a_critic_the_runtime_is_the_hard_end() -> None:
 async def test_thousands_of_runs_are_watched_by_one_timer() -> None:
     clock = ManualClock()
     critic = Critic(Escalation(), clock=clock)
-    one = Life(clock=clock, ports=Ports(critic=critic))
+    one = SimulatedHost(clock=clock, ports=Ports(critic=critic))
     models = [Hanging() for _ in range(1000)]
     runs = [asyncio.create_task(one.executor.run(agent_of(model), "go")) for model in models]
     await clock.advance(timedelta(seconds=1))
@@ -327,7 +331,7 @@ async def test_thousands_of_runs_are_watched_by_one_timer() -> None:
 
 async def test_a_run_that_ended_is_not_watched_any_more() -> None:
     clock, escalation = ManualClock(), Escalation(Decision(kill=True))
-    agent = Agent(name="a", model=Script("done"), bounds=Bounds(max_runtime=SOFT))
+    agent = Agent(name="a", model=ScriptedModel("done"), bounds=Bounds(max_runtime=SOFT))
     await life(clock, Critic(escalation, clock=clock)).executor.run(agent, "go")
     await clock.advance(SOFT * 10)
     assert escalation.asked == []
@@ -343,8 +347,8 @@ async def test_of_a_run_that_ended_nothing_is_kept() -> None:
             kept.append(weakref.ref(control))
             return super().begin(info, state, control, max_runtime)
 
-    agent = Agent(name="a", model=Script("done"), bounds=Bounds(max_runtime=SOFT))
-    one = Life(clock=clock, ports=Ports(critic=Watching(Escalation(), clock=clock)))
+    agent = Agent(name="a", model=ScriptedModel("done"), bounds=Bounds(max_runtime=SOFT))
+    one = SimulatedHost(clock=clock, ports=Ports(critic=Watching(Escalation(), clock=clock)))
     for _ in range(300):
         await one.executor.run(agent, "go")
     gc.collect()

@@ -9,15 +9,18 @@ import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.life import Life
-from tests.script import Script, asks, call
+from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, Ports, Reply, RunInfo, tool
-from holdfast.batteries.database.opening import tables_from_url
-from holdfast.batteries.database.sqlite import SqliteTables
-from holdfast.batteries.definitions.collection import DefinitionSource
-from holdfast.batteries.definitions.errors import DefinitionNotFound, DefinitionsUnavailable, MalformedDefinition
-from holdfast.batteries.definitions.store import DefinitionStore, MemoryDefinitions
+from holdfast.batteries.definitions.repository import DefinitionSource
+from holdfast.batteries.definitions.store import (
+    DefinitionNotFound,
+    DefinitionStore,
+    DefinitionsUnavailable,
+    MalformedDefinition,
+    MemoryDefinitions,
+)
 from holdfast.batteries.definitions.tables import TablesDefinitions
 from holdfast.batteries.persona import (
     Persona,
@@ -29,11 +32,13 @@ from holdfast.batteries.persona import (
     import_persona,
 )
 from holdfast.batteries.skill import Parameter, Skill, SkillError, Skills, export_skill, import_skill
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.errors import DefinitionError, NotKnownHere
-from holdfast.run.palette import AgentPalette
-from holdfast.run.tiers import Tiers, failover
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.agent import ModelTiers, failover
+from holdfast.core.agent_tools import AgentToolProvider
+from holdfast.core.errors import DefinitionError, MissingDefinition
+from holdfast.db.sqlite import SqliteTables
+from holdfast.db.url import tables_from_url
+from holdfast.stores.memory import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -114,60 +119,60 @@ class TestEveryDefinitionStore:
 # -- personas ---------------------------------------------------------------------------------------------------------
 
 
-def personas(model: Script, **tiers: Script) -> Personas:
-    return Personas(Tiers({"fast": model, **tiers}, default="fast"), [look])
+def personas(model: ScriptedModel, **tiers: ScriptedModel) -> Personas:
+    return Personas(ModelTiers({"fast": model, **tiers}, default="fast"), [look])
 
 
 async def test_a_persona_lowers_into_an_agent_that_runs() -> None:
-    model = Script(asks(call("c1", "look")), "done")
+    model = ScriptedModel(tool_reply(call("c1", "look")), "done")
     collection = personas(model)
     await collection.save(Persona(owner="al", name="scout", instructions="Look.", tools=["look"]))
     source = await collection.source("al", "scout")
-    result = await Life().executor.run(source, "go")
+    result = await SimulatedHost().executor.run(source, "go")
     assert result.output == "done"
-    assert model.asked[0][0].text == "Look."  # type: ignore[union-attr]
+    assert model.requests[0][0].text == "Look."  # type: ignore[union-attr]
 
 
 async def test_a_resumed_run_keeps_the_version_it_began_with() -> None:
-    store, reached, second = MemoryStore(), asyncio.Event(), Script("done", "done")
-    collection = Personas(Tiers({"old": hanging(reached), "new": second}), [look])
+    store, reached, second = MemoryStore(), asyncio.Event(), ScriptedModel("done", "done")
+    collection = Personas(ModelTiers({"old": hanging(reached), "new": second}), [look])
     first = Persona(owner="al", name="p", instructions="one", model_tier="old")
     await interrupted(collection, first, store, reached)
     await collection.save(Persona(owner="al", name="p", instructions="two", model_tier="new"))
     newest = await collection.source("al", "p")
-    two = Life(store)
-    resumption = await two.claimed(newest, "r")
+    two = SimulatedHost(store)
+    resumption = await two.claim(newest, "r")
     assert resumption.info.agent_id == "al/p@1"
     assert (await newest.build(resumption.info)).model_tier == "old"
     fresh = await two.executor.run(newest, "go")
     assert fresh.output == "done"
-    assert second.asked[0][0].text == "two"  # type: ignore[union-attr]
+    assert second.requests[0][0].text == "two"  # type: ignore[union-attr]
 
 
 async def interrupted(collection: Personas, persona: Persona, store: MemoryStore, reached: asyncio.Event) -> None:
     """A run of `persona`, as `r`, that died while its model, which sets `reached`, was asked."""
     await collection.save(persona)
-    one = Life(store)
+    one = SimulatedHost(store)
     source = await collection.source(persona.owner, persona.name)
     task = asyncio.create_task(one.executor.run(source, "go", run_id="r"))
     await reached.wait()
-    await one.die()
+    await one.crash()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-def hanging(reached: asyncio.Event) -> Script:
+def hanging(reached: asyncio.Event) -> ScriptedModel:
     async def hang(messages: object) -> Reply:
         reached.set()
         await asyncio.Event().wait()
         raise AssertionError
 
-    return Script(hang)
+    return ScriptedModel(hang)
 
 
 async def test_a_new_run_takes_what_was_saved_last() -> None:
-    definitions, model = MemoryDefinitions("persona"), Script("done")
-    here, elsewhere = (Personas(Tiers({"fast": model}, default="fast"), store=definitions) for _ in range(2))
+    definitions, model = MemoryDefinitions("persona"), ScriptedModel("done")
+    here, elsewhere = (Personas(ModelTiers({"fast": model}, default="fast"), store=definitions) for _ in range(2))
     await here.save(Persona(owner="al", name="p", instructions="one", palette=["a"]))
     source = await here.source("al", "p")
     allowed, info = allowed_by([source]), RunInfo(run_id="r", agent_name="al/p")
@@ -180,25 +185,25 @@ async def test_a_new_run_takes_what_was_saved_last() -> None:
         await app.run("al/p", "go")
         await here.get("al", "p")
         await app.run("al/p", "go")
-    assert [asked[0].text for asked in model.asked] == ["two", "two", "three"]  # type: ignore[union-attr]
+    assert [asked[0].text for asked in model.requests] == ["two", "two", "three"]  # type: ignore[union-attr]
 
 
 async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_process_that_has_it() -> None:
     runs, definitions, reached = MemoryStore(), MemoryDefinitions("persona"), asyncio.Event()
-    first = Personas(Tiers({"fast": hanging(reached)}, default="fast"), [look], store=definitions)
+    first = Personas(ModelTiers({"fast": hanging(reached)}, default="fast"), [look], store=definitions)
     await interrupted(first, Persona(owner="al", name="p", tools=["look"]), runs, reached)
 
-    without = Personas(Tiers({"fast": Script("done")}, default="fast"), store=definitions)
-    two = Life(runs)
-    with pytest.raises(NotKnownHere, match="look"):
+    without = Personas(ModelTiers({"fast": ScriptedModel("done")}, default="fast"), store=definitions)
+    two = SimulatedHost(runs)
+    with pytest.raises(MissingDefinition, match="look"):
         await two.resume(await without.source("al", "p"), "r")
-    assert await two.statuses() == {"r": Status.INTERRUPTED}
+    assert await two.get_statuses() == {"r": RunStatus.INTERRUPTED}
     with pytest.raises(PersonaError, match="look"):
         await two.executor.run(await without.source("al", "p"), "go", run_id="new")
-    assert await two.statuses() == {"r": Status.INTERRUPTED}, "a new run's error is its end"
+    assert await two.get_statuses() == {"r": RunStatus.INTERRUPTED}, "a new run's error is its end"
 
-    having = Personas(Tiers({"fast": Script("done")}, default="fast"), [look], store=definitions)
-    assert (await Life(runs).resume(await having.source("al", "p"), "r")).output == "done"
+    having = Personas(ModelTiers({"fast": ScriptedModel("done")}, default="fast"), [look], store=definitions)
+    assert (await SimulatedHost(runs).resume(await having.source("al", "p"), "r")).output == "done"
 
 
 @pytest.mark.parametrize(
@@ -216,9 +221,9 @@ async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_pro
 async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_later(
     trouble: str, relief: str, told: str, tmp_path: Path
 ) -> None:
-    def stored(model: Script) -> Personas:
-        tables = SqliteTables(tmp_path / "definitions.db", patience_ms=1)
-        return Personas(Tiers({"fast": model}, default="fast"), store=TablesDefinitions(tables, "persona"))
+    def stored(model: ScriptedModel) -> Personas:
+        tables = SqliteTables(tmp_path / "definitions.db", busy_timeout_ms=1)
+        return Personas(ModelTiers({"fast": model}, default="fast"), store=TablesDefinitions(tables, "persona"))
 
     runs, reached = MemoryStore(), asyncio.Event()
     first = stored(hanging(reached))
@@ -226,14 +231,14 @@ async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_lat
     (version,) = await first.history("al", "p")
     await first.close()
 
-    again, two = stored(Script("done")), Life(runs)
+    again, two = stored(ScriptedModel("done")), SimulatedHost(runs)
     source = DefinitionSource(again, version)
     other = apsw.Connection(str(tmp_path / "definitions.db"))
     other.pragma("locking_mode", "EXCLUSIVE" if told == "locked" else "NORMAL")
     other.execute(trouble)
     with pytest.raises(DefinitionsUnavailable, match=told):
         await two.resume(source, "r")
-    assert await two.statuses() == {"r": Status.INTERRUPTED}
+    assert await two.get_statuses() == {"r": RunStatus.INTERRUPTED}
     other.execute(relief)
     other.close()
     assert (await two.resume(source, "r")).output == "done"
@@ -241,19 +246,19 @@ async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_lat
 
 
 async def test_phases_of_a_persona_have_their_own_models_and_tools() -> None:
-    plain, clever = Script("draft"), Script("final")
+    plain, clever = ScriptedModel("draft"), ScriptedModel("final")
     collection = personas(plain, smart=clever)
     edit = PersonaPhase(name="edit", prompt="Edit: $draft", model_tier="smart", tools=[])
     await collection.save(Persona(owner="al", name="writer", phases=[PersonaPhase(name="draft"), edit]))
-    result = await Life().executor.run(await collection.source("al", "writer"), "go")
+    result = await SimulatedHost().executor.run(await collection.source("al", "writer"), "go")
     assert result.output == "final"
-    assert clever.asked[0][-1].text == "Edit: draft"  # type: ignore[union-attr]
-    assert clever.offered[0] == ()
+    assert clever.requests[0][-1].text == "Edit: draft"  # type: ignore[union-attr]
+    assert clever.offered_tools[0] == ()
 
 
 @pytest.mark.parametrize("broken", [{"tools": ["fly"]}, {"phases": [PersonaPhase(name="p", tools=["fly"])]}])
 async def test_a_persona_that_names_what_the_host_lacks_is_not_kept(broken: dict[str, object]) -> None:
-    collection = personas(Script("x"))
+    collection = personas(ScriptedModel("x"))
     with pytest.raises(PersonaError, match="fly"):
         await collection.save(Persona(owner="al", name="p", **broken))  # type: ignore[arg-type]
     assert await collection.newest() == []
@@ -261,7 +266,9 @@ async def test_a_persona_that_names_what_the_host_lacks_is_not_kept(broken: dict
 
 async def test_an_unknown_tier_without_a_default_is_refused() -> None:
     with pytest.raises(DefinitionError, match="genius"):
-        await Personas(Tiers({"fast": Script("x")})).save(Persona(owner="al", name="p", model_tier="genius"))
+        await Personas(ModelTiers({"fast": ScriptedModel("x")})).save(
+            Persona(owner="al", name="p", model_tier="genius")
+        )
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a@1"])
@@ -310,16 +317,18 @@ SKILL = Skill(
 
 
 async def test_a_skill_is_a_tool_whose_call_is_a_child_run() -> None:
-    skills = Skills(Tiers({"fast": Script("short")}, default="fast"))
+    skills = Skills(ModelTiers({"fast": ScriptedModel("short")}, default="fast"))
     await skills.save(SKILL)
     source = await skills.source("al", "sum up")
     sum_up = source.tool()
     assert sum_up.schema.name == "al_sum_up"
     assert sum_up.schema.parameters["required"] == ["text"]
     caller = Agent(
-        name="caller", tools=[sum_up], model=Script(asks(call("c1", "al_sum_up", text="long", words=3)), "done")
+        name="caller",
+        tools=[sum_up],
+        model=ScriptedModel(tool_reply(call("c1", "al_sum_up", text="long", words=3)), "done"),
     )
-    result = await Life().executor.run(caller, "go")
+    result = await SimulatedHost().executor.run(caller, "go")
     assert result.messages[-2].content == "short"
 
 
@@ -328,14 +337,14 @@ async def test_a_skill_survives_the_way_through_markdown() -> None:
 
 
 async def test_a_skill_that_names_what_the_host_lacks_is_not_kept() -> None:
-    skills = Skills(Tiers({"fast": Script("x")}, default="fast"))
+    skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"))
     with pytest.raises(SkillError, match="fly"):
         await skills.save(Skill(owner="al", name="s", tools=["fly"]))
 
 
 @pytest.mark.parametrize("names", [["class"], ["a", "a"], ["__a"]])
 async def test_a_skill_that_cannot_be_a_tool_is_not_kept(names: list[str]) -> None:
-    skills = Skills(Tiers({"fast": Script("x")}, default="fast"))
+    skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"))
     with pytest.raises(SkillError, match=names[0]):
         await skills.save(Skill(owner="al", name="s", parameters=[Parameter(name=name) for name in names]))
     assert await skills.newest() == []
@@ -345,7 +354,7 @@ async def test_a_palette_lets_agents_call_each_other_but_never_in_a_circle_nor_t
     offered: dict[str, tuple[str, ...]] = {}
 
     def remembers(name: str, *turns: Reply | str) -> Agent:
-        script = Script(*turns)
+        script = ScriptedModel(*turns)
 
         async def model(messages: object, tools: object) -> Reply:
             offered[name] = tuple(tool.name for tool in tools)  # type: ignore[attr-defined]
@@ -353,52 +362,52 @@ async def test_a_palette_lets_agents_call_each_other_but_never_in_a_circle_nor_t
 
         return Agent(name=name, model=model)
 
-    a = remembers("a", asks(call("c1", "b", prompt="x")), "done")
-    b = remembers("b", asks(call("c1", "c", prompt="y")), "b says")
+    a = remembers("a", tool_reply(call("c1", "b", prompt="x")), "done")
+    b = remembers("b", tool_reply(call("c1", "c", prompt="y")), "b says")
     c = remembers("c", "c says")
-    palette = AgentPalette([a, b, c], max_depth=2)
-    result = await Life(ports=Ports(palette=palette)).executor.run(a, "go")
+    palette = AgentToolProvider([a, b, c], max_depth=2)
+    result = await SimulatedHost(ports=Ports(extra_tools=palette)).executor.run(a, "go")
     assert offered == {"a": ("b", "c"), "b": ("c",), "c": ()}
     assert result.messages[-2].content == "b says"
 
 
 async def test_a_palette_caps_the_number_of_children() -> None:
-    helper = Agent(name="helper", model=Script("ok"))
+    helper = Agent(name="helper", model=ScriptedModel("ok"))
     many = [call(f"c{number}", "helper", prompt=str(number)) for number in range(5)]
-    parent = Agent(name="parent", model=Script(asks(*many), "done"))
-    palette = AgentPalette([helper], max_children=3)
-    result = await Life(ports=Ports(palette=palette)).executor.run(parent, "go")
+    parent = Agent(name="parent", model=ScriptedModel(tool_reply(*many), "done"))
+    palette = AgentToolProvider([helper], max_children=3)
+    result = await SimulatedHost(ports=Ports(extra_tools=palette)).executor.run(parent, "go")
     results = [message for message in result.messages if getattr(message, "tool", "") == "helper"]
     assert sum(not message.error for message in results) == 3
     assert "3 child runs" in str([message.content for message in results if message.error])
 
 
 async def test_a_persona_may_call_what_its_palette_names() -> None:
-    collection = personas(Script(asks(call("c1", "helper", prompt="x")), "done"))
+    collection = personas(ScriptedModel(tool_reply(call("c1", "helper", prompt="x")), "done"))
     await collection.save(Persona(owner="al", name="boss", palette=["helper"]))
     boss = await collection.source("al", "boss")
-    agents = [Agent(name="helper", model=Script("ok")), Agent(name="secret", model=Script("no"))]
-    palette = AgentPalette(agents, allowed=allowed_by([boss]))
+    agents = [Agent(name="helper", model=ScriptedModel("ok")), Agent(name="secret", model=ScriptedModel("no"))]
+    palette = AgentToolProvider(agents, allowed=allowed_by([boss]))
     names = [each.name for each in await palette.tools(RunInfo(run_id="r", agent_name=boss.name))]
     assert names == ["helper"]
-    assert (await Life(ports=Ports(palette=palette)).executor.run(boss, "go")).output == "done"
+    assert (await SimulatedHost(ports=Ports(extra_tools=palette)).executor.run(boss, "go")).output == "done"
 
 
 async def test_a_chain_asks_the_next_model_when_one_fails() -> None:
-    model = failover(Script(OSError("down")), Script(OSError("down")), Script("third"))
-    assert (await Life().executor.run(Agent(name="a", model=model), "go")).output == "third"
+    model = failover(ScriptedModel(OSError("down")), ScriptedModel(OSError("down")), ScriptedModel("third"))
+    assert (await SimulatedHost().executor.run(Agent(name="a", model=model), "go")).output == "third"
 
 
 async def test_the_error_of_a_chain_is_that_of_its_last_model() -> None:
-    model = failover(Script(OSError("first")), Script(ValueError("last")))
+    model = failover(ScriptedModel(OSError("first")), ScriptedModel(ValueError("last")))
     with pytest.raises(ValueError, match="last"):
-        await Life().executor.run(Agent(name="a", model=model), "go")
+        await SimulatedHost().executor.run(Agent(name="a", model=model), "go")
 
 
 def test_a_chain_of_nothing_and_a_default_that_is_none_are_refused() -> None:
     with pytest.raises(DefinitionError):
         failover()
     with pytest.raises(DefinitionError):
-        Tiers({"fast": []})
+        ModelTiers({"fast": []})
     with pytest.raises(DefinitionError):
-        Tiers({"fast": Script("x")}, default="smart")
+        ModelTiers({"fast": ScriptedModel("x")}, default="smart")

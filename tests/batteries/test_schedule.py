@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.script import Script
+from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App
-from holdfast.batteries.database.opening import tables_from_url
 from holdfast.batteries.schedule import (
     Job,
     JobExists,
@@ -23,6 +22,7 @@ from holdfast.batteries.schedule import (
     TablesJobs,
     cron_next,
 )
+from holdfast.db.url import tables_from_url
 from holdfast.testing import ManualClock
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -167,7 +167,7 @@ async def test_a_job_is_run_now_beside_its_fires() -> None:
 
 async def test_an_app_runs_what_is_due() -> None:
     clock = ManualClock(START)
-    async with App([Agent(name="a", model=Script("done"))], "memory:", recover=False) as app:
+    async with App([Agent(name="a", model=ScriptedModel("done"))], "memory:", recover_on_start=False) as app:
         schedule = Schedule(app.submit, clock=clock)
         due = await schedule.add("weird name/é", "a", "p", "*/5 * * * *")
         await clock.advance(timedelta(minutes=5))

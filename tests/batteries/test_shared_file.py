@@ -4,10 +4,10 @@ from pathlib import Path
 
 import apsw
 
-from holdfast.batteries.database.opening import tables_from_url
 from holdfast.batteries.schedule import TablesJobs
-from holdfast.checkpoint.stores.sqlite import SqliteStore
-from holdfast.testing.store_suite.subject import a_run, listed
+from holdfast.db.url import tables_from_url
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.testing.store_suite.store_under_test import list_run_ids, make_run
 
 
 async def _job_store(path: Path) -> None:
@@ -19,8 +19,8 @@ async def _job_store(path: Path) -> None:
 async def _checkpoints(path: Path) -> None:
     store = SqliteStore(path)
     await store.open()
-    await store.create(a_run())
-    assert await listed(store) == ["run-1"]
+    await store.create(make_run())
+    assert await list_run_ids(store) == ["run-1"]
     await store.close()
 
 

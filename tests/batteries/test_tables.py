@@ -9,16 +9,16 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from tests.postgres_server import fresh_database
-from tests.script import Script
+from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App
 from holdfast.batteries.audit import Audit, AuditQuery, TablesAudit
-from holdfast.batteries.budget import Amounts, Budget, Limit, Reservation, TablesLedger
+from holdfast.batteries.budget import Budget, Limit, Reservation, Spend, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
-from holdfast.batteries.database.errors import TablesError
-from holdfast.batteries.database.opening import tables_from_url
-from holdfast.batteries.database.postgres import PostgresTables
-from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.db.errors import TablesError
+from holdfast.db.postgres import PostgresTables
+from holdfast.db.url import tables_from_url
+from holdfast.stores.postgres import PostgresStore
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -49,7 +49,7 @@ async def test_batteries_and_the_checkpoints_may_come_to_a_new_database_at_once(
 async def test_any_name_of_a_schema_will_do(url: str, name: str) -> None:
     ledger = TablesLedger(PostgresTables(url, schema=name))
     await ledger.open()
-    await ledger.settle("r", ["a"], Amounts(tokens=5), NOW)
+    await ledger.commit("r", ["a"], Spend(tokens=5), NOW)
     await ledger.close()
     with psycopg.connect(url) as connection:
         assert connection.execute(f'select tokens from "{name}".budget_spent'.encode()).fetchall() == [(5,)]
@@ -69,7 +69,7 @@ async def test_whoever_finds_the_tables_made_needs_no_right_to_make_them(url: st
     try:
         restricted = TablesLedger(PostgresTables(make_conninfo(url, options=f"-c role={role}")))
         await restricted.open()
-        await restricted.settle("r", ["a"], Amounts(tokens=5), NOW)
+        await restricted.commit("r", ["a"], Spend(tokens=5), NOW)
         assert (await restricted.spent("a", NOW)).tokens == 5
         await restricted.close()
     finally:
@@ -82,7 +82,7 @@ async def test_a_stricter_isolation_of_the_database_lets_nobody_spend_twice(url:
     ledgers = [TablesLedger(PostgresTables(url)) for _ in range(5)]
     for ledger in ledgers:
         await ledger.open()
-    one = Reservation(account="a", window=timedelta(days=1), limits={"runs": 1}, estimate=Amounts(runs=1))
+    one = Reservation(account="a", window=timedelta(days=1), limits={"runs": 1}, estimate=Spend(runs=1))
     shortages = await asyncio.gather(*(ledger.reserve(f"r{at}", [one], NOW) for at, ledger in enumerate(ledgers)))
     assert shortages.count(None) == 1
     for ledger in ledgers:
@@ -94,10 +94,10 @@ async def test_text_that_cannot_be_kept_is_refused_by_both_databases(database_ur
     ledger = TablesLedger(tables_from_url(database_url))
     await ledger.open()
     with pytest.raises(TablesError, match="without NUL or half surrogate pairs"):
-        await ledger.settle("r", [text], Amounts(tokens=1), NOW)
+        await ledger.commit("r", [text], Spend(tokens=1), NOW)
     with pytest.raises(TablesError, match="without NUL or half surrogate pairs"):
         await ledger.spent(text, NOW)
-    await ledger.settle("r", ["a"], Amounts(tokens=1), NOW)
+    await ledger.commit("r", ["a"], Spend(tokens=1), NOW)
     await ledger.close()
 
 
@@ -120,8 +120,8 @@ def test_no_password_is_shown(url: str) -> None:
 def test_an_app_with_batteries_in_a_database_may_be_opened_again(database_url: str) -> None:
     audit = Audit(TablesAudit(tables_from_url(database_url)))
     budget = Budget(Limit(runs=10, per="all"), ledger=TablesLedger(tables_from_url(database_url)))
-    agent = Agent(name="a", model=Script("first", "second"))
-    app = App([agent], "memory:", audit=audit, budget=budget, signals=False)
+    agent = Agent(name="a", model=ScriptedModel("first", "second"))
+    app = App([agent], "memory:", audit=audit, budget=budget, handle_signals=False)
     assert [app.run_sync(agent, "go").output for _ in range(2)] == ["first", "first"]
 
     async def ends() -> int:

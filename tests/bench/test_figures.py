@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from bench.figures import Figure, figures, times
 from bench.plan import FULL, SHORT, Size, Subject, capped, limit_of, subjects
-from bench.records import condensed, joined, read, write
+from bench.records import condense_result, join_results, read, write
 from bench.targets import outcomes
-from tests.bench.measured import many_runs, one_run, record, results
+from tests.bench.sample_records import many_runs, one_run, record, results
 
 
 def the_figure(found: list[Figure], subject: Subject, measure: str) -> Figure:
@@ -109,7 +109,7 @@ def test_a_fleet_that_does_not_grow_is_excused_only_by_full_processors() -> None
 
 def test_thousands_of_step_times_become_a_short_curve() -> None:
     seconds = [1.0] * 2500 + [2.0] * 2500
-    short = condensed({"seconds": 7500.0, "step_seconds": seconds})
+    short = condense_result({"seconds": 7500.0, "step_seconds": seconds})
     assert (short["first_steps"], short["last_steps"]) == (1.0, 2.0)
     assert len(short["curve"]) < 50
     assert short["curve"][0][1] == 1.0
@@ -126,7 +126,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_what_is_measured_again_takes_the_place_of_what_was_measured_before() -> None:
     earlier = results(one_run("raw", "file", 1.0), one_run("raw", "file", 2.0, size=10), many_runs("raw", "file", 3.0))
     later = results(one_run("raw", "file", 4.0))
-    assert joined(earlier, later).records == [earlier.records[1], later.records[0], earlier.records[2]]
+    assert join_results(earlier, later).records == [earlier.records[1], later.records[0], earlier.records[2]]
 
 
 def test_multiples_are_taken_repeat_by_repeat() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 from bench.figures import Figure, figures
-from bench.guard import Expected, accepted, compare, told
-from tests.bench.measured import many_runs, one_run
+from bench.guard import Expected, compare, format_verdicts, make_baseline
+from tests.bench.sample_records import many_runs, one_run
 
 KEY = "w1 1000 holdfast sqlite: step"
 
@@ -27,11 +27,13 @@ def test_of_a_rate_less_is_worse() -> None:
     found = figures([many_runs("raw", "sqlite-group-1", 1000), many_runs("holdfast", "sqlite", 300)])
     (verdict,) = compare(found, {"w2 128 holdfast sqlite: rate": Expected(0.6, 0.58, 0.62)})
     assert verdict.change == "worse"
-    assert told([verdict]).endswith("w2 128 holdfast sqlite: rate was 0.60 and is 0.30: 50% worse, 15% would be noise")
+    assert format_verdicts([verdict]).endswith(
+        "w2 128 holdfast sqlite: rate was 0.60 and is 0.30: 50% worse, 15% would be noise"
+    )
 
 
 def test_more_on_disk_is_worse_by_itself() -> None:
-    before = accepted(figures([one_run("holdfast", "sqlite", 1.0, disk=2)]))
+    before = make_baseline(figures([one_run("holdfast", "sqlite", 1.0, disk=2)]))
     verdicts = compare(figures([one_run("holdfast", "sqlite", 1.0, disk=3)]), before)
     assert [verdict.key for verdict in verdicts if verdict.change == "worse"] == ["w1 1000 holdfast sqlite: disk"]
 
@@ -40,6 +42,6 @@ def test_what_was_accepted_is_the_same_and_has_no_limits_and_peers_in_it() -> No
     found = figures(
         [one_run("raw", "sqlite-1", 1.0), one_run("holdfast", "sqlite", 1.2), one_run("dbos", "sqlite", 9.0)]
     )
-    baseline = accepted(found)
+    baseline = make_baseline(found)
     assert all("holdfast" in key for key in baseline)
     assert {verdict.change for verdict in compare(found, baseline)} == {"same"}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bench.report import BEGIN, END, put_into, tables
-from tests.bench.measured import many_runs, one_run, record, results
+from tests.bench.sample_records import many_runs, one_run, record, results
 
 
 def row_of(report: str, name: str) -> str:

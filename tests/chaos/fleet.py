@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from tests.chaos.agent import Effect, Ledger
-from tests.chaos.worker import Orders
+from tests.chaos.worker import WorkerConfig
 
 #: Workers are on two hosts, so that both ways to learn of a death are tried.
 HOSTS = ("north", "south")
@@ -27,7 +27,7 @@ class Fleet:
         self.url, self._folder = url, folder
         self.ledger = Ledger(folder / "ledger")
         self._orders = [
-            Orders(
+            WorkerConfig(
                 url=url,
                 ledger=str(folder / "ledger"),
                 host=HOSTS[number % len(HOSTS)],
@@ -99,9 +99,9 @@ class Fleet:
         logs = sorted(self._folder.glob("worker-*.log"))
         return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs if log.stat().st_size)
 
-    def until(self, enough: Callable[[list[Effect]], bool], *, patience: float = 60.0) -> None:
+    def until(self, enough: Callable[[list[Effect]], bool], *, timeout: float = 60.0) -> None:
         """Return when the ledger says so."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while not enough(self.ledger.read()):
             assert time.monotonic() < deadline, f"the fleet does not get that far\n{self.printed()}"
             time.sleep(0.01)
@@ -124,7 +124,7 @@ class Chaos:
         self._chance = random.Random(seed)
         self.restarts = 0
 
-    def strike(self) -> float:
+    def disrupt(self) -> float:
         """One mishap. Returns how long to wait for the next."""
         self._workers.wake()
         number = self._chance.randrange(self._workers.size)

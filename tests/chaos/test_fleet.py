@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.agent import Effect, chaos_agent
+from tests.chaos.checks import find_faults
 from tests.chaos.fleet import Chaos, Fleet, fleet
-from tests.chaos.verdict import faults
 from tests.chaos.worker import open_store
 from tests.postgres_server import EmbeddedServer
 
 from holdfast import App
-from holdfast.run.errors import RunParked
+from holdfast.core.errors import RunParked
 
 LONG = bool(os.environ.get("HOLDFAST_CHAOS"))
 RUNS = 1_500 if LONG else 120
@@ -36,7 +36,7 @@ class Outcome:
 
 
 async def submit(workers: Fleet, runs: int) -> list[str]:
-    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), recover=False) as app:
+    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), recover_on_start=False) as app:
         return [await app.submit("chaos", f"order {number}", caller_id=f"c{number % 5}") for number in range(runs)]
 
 
@@ -44,13 +44,13 @@ async def collect(workers: Fleet, submitted: list[str]) -> Outcome:
     """Wait for all results, then remove them."""
     outcome = Outcome()
     outcome.submitted = submitted
-    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), recover=False) as app:
+    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), recover_on_start=False) as app:
         for run_id in submitted:
             outcome.outputs[run_id] = await _result(app, run_id, outcome)
         assert app.store is not None
         for run_id in submitted:
             await app.store.remove(run_id)
-        outcome.left = [record.run_id async for record in app.store.records()]
+        outcome.left = [record.run_id async for record in app.store.list_runs()]
     return outcome
 
 
@@ -70,7 +70,7 @@ async def _strike_while(chaos: Chaos, waiting: "asyncio.Task[Outcome]", seconds:
     """Mishaps until the results are there, and no longer than so."""
     end = time.monotonic() + seconds
     while not waiting.done() and time.monotonic() < end:
-        await asyncio.wait([waiting], timeout=await asyncio.to_thread(chaos.strike))
+        await asyncio.wait([waiting], timeout=await asyncio.to_thread(chaos.disrupt))
 
 
 async def _endure(workers: Fleet, restart_server: Callable[[bool], None] | None) -> Outcome:
@@ -102,7 +102,7 @@ def _taken_over(ledger: list[Effect]) -> int:
 
 
 def _check(workers: Fleet, outcome: Outcome) -> None:
-    wrong = list(faults(outcome.outputs, workers.ledger.read(), outcome.submitted))
+    wrong = list(find_faults(outcome.outputs, workers.ledger.read(), outcome.submitted))
     assert not wrong, f"seed {SEED}: {wrong}\n{workers.printed()}"
     assert not outcome.left, f"seed {SEED}: left in the store: {outcome.left}"
     assert workers.dismiss() == [0] * workers.size, workers.printed()

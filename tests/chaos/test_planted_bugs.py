@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.agent import Effect
+from tests.chaos.checks import find_faults
 from tests.chaos.fleet import Fleet, fleet
 from tests.chaos.test_fleet import Outcome, collect, submit
-from tests.chaos.verdict import faults
 
 from holdfast.checkpoint.errors import RunDamaged
 
@@ -57,14 +57,14 @@ async def _stop_one_for_too_long(workers: Fleet) -> list[str]:
     await asyncio.to_thread(workers.until, taken_over)
     workers.wake()
     outcome = await _outcome_of(workers, submitted)
-    return list(faults(outcome.outputs, workers.ledger.read(), submitted))
+    return list(find_faults(outcome.outputs, workers.ledger.read(), submitted))
 
 
 async def _kill_one_in_the_middle(workers: Fleet) -> list[str]:
     submitted = await submit(workers, RUNS)
     workers.kill(await _one_that_is_busy(workers))
     outcome = await _outcome_of(workers, submitted)
-    return list(faults(outcome.outputs, workers.ledger.read(), submitted))
+    return list(find_faults(outcome.outputs, workers.ledger.read(), submitted))
 
 
 @pytest.mark.timeout(300)

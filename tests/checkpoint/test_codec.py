@@ -21,15 +21,13 @@ from holdfast.checkpoint.codec import (
     encode,
     read_checkpoint,
 )
-from holdfast.checkpoint.errors import RunDamaged, UndecodableRecord, UnknownVersion
+from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, UnknownVersion
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import RunRecord, StoredRun
-from holdfast.run.errors import PayloadError
-from holdfast.run.info import RunInfo
-from holdfast.run.message import NATIVE_CODEC, Message, Reply, System, ToolCall, ToolResult, User
-from holdfast.run.state import PhaseOutput
-from holdfast.run.usage import Usage
+from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
+from holdfast.core.errors import PayloadError
+from holdfast.core.info import RunInfo
+from holdfast.core.message import NATIVE_CODEC, Message, Reply, System, ToolCall, ToolResult, Usage, User
+from holdfast.core.state import PhaseOutput
 
 META = RunMeta(run_id="r", agent_name="a", prompt="go")
 LONG_AGO = datetime(2030, 1, 1, tzinfo=UTC)
@@ -38,7 +36,7 @@ LONG_AGO = datetime(2030, 1, 1, tzinfo=UTC)
 def stored(*bodies: tuple[EntryKind, bytes], progress: bytes = b"{}") -> StoredRun:
     entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)]
     record = RunRecord(
-        run_id="r", agent_name="a", caller_id="", parent_run_id=None, status=Status.INTERRUPTED, created_at=LONG_AGO,
+        run_id="r", agent_name="a", caller_id="", parent_run_id=None, status=RunStatus.INTERRUPTED, created_at=LONG_AGO,
         updated_at=LONG_AGO, owner=None, owner_alive=False, token=1, strikes=0, not_before=LONG_AGO, reason="",
         cancel_requested=False, expires_at=None, next_seq=len(entries), size=0, meta=b"{}", progress=progress,
     )  # fmt: skip
@@ -55,7 +53,7 @@ def message(text: str) -> tuple[EntryKind, bytes]:
 
 def result(call: str, iteration: int = 0) -> tuple[EntryKind, bytes]:
     body = NATIVE_CODEC.encode(ToolResult(call_id=call, tool="t", content=call))
-    return EntryKind.RESULT, encode(RecordedResult(call=call, iteration=iteration, message=msgspec.Raw(body)))
+    return EntryKind.RESULT, encode(RecordedResult(call=call, steps=iteration, message=msgspec.Raw(body)))
 
 
 @pytest.mark.parametrize(
@@ -84,14 +82,14 @@ def test_the_meta_keeps_everything_that_a_run_is() -> None:
         run_id="r", agent_name="a", agent_id="1", caller_id="c", channel_id="ch", guild_id="g", model_tier="large",
         parent_run_id="p", labels={"team": "x"}, inputs={"prompt": "go \0", "files": ["a"], "n": 2**70},
     )  # fmt: skip
-    back = decode(encode(RunMeta.of(info)), RunMeta)
-    assert back.info() == info
+    back = decode(encode(RunMeta.from_info(info)), RunMeta)
+    assert back.to_info() == info
     assert back.prompt == "go \0"
 
 
 def test_listings_get_only_the_head_of_a_prompt() -> None:
-    meta = RunMeta.of(RunInfo(run_id="r", agent_name="a", inputs={"prompt": "x" * 10_000, "file": "y" * 10_000}))
-    assert len(encode(meta.head())) < 500
+    meta = RunMeta.from_info(RunInfo(run_id="r", agent_name="a", inputs={"prompt": "x" * 10_000, "file": "y" * 10_000}))
+    assert len(encode(meta.summary())) < 500
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def test_listings_get_only_the_head_of_a_prompt() -> None:
 )
 def test_an_input_that_would_come_back_changed_is_refused(value: Any) -> None:
     with pytest.raises(PayloadError, match="inputs"):
-        RunMeta.of(RunInfo(run_id="r", agent_name="a", inputs={"prompt": "", "value": value}))
+        RunMeta.from_info(RunInfo(run_id="r", agent_name="a", inputs={"prompt": "", "value": value}))
 
 
 def test_a_journal_is_read_as_it_was_told() -> None:
@@ -107,13 +105,13 @@ def test_a_journal_is_read_as_it_was_told() -> None:
         stored(
             begin(),
             message("first phase"),
-            (EntryKind.PHASE, encode(PhaseOutput(name="plan", output={"n": 1}, iteration=1, elapsed=timedelta(1)))),
+            (EntryKind.PHASE, encode(PhaseOutput(name="plan", output={"n": 1}, steps=1, elapsed=timedelta(1)))),
             message("go"),
             result("c1", iteration=3),
             result("c2", iteration=3),
             result("c3", iteration=3),
             (EntryKind.ADOPT, encode(["c2", "c1"])),
-            progress=encode(Progress(iteration=3, own_usage=Usage(requests=3), elapsed=timedelta(seconds=5))),
+            progress=encode(Progress(steps=3, own_usage=Usage(requests=3), elapsed=timedelta(seconds=5))),
         ),
         NATIVE_CODEC,
     )
@@ -124,14 +122,14 @@ def test_a_journal_is_read_as_it_was_told() -> None:
         ToolResult(call_id="c2", tool="t", content="c2"),
         ToolResult(call_id="c1", tool="t", content="c1"),
     ]
-    assert state.phases == [PhaseOutput(name="plan", output={"n": 1}, iteration=1, elapsed=timedelta(1))]
+    assert state.phases == [PhaseOutput(name="plan", output={"n": 1}, steps=1, elapsed=timedelta(1))]
     assert state.results == {"c3": ToolResult(call_id="c3", tool="t", content="c3")}
-    assert (state.iteration, state.own_usage.requests, state.elapsed) == (3, 3, timedelta(seconds=5))
+    assert (state.steps, state.own_usage.requests, state.elapsed) == (3, 3, timedelta(seconds=5))
 
 
 def test_results_of_a_finished_step_are_not_taken_for_those_of_the_next() -> None:
     """A loop may put results into the conversation in a form of its own; a model may use an id again."""
-    journal = stored(begin(), result("c1", iteration=0), message("c1 said so"), progress=encode(Progress(iteration=1)))
+    journal = stored(begin(), result("c1", iteration=0), message("c1 said so"), progress=encode(Progress(steps=1)))
     assert read_checkpoint(journal, NATIVE_CODEC).state.results == {}
 
 
@@ -158,7 +156,7 @@ def test_an_older_version_loads_through_its_upgrades() -> None:
 
 @pytest.mark.parametrize("version", [0, -1])
 def test_an_older_version_without_an_upgrade_is_refused(version: int) -> None:
-    with pytest.raises(UndecodableRecord, match="no upgrade"):
+    with pytest.raises(RecordDecodeError, match="no upgrade"):
         read_checkpoint(stored(begin(version)), NATIVE_CODEC)
 
 
@@ -187,7 +185,7 @@ def test_an_older_version_without_an_upgrade_is_refused(version: int) -> None:
     ),
 )
 def test_what_cannot_be_read_is_a_checkpoint_error_and_never_a_crash(damage: StoredRun) -> None:
-    with pytest.raises((RunDamaged, UndecodableRecord)):
+    with pytest.raises((RunDamaged, RecordDecodeError)):
         read_checkpoint(damage, NATIVE_CODEC)
 
 

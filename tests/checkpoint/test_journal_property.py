@@ -17,20 +17,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.probe_store import ProbeStore
 
-from holdfast.checkpoint.claim import Worker
+from holdfast.checkpoint.checkpointer import CheckpointSettings, StoreCheckpointer
+from holdfast.checkpoint.claim import WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Checkpoint, RunMeta, Step, decode, read_checkpoint
 from holdfast.checkpoint.errors import StoreClosed, StoreFull
-from holdfast.checkpoint.factory import Checkpoints
-from holdfast.checkpoint.handle import HandleSettings, StoreCheckpointer
+from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
-from holdfast.checkpoint.liveness import this_process
 from holdfast.checkpoint.record import StoredRun
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.run.errors import PayloadError
-from holdfast.run.message import NATIVE_CODEC, Reply, ToolCall, ToolResult, User
-from holdfast.run.ports import Checkpointer
-from holdfast.run.state import RunState
-from holdfast.run.usage import Usage
+from holdfast.core.errors import PayloadError
+from holdfast.core.message import NATIVE_CODEC, Reply, ToolCall, ToolResult, Usage, User
+from holdfast.core.ports import Checkpointer
+from holdfast.core.state import RunState
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing.clock import ManualClock
 
 LONG = os.environ.get("HOLDFAST_LONG_TESTS") == "1"
@@ -51,11 +49,11 @@ def snapshot(state: RunState) -> Any:
             "results": dict(state.results),
             "phases": list(state.phases),
             "phase": state.phase,
-            "iteration": state.iteration,
+            "iteration": state.steps,
             "own_usage": state.own_usage,
             "child_usage": state.child_usage,
             "elapsed": state.elapsed,
-            "notes": state.notes,
+            "notes": state.annotations,
         }
     )
 
@@ -73,7 +71,7 @@ class Journal(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.clock = ManualClock()
         self.inner = MemoryStore(clock=self.clock)
-        self.settings = HandleSettings(throttle=timedelta(seconds=throttle), patience=timedelta(0))
+        self.settings = CheckpointSettings(save_interval=timedelta(seconds=throttle), store_timeout=timedelta(0))
         self.do(self.inner.open())
         self.lives = 0
         self.enlist()
@@ -89,7 +87,7 @@ class Journal(RuleBasedStateMachine):
         """A new process with its own side of the store."""
         self.lives += 1
         self.store = ProbeStore(self.inner)
-        self.do(self.inner.enlist(Worker(worker_id=f"w{self.lives}", process=this_process())))
+        self.do(self.inner.register_worker(WorkerIdentity(worker_id=f"w{self.lives}", process=this_process())))
 
     def do(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
@@ -136,7 +134,7 @@ class Journal(RuleBasedStateMachine):
     def the_step_ends(self) -> None:
         """What is left of its results entered the conversation in some other form, or nowhere."""
         self.state.finish_step()
-        self.ends[self.state.iteration] = [at_step_end(self.state)]
+        self.ends[self.state.steps] = [at_step_end(self.state)]
 
     @rule(keep=st.integers(0, 3), text=TEXTS)
     def the_history_is_compacted(self, keep: int, text: str) -> None:
@@ -149,7 +147,7 @@ class Journal(RuleBasedStateMachine):
 
     def end_in_other_words(self) -> None:
         """The last step may be saved only now, and what was said in it is not there any more."""
-        if ends := self.ends.get(self.state.iteration):
+        if ends := self.ends.get(self.state.steps):
             now = at_step_end(self.state)
             ends.append({**ends[0], "messages": now["messages"], "phases": now["phases"]})
 
@@ -166,7 +164,7 @@ class Journal(RuleBasedStateMachine):
 
     @rule(name=TEXTS, value=VALUES)
     def a_port_takes_a_note(self, name: str, value: Any) -> None:
-        self.state.notes = {**self.state.notes, name: value}
+        self.state.annotations = {**self.state.annotations, name: value}
 
     @rule(seconds=st.integers(0, 20))
     def time_passes(self, seconds: int) -> None:
@@ -181,7 +179,7 @@ class Journal(RuleBasedStateMachine):
     @rule(urgent=st.booleans())
     def it_is_saved(self, urgent: bool) -> None:
         written = len(self.store.writes)
-        self.do(self.handle.save(self.state, urgent=urgent))
+        self.do(self.handle.save(self.state, force=urgent))
         if len(self.store.writes) > written:
             self.expected = snapshot(self.state)
         elif urgent:
@@ -196,7 +194,7 @@ class Journal(RuleBasedStateMachine):
         written = len(self.store.writes)
         self.store.fail("create" if self.expected is None else "append", StoreFull("full"))
         with suppress(StoreFull):  # it is not asked when nothing is new, or when the throttle holds it back
-            self.do(self.handle.save(self.state, urgent=urgent))
+            self.do(self.handle.save(self.state, force=urgent))
         self.store.before = None
         assert len(self.store.writes) == written
 
@@ -206,7 +204,7 @@ class Journal(RuleBasedStateMachine):
             return
         self.state.history.append(User("\ud800"))
         with pytest.raises(PayloadError):
-            self.do(self.handle.save(self.state, urgent=True))
+            self.do(self.handle.save(self.state, force=True))
         self.rewrite(list(self.state.history)[:-1])
 
     @precondition(lambda self: self.expected is not None)
@@ -214,16 +212,16 @@ class Journal(RuleBasedStateMachine):
     def the_run_is_resumed(self, clean: bool) -> None:
         """After a release, which saves what was held back; or after a death, which loses what was not saved."""
         if clean:
-            self.do(self.handle.save(self.state, urgent=True))
+            self.do(self.handle.save(self.state, force=True))
             self.do(self.handle.release())
             self.expected = snapshot(self.state)
         self.store.die()
         with suppress(StoreClosed):
             self.do(self.handle.release())
-        self.do(self.inner.discharge(f"w{self.lives}"))
+        self.do(self.inner.deregister_worker(f"w{self.lives}"))
         self.enlist()
         claim = self.do(self.inner.claim("r", f"w{self.lives}"))
-        checkpoints = Checkpoints(self.store, settings=self.settings, clock=self.clock)
+        checkpoints = StoreCheckpoints(self.store, settings=self.settings, clock=self.clock)
         resumption = checkpoints.resume(claim, self.do(self.inner.load("r")), NATIVE_CODEC)
         assert snapshot(resumption.state) == self.expected
         self.state, self.handle = resumption.state, resumption.checkpointer
@@ -254,11 +252,11 @@ class Journal(RuleBasedStateMachine):
             state = read_checkpoint(
                 StoredRun(record=record, entries=stored.entries[: steps[-1] + 1]), NATIVE_CODEC
             ).state
-            assert at_step_end(state) in self.ends[state.iteration]
+            assert at_step_end(state) in self.ends[state.steps]
 
 
 async def _run_ids(store: MemoryStore) -> list[str]:
-    return [record.run_id async for record in store.records()]
+    return [record.run_id async for record in store.list_runs()]
 
 
 TestJournal = pytest.mark.timeout(900 if LONG else 120)(Journal.TestCase)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.command import Shell
+from tests.cli.shell import Shell
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 import signal
 from pathlib import Path
 
-from tests.cli.command import Shell, kill, until
+from tests.cli.shell import Shell, kill, until
 
 TWO = ["--agent", "rivals:quick", "--agent", "rivals:slow"]
 
@@ -52,7 +52,7 @@ def test_a_failed_model_is_told_and_the_command_fails(shell: Shell) -> None:
     done = shell.run("compare", "Say hello.", "--agent", "rivals:quick", "--agent", "rivals:bad", "--json")
     assert done.returncode == 1
     rows = json.loads(done.stdout)["rows"]
-    assert [(row["standing"], row["error"]) for row in rows] == [
+    assert [(row["status"], row["error"]) for row in rows] == [
         ("completed", None),
         ("failed", "ZeroDivisionError: division by zero"),
     ]
@@ -93,7 +93,7 @@ def test_what_was_killed_is_not_thrown_away_unasked_and_goes_on(shell: Shell) ->
     )
     shell.open_gate()
     rows = json.loads(shell.ok(*command, "--resume", "--json"))["rows"]
-    assert [(row["standing"], row["cost_usd"], row["writes"]) for row in rows] == [
+    assert [(row["status"], row["cost_usd"], row["writes"]) for row in rows] == [
         ("completed", 1.0, ["+hello.txt"]),
         ("completed", 1.5, ["+hello.txt"]),
     ]

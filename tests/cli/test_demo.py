@@ -5,11 +5,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.cli.command import Shell
+from tests.cli.shell import Shell
 
-from holdfast.cli.demo.clerk import STEPS, answer
-from holdfast.cli.demo.ledger import Ledger, Line
-from holdfast.cli.demo.verdict import NOTHING, Life, Snapshot, judge
+from holdfast.cli.demo.agent import STEPS, Ledger, LedgerEntry, expected_answer
+from holdfast.cli.demo.check import EMPTY_SNAPSHOT, Attempt, StoreSnapshot, check_attempts
 
 LAST = re.compile(r"demo: 13 steps, 36 tool calls, (\d) kills, 0 lost, 0 repeated")
 
@@ -25,11 +24,11 @@ def test_the_demo_kills_and_loses_nothing(shell: Shell) -> None:
     assert 2 <= kills <= 4
     assert sum(line.startswith("  killed with SIGKILL") for line in lines) == kills
     assert sum("goes on after step" in line for line in lines) == kills
-    assert f"  finished: {answer()}" in lines
+    assert f"  finished: {expected_answer()}" in lines
     # The same numbers from what it left behind.
     shown = shell.json("show", "demo", "--store", "sqlite:kept/runs.db")
     assert (shown["run"]["steps"], len(shown["calls"])) == (13, 36)
-    payments = [line.what for line in Ledger(shell.folder / "kept" / "ledger.jsonl").read() if line.deed == "start"]
+    payments = [line.what for line in Ledger(shell.folder / "kept" / "ledger.jsonl").read() if line.action == "start"]
     paid = sorted(payment for payment in payments if payment.startswith("pay-"))
     assert paid == sorted(f"pay-{number}" for number in range(1, 19))
 
@@ -44,9 +43,9 @@ def test_the_demo_on_a_terminal(shell: Shell) -> None:
 # -- the count ------------------------------------------------------------------------------------------------------
 
 
-def snapshot(steps: int, recorded: set[str], *, output: str | None = None) -> Snapshot:
+def snapshot(steps: int, recorded: set[str], *, output: str | None = None) -> StoreSnapshot:
     return msgspec.structs.replace(
-        NOTHING,
+        EMPTY_SNAPSHOT,
         steps=steps,
         entries={number: number for number in range(len(recorded))},
         recorded=frozenset(recorded),
@@ -55,11 +54,11 @@ def snapshot(steps: int, recorded: set[str], *, output: str | None = None) -> Sn
     )
 
 
-def lives(first: Snapshot, last: Snapshot | None = None) -> list[Life]:
-    done = last or snapshot(STEPS, {"read-1", "pay-1"}, output=answer())
+def lives(first: StoreSnapshot, last: StoreSnapshot | None = None) -> list[Attempt]:
+    done = last or snapshot(STEPS, {"read-1", "pay-1"}, output=expected_answer())
     return [
-        Life(acknowledged=first.steps, killed=True, left=first),
-        Life(acknowledged=done.steps, killed=False, left=done),
+        Attempt(acknowledged=first.steps, killed=True, snapshot=first),
+        Attempt(acknowledged=done.steps, killed=False, snapshot=done),
     ]
 
 
@@ -68,61 +67,70 @@ HALF = snapshot(1, {"read-1"})
 
 def test_a_life_and_its_resumption_are_counted() -> None:
     ledger = [
-        Line(life=1, deed="ask", what="0"),
-        Line(life=1, deed="start", what="read-1"),
-        Line(life=2, deed="ask", what="1"),
-        Line(life=2, deed="start", what="pay-1"),
+        LedgerEntry(attempt=1, action="ask", what="0"),
+        LedgerEntry(attempt=1, action="start", what="read-1"),
+        LedgerEntry(attempt=2, action="ask", what="1"),
+        LedgerEntry(attempt=2, action="start", what="pay-1"),
     ]
-    verdict = judge(lives(HALF), ledger)
+    verdict = check_attempts(lives(HALF), ledger)
     assert str(verdict) == "demo: 13 steps, 2 tool calls, 1 kills, 0 lost, 0 repeated"
-    assert verdict.holds
+    assert verdict.passed
 
 
 @pytest.mark.parametrize(
     "again",
     [
-        [Line(life=2, deed="ask", what="0")],  # its answer was stored
-        [Line(life=2, deed="start", what="read-1")],  # its result was stored
-        [Line(life=1, deed="start", what="pay-1"), Line(life=2, deed="start", what="pay-1")],  # in doubt, paid twice
-        [Line(life=2, deed="start", what="pay-1"), Line(life=2, deed="start", what="pay-1")],
+        [LedgerEntry(attempt=2, action="ask", what="0")],  # its answer was stored
+        [LedgerEntry(attempt=2, action="start", what="read-1")],  # its result was stored
+        [
+            LedgerEntry(attempt=1, action="start", what="pay-1"),
+            LedgerEntry(attempt=2, action="start", what="pay-1"),
+        ],  # in doubt, paid twice
+        [LedgerEntry(attempt=2, action="start", what="pay-1"), LedgerEntry(attempt=2, action="start", what="pay-1")],
     ],
 )
-def test_what_was_done_again_is_counted(again: list[Line]) -> None:
-    verdict = judge(lives(HALF), again)
+def test_what_was_done_again_is_counted(again: list[LedgerEntry]) -> None:
+    verdict = check_attempts(lives(HALF), again)
     assert verdict.repeated == 1
-    assert not verdict.holds
+    assert not verdict.passed
 
 
 def test_an_unfinished_read_may_be_done_again() -> None:
-    again = [Line(life=1, deed="start", what="read-2"), Line(life=2, deed="start", what="read-2")]
-    assert judge(lives(HALF), again).repeated == 0
+    again = [
+        LedgerEntry(attempt=1, action="start", what="read-2"),
+        LedgerEntry(attempt=2, action="start", what="read-2"),
+    ]
+    assert check_attempts(lives(HALF), again).repeated == 0
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        lives(HALF, snapshot(STEPS, {"pay-1"}, output=answer())),  # a recorded result is gone
+        lives(HALF, snapshot(STEPS, {"pay-1"}, output=expected_answer())),  # a recorded result is gone
         lives(msgspec.structs.replace(HALF, entries={7: 7})),  # an entry is gone
         lives(msgspec.structs.replace(HALF, entries={0: 5})),  # an entry is another
-        [Life(acknowledged=2, killed=True, left=HALF), lives(HALF)[1]],  # a step that was told to be saved is not there
-        lives(HALF, msgspec.structs.replace(lives(HALF)[1].left, unanswered=frozenset({"pay-2"}))),
+        [
+            Attempt(acknowledged=2, killed=True, snapshot=HALF),
+            lives(HALF)[1],
+        ],  # a step that was told to be saved is not there
+        lives(HALF, msgspec.structs.replace(lives(HALF)[1].snapshot, unanswered=frozenset({"pay-2"}))),
     ],
 )
-def test_what_is_missing_is_counted(told: list[Life]) -> None:
-    verdict = judge(told, [])
+def test_what_is_missing_is_counted(told: list[Attempt]) -> None:
+    verdict = check_attempts(told, [])
     assert verdict.lost > 0
-    assert not verdict.holds
+    assert not verdict.passed
 
 
 def test_a_wrong_answer_or_no_kill_is_no_success() -> None:
-    assert not judge(lives(HALF, snapshot(STEPS, {"read-1", "pay-1"}, output="nothing was paid")), []).holds
-    assert not judge(lives(HALF)[1:], []).holds
+    assert not check_attempts(lives(HALF, snapshot(STEPS, {"read-1", "pay-1"}, output="nothing was paid")), []).passed
+    assert not check_attempts(lives(HALF)[1:], []).passed
 
 
 def test_the_ledger_is_what_was_written(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger", life=3)
+    ledger = Ledger(tmp_path / "ledger", attempt=3)
     assert ledger.read() == []
     ledger.write("start", "pay-1")
-    assert ledger.read() == [Line(life=3, deed="start", what="pay-1")]
+    assert ledger.read() == [LedgerEntry(attempt=3, action="start", what="pay-1")]
     assert ledger.has("start", "pay-1")
     assert not ledger.has("end", "pay-1")

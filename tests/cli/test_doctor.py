@@ -4,7 +4,7 @@ import json
 import sqlite3
 from typing import Any
 
-from tests.cli.command import Shell, kill
+from tests.cli.shell import Shell, kill
 
 
 def findings(shell: Shell, *args: str, code: int) -> dict[str, Any]:

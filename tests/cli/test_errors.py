@@ -3,7 +3,7 @@
 import sqlite3
 
 import pytest
-from tests.cli.command import Shell
+from tests.cli.shell import Shell
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.cli.command import Shell
         ("submit sampler note --store oracle:x", 1, "no store for 'oracle:x'"),
         ("submit sampler note --store sqlite:", 1, "'sqlite:' names no path"),
         ("ls --store sqlite:missing.db", 1, "there is no store at missing.db"),
-        ("ls --store file:missing", 1, "there is no store at missing"),
+        ("ls --store sqlite:missing", 1, "there is no store at missing"),
         ("ls --store sqlite:letter.txt", 1, "letter.txt"),
         ("ls --status lost", 2, "no run is ever lost"),
         ("show nobody", 1, "no run nobody in this store"),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.command import Shell, environment
+from tests.cli.shell import Shell, environment
 
 from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
-from holdfast.cli.program import COMMANDS, program
+from holdfast.cli.program import COMMANDS, build_program
 
 NAMES = [command.__name__ for command in COMMANDS]
 JOBS = [f"schedule {name}" for name in SCHEDULE_COMMANDS]
@@ -32,7 +32,7 @@ def test_the_reference_has_every_command_with_all_its_options(name: str) -> None
     sections = re.split(r"^## holdfast ([\w -]+)$", PAGE.read_text(), flags=re.MULTILINE)
     assert sections[1::2] == [*NAMES, *JOBS]
     rows = re.findall(r"^\| `(.*?)` \| (.*) \|$", sections[sections.index(name) + 1], re.MULTILINE)
-    command = program()
+    command = build_program()
     for word in name.split():
         command = command.commands[word]
     assert rows == [(told(parameter), parameter.help) for parameter in command.params]

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli.command import Shell, kill
+from tests.cli.shell import Shell, kill
 
 
 def test_cancel_ends_a_run_that_nobody_drives(shell: Shell) -> None:
@@ -23,11 +23,11 @@ def test_a_call_in_doubt_parks_the_run_until_a_person_answers(shell: Shell) -> N
     ending = json.loads(parked.stdout)
     assert ending["status"] == "parked"
     assert ending["reason"] == "in doubt: call c1-1 of transfer may or may not have happened"
-    assert "holdfast unpark --answer CALL=RESULT r1" in parked.stderr
+    assert "holdfast unpark --resolve CALL=RESULT r1" in parked.stderr
     assert [call["state"] for call in shell.json("show", "r1")["calls"]] == ["in doubt"]
-    assert "no call waits" in shell.run("unpark", "r1", "--answer", "c9=no").stderr
+    assert "no call waits" in shell.run("unpark", "r1", "--resolve", "c9=no").stderr
     assert shell.states() == {"r1": "parked"}
-    assert shell.ok("unpark", "r1", "--answer", 'c1-1={"amount": 3}') == "run r1 waits for recovery or a worker\n"
+    assert shell.ok("unpark", "r1", "--resolve", 'c1-1={"amount": 3}') == "run r1 waits for recovery or a worker\n"
     assert shell.ok("resume", "sample:agent", "r1", "-q") == "done: transfer send\n"
     assert shell.deeds() == ["transfer c1-1", "send c2-1"]
 

@@ -5,7 +5,7 @@ import signal
 import socket
 from pathlib import Path
 
-from tests.cli.command import Shell, kill, line_with
+from tests.cli.shell import Shell, kill, line_with
 from tests.postgres_server import fresh_database
 
 

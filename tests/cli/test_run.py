@@ -5,7 +5,7 @@ import shlex
 import signal
 
 import pytest
-from tests.cli.command import Shell, kill, line_with
+from tests.cli.shell import Shell, kill, line_with
 
 
 def test_the_answer_is_on_stdout_and_the_talk_on_stderr(shell: Shell) -> None:

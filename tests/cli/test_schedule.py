@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli.command import Shell
+from tests.cli.shell import Shell
 
 
 def test_a_job_is_added_shown_run_now_and_removed(shell: Shell) -> None:

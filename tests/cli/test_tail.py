@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli.command import Shell, kill, line_with
+from tests.cli.shell import Shell, kill, line_with
 
 
 def test_tail_follows_over_a_crash_and_a_resume_to_the_end(shell: Shell) -> None:

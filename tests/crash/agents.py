@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import (
-    DID_NOT_HAPPEN,
+    NOT_EXECUTED,
     UNKNOWN,
     Agent,
-    CallContext,
-    Happened,
+    Completed,
     Message,
     Phase,
     Reply,
     ToolCall,
+    ToolContext,
     ToolResult,
     ToolSchema,
     Usage,
     current_call,
     tool,
 )
-from holdfast.run.effects import Verdict
+from holdfast.core.effects import Reconciliation
 from holdfast.testing import TRIAL_FOLDER
 
 
@@ -74,9 +74,9 @@ async def refuse(city: str) -> str:
     raise LookupError(f"no such city: {city}")
 
 
-async def _whether_sent(call: CallContext) -> Happened | Verdict:
+async def _whether_sent(call: ToolContext) -> Completed | Reconciliation:
     what = f"sent {call.arguments['city']}"
-    return Happened(what) if _happened(what) else DID_NOT_HAPPEN
+    return Completed(what) if _happened(what) else NOT_EXECUTED
 
 
 @tool(reconcile=_whether_sent)
@@ -84,7 +84,7 @@ async def send(city: str) -> str:
     return _happen(f"sent {city}")
 
 
-async def _whether_called(call: CallContext) -> Happened | Verdict:
+async def _whether_called(call: ToolContext) -> Completed | Reconciliation:
     return UNKNOWN
 
 
@@ -227,7 +227,7 @@ compacted = Agent(
 
 def throttled() -> dict[str, Any]:
     """Options with which only what must be durable at once is written."""
-    return {"throttle": timedelta(hours=1)}
+    return {"save_interval": timedelta(hours=1)}
 
 
 ALL = {agent.name: agent for agent in (single, batches, reconciled, phases, parent, boss, compacted)}

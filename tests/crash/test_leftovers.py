@@ -8,7 +8,7 @@ import apsw
 import psycopg
 import pytest
 from tests.crash import agents
-from tests.crash.stores import Place
+from tests.crash.trial_stores import TrialStore
 
 from holdfast.testing import crash_everywhere
 
@@ -28,7 +28,7 @@ def _rows_in_postgres(url: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
-def test_nothing_is_left(place: Place, request: pytest.FixtureRequest) -> None:
+def test_nothing_is_left(place: TrialStore, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["place"]
     seen: list[dict[str, int]] = []
 

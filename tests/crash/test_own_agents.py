@@ -9,7 +9,7 @@ import os
 
 import pytest
 from tests.crash import agents
-from tests.crash.stores import Place
+from tests.crash.trial_stores import TrialStore
 
 from holdfast.testing import crash_everywhere
 
@@ -25,7 +25,7 @@ PAIRS = ALL_PAIRS if EVERYTHING else list(zip(NAMES, itertools.cycle(STORES), st
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "place"), ALL_PAIRS, indirect=["place"])
-def test_it_goes_on_from_a_crash_anywhere(name: str, place: Place, request: pytest.FixtureRequest) -> None:
+def test_it_goes_on_from_a_crash_anywhere(name: str, place: TrialStore, request: pytest.FixtureRequest) -> None:
     everywhere = EVERYTHING or request.node.callspec.params["place"] == "sqlite"
     report = crash_everywhere(f"tests.crash.agents:{name}", "Porto", store=place, sample=None if everywhere else 5)
     print(report)
@@ -39,7 +39,7 @@ def test_it_goes_on_from_a_crash_anywhere(name: str, place: Place, request: pyte
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "place"), PAIRS, indirect=["place"])
-def test_it_goes_on_from_several_crashes(name: str, place: Place) -> None:
+def test_it_goes_on_from_several_crashes(name: str, place: TrialStore) -> None:
     report = crash_everywhere(
         f"tests.crash.agents:{name}", "Porto", store=place, crashes=4, sample=30 if EVERYTHING else 3
     )
@@ -49,7 +49,7 @@ def test_it_goes_on_from_several_crashes(name: str, place: Place) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "place"), PAIRS, indirect=["place"])
-def test_it_goes_on_when_only_what_must_be_is_written(name: str, place: Place) -> None:
+def test_it_goes_on_when_only_what_must_be_is_written(name: str, place: TrialStore) -> None:
     report = crash_everywhere(
         f"tests.crash.agents:{name}",
         "Porto",

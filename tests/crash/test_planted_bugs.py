@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.crash import agents
 
-from holdfast.run.errors import DefinitionError
+from holdfast.core.errors import DefinitionError
 from holdfast.testing import CrashReport, CrashTestFailed, crash_everywhere
 
 PLANTED = "tests.crash.planted"
@@ -28,7 +28,7 @@ def test_a_handle_that_does_not_await_the_intent() -> None:
 def test_a_store_that_acknowledges_before_it_writes() -> None:
     with pytest.raises(CrashTestFailed) as failed:
         crash_everywhere(
-            f"{PLANTED}.hasty_store:agent", "Porto", store=FOLDER, open_store=f"{PLANTED}.hasty_store:HastyStore"
+            f"{PLANTED}.hasty_store:agent", "Porto", store=FOLDER, open_store=f"{PLANTED}.hasty_store:EarlyAckStore"
         )
     faults = _faults(failed.value.report)
     assert "the store has lost what it had acknowledged" in faults
@@ -49,13 +49,13 @@ def test_a_reconcile_that_says_that_what_happened_did_not() -> None:
 
 def test_a_life_that_hangs_is_ended_and_says_where_it_was() -> None:
     with pytest.raises(CrashTestFailed) as failed:
-        crash_everywhere(f"{PLANTED}.own_mistakes:after_a_crash", "Porto", sample=1, patience=2)
+        crash_everywhere(f"{PLANTED}.own_mistakes:after_a_crash", "Porto", sample=1, timeout=2)
     report = failed.value.report
     assert report is not None
     [trial] = report.failed
     assert "a process that was not to crash ended by itself (exit code 1)" in trial.faults
-    assert "this life hangs" in trial.printed
-    assert "own_mistakes.py" in trial.printed
+    assert "this life hangs" in trial.process_output
+    assert "own_mistakes.py" in trial.process_output
 
 
 def test_a_point_that_is_never_reached() -> None:
@@ -88,6 +88,6 @@ def test_an_agent_that_no_other_process_can_find() -> None:
 def test_the_notes_of_a_trial_can_be_looked_at(tmp_path: Path) -> None:
     report = crash_everywhere(agents.single, "Porto", sample=1, seed=7, folder=tmp_path)
     assert report.seed == 7
-    notes = sorted(path.parent.name for path in tmp_path.glob("*/notes.jsonl"))
+    notes = sorted(path.parent.name for path in tmp_path.glob("*/events.jsonl"))
     assert notes == ["trial-0", "trial-1", "trial-2"]
-    assert f'"{report.trials[0].landed[0]}"' in (tmp_path / "trial-2" / "notes.jsonl").read_text()
+    assert f'"{report.trials[0].crashed_at[0]}"' in (tmp_path / "trial-2" / "events.jsonl").read_text()

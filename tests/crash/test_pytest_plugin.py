@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from holdfast import Agent, Reply, ToolCall, tool
-from holdfast.run.errors import DefinitionError
+from holdfast.core.errors import DefinitionError
 
 if {threads}:
     threading.Thread(target=threading.Event().wait, name="mine", daemon=True).start()

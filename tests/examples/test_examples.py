@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, App
-from holdfast.run.message import Reply
+from holdfast.core.message import Reply
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -89,7 +89,9 @@ def test_the_web_service_answers_and_goes_on_after_a_kill(tmp_path: Path) -> Non
         async def never(messages: object, tools: object) -> Reply:
             raise AssertionError
 
-        async with App([Agent(name="counter", model=never)], f"sqlite:{tmp_path / 'runs.db'}", recover=False) as app:
+        async with App(
+            [Agent(name="counter", model=never)], f"sqlite:{tmp_path / 'runs.db'}", recover_on_start=False
+        ) as app:
             await app.submit("counter", "left behind", run_id="q2")
 
     asyncio.run(leave_a_run_behind())

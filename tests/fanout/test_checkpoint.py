@@ -38,7 +38,7 @@ def test_what_is_saved_is_loaded(
 ) -> None:
     path = tmp_path_factory.mktemp("saved") / "deep" / "checkpoint.json"
     ids = [response.model_id for response in reversed(responses)]
-    built = build(prompt, ids, map(Snapshot.of_response, responses), verbose=verbose)
+    built = build(prompt, ids, map(Snapshot.from_response, responses), verbose=verbose)
     if built is None:
         assert not any(response.interrupted for response in responses)
         return

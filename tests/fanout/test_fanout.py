@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.script import Script, asks, call
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, Phase, Reply, System, Usage, User, tool
 from holdfast.checkpoint.errors import StoreClosed
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.stores.sqlite import SqliteStore
-from holdfast.fanout import AnotherFanout, Fanout, FanoutBusy, ModelResponse, Variant, load
-from holdfast.run.errors import DefinitionError, InvalidRunId, ModelUnavailable
+from holdfast.core.errors import DefinitionError, InvalidRunId, ModelUnavailable
+from holdfast.fanout import Fanout, FanoutBusy, FanoutMismatch, ModelResponse, Variant, load
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite import SqliteStore
 
 
 @tool(effect="pure")
@@ -30,28 +30,32 @@ def texts(responses: Sequence[ModelResponse]) -> dict[str, str | None]:
 
 def fanout(at: Path, models: Any, prompt: str = "why?", **options: Any) -> Fanout:
     return Fanout(
-        prompt, models, store=f"sqlite:{at / 'runs.db'}", checkpoint=at / "checkpoint.json", signals=False,
+        prompt,
+        models,
+        store=f"sqlite:{at / 'runs.db'}",
+        checkpoint=at / "checkpoint.json",
+        handle_signals=False,
         **{"tools": [look], **options},
-    )  # fmt: skip
+    )
 
 
 async def runs_left(folder: Path) -> list[str]:
     store = SqliteStore(folder / "runs.db")
     await store.open()
     try:
-        return [record.run_id async for record in store.records()]
+        return [record.run_id async for record in store.list_runs()]
     finally:
         await store.close()
 
 
 async def test_responses_come_in_the_order_of_the_models_and_one_failure_holds_nobody_up(tmp_path: Path) -> None:
     models = {
-        "slow": Script(asks(call("1", "look"), usage=Usage(input_tokens=5, cost_usd=0.5)), "late"),
-        "broken": Script(RuntimeError("no luck")),
-        "quick": Script("soon"),
+        "slow": ScriptedModel(tool_reply(call("1", "look"), usage=Usage(input_tokens=5, cost_usd=0.5)), "late"),
+        "broken": ScriptedModel(RuntimeError("no luck")),
+        "quick": ScriptedModel("soon"),
     }
     kept: list[Sequence[ModelResponse]] = []
-    responses = await fanout(tmp_path, models, finish=kept.append).run()
+    responses = await fanout(tmp_path, models, on_complete=kept.append).run()
     assert texts(responses) == {"slow": "late", "broken": "RuntimeError: no luck", "quick": "soon"}
     assert list(texts(responses)) == list(models)
     assert (responses[0].tool_calls, responses[0].input_tokens, responses[0].cost_usd) == ({"look": 1}, 5, 0.5)
@@ -91,7 +95,9 @@ async def test_one_slow_provider_does_not_hold_the_others(tmp_path: Path) -> Non
         return ask
 
     names = [f"slow:{number}" for number in range(8)] + [f"fast:{number}" for number in range(6)]
-    responses = await fanout(tmp_path, {name: model(name) for name in names}, limit=3, per_provider=2).run()
+    responses = await fanout(
+        tmp_path, {name: model(name) for name in names}, max_concurrency=3, max_per_provider=2
+    ).run()
     assert [response.text for response in responses] == names
     assert all(name.startswith("fast") for name in answered[:6])
 
@@ -114,7 +120,7 @@ async def test_no_more_run_at_once_than_is_allowed(tmp_path: Path) -> None:
 
     names = [f"{provider}:{number}" for provider in "abc" for number in range(6)]
     models = {name: model(name) for name in names}
-    await fanout(tmp_path, models, limit=4, per_provider={"a": 1, "b": 2}).run()
+    await fanout(tmp_path, models, max_concurrency=4, max_per_provider={"a": 1, "b": 2}).run()
     assert most[""] <= 4
     assert (most["a"], most["b"] <= 2) == (1, True)
     assert most[""] > 1
@@ -124,7 +130,7 @@ class Stoppable:
     """A model that answers at once until its fan-out is stopped, and goes on in its script the next time."""
 
     def __init__(self, *turns: Any) -> None:
-        self.script = Script(*turns)
+        self.script = ScriptedModel(*turns)
         self.reached = asyncio.Event()
         self.hold = asyncio.Event()
 
@@ -137,7 +143,7 @@ class Stoppable:
 
 def held() -> Stoppable:
     used = Usage(input_tokens=7, cost_usd=1.0)
-    return Stoppable(asks(call("1", "look"), text="let me see", usage=used), Reply(text="done", usage=used))
+    return Stoppable(tool_reply(call("1", "look"), text="let me see", usage=used), Reply(text="done", usage=used))
 
 
 async def stop_when_reached(
@@ -162,7 +168,7 @@ async def stop_when_reached(
 
 @pytest.mark.parametrize("cancel", [False, True])
 async def test_what_was_stopped_goes_on_and_the_rest_is_left_alone(tmp_path: Path, cancel: bool) -> None:
-    model, finished, broken = held(), Script("done"), Script(RuntimeError("no luck"), "fixed")
+    model, finished, broken = held(), ScriptedModel("done"), ScriptedModel(RuntimeError("no luck"), "fixed")
     models = {"held": model, "finished": finished, "broken": broken}
     responses = await stop_when_reached(fanout(tmp_path, models), model, tmp_path / "checkpoint.json", cancel=cancel)
     if not cancel:
@@ -174,14 +180,14 @@ async def test_what_was_stopped_goes_on_and_the_rest_is_left_alone(tmp_path: Pat
         assert responses[0].text == "let me see"
     kept = load(tmp_path / "checkpoint.json")
     assert kept is not None
-    assert [each.standing for each in kept.snapshots] == ["interrupted", "completed", "failed"]
+    assert [each.status for each in kept.snapshots] == ["interrupted", "completed", "failed"]
     assert (kept.snapshots[0].input_tokens, kept.snapshots[0].tool_calls) == (7, {"look": 1})
     model.hold.set()
     responses = await fanout(tmp_path, models).run()
     assert texts(responses) == {"held": "done", "finished": "done", "broken": "RuntimeError: no luck"}
     assert (responses[0].input_tokens, responses[0].cost_usd, responses[0].tool_calls) == (14, 2.0, {"look": 1})
     assert responses[0].latency_ms > kept.snapshots[0].latency_ms
-    assert (len(model.script.asked), len(finished.asked), len(broken.asked)) == (2, 1, 1)
+    assert (len(model.script.requests), len(finished.requests), len(broken.requests)) == (2, 1, 1)
     assert await runs_left(tmp_path) == []
     assert not (tmp_path / "checkpoint.json").exists()
 
@@ -198,30 +204,30 @@ async def _reached(fan: Fanout, *models: Stoppable, then: Exception | None = Non
 
 @pytest.mark.parametrize("then", [None, OSError("the port is taken")])
 def test_an_event_loop_that_ends_leaves_every_model(tmp_path: Path, then: OSError | None) -> None:
-    one, two, waits = held(), held(), Script("done")
+    one, two, waits = held(), held(), ScriptedModel("done")
     models = {"one": one, "two": two, "waits": waits}
     with contextlib.suppress(OSError):
-        asyncio.run(_reached(fanout(tmp_path, models, limit=2), one, two, then=then))
+        asyncio.run(_reached(fanout(tmp_path, models, max_concurrency=2), one, two, then=then))
     kept = load(tmp_path / "checkpoint.json")
     assert kept is not None
-    assert [each.standing for each in kept.snapshots] == ["interrupted"] * 3
+    assert [each.status for each in kept.snapshots] == ["interrupted"] * 3
     for model in (one, two):
         model.hold.set()
     assert texts(fanout(tmp_path, models).run_sync()) == {"one": "done", "two": "done", "waits": "done"}
-    assert [len(model.asked) for model in (one.script, two.script, waits)] == [2, 2, 1]
+    assert [len(model.requests) for model in (one.script, two.script, waits)] == [2, 2, 1]
     assert asyncio.run(runs_left(tmp_path)) == []
 
 
 def test_an_event_loop_that_ends_while_failed_models_are_retried_leaves_them(tmp_path: Path) -> None:
-    away = Script(ModelUnavailable("not now"))
-    broken = Script(asks(call("1", "look")), RuntimeError("no luck"))
+    away = ScriptedModel(ModelUnavailable("not now"))
+    broken = ScriptedModel(tool_reply(call("1", "look")), RuntimeError("no luck"))
     fanout(tmp_path, {"away": away, "broken": broken}).run_sync()
     model = held()
     asyncio.run(_reached(fanout(tmp_path, {"away": away, "broken": model}, retry_failed=True), model))
     model.hold.set()
-    responses = fanout(tmp_path, {"away": Script("back"), "broken": model}).run_sync()
+    responses = fanout(tmp_path, {"away": ScriptedModel("back"), "broken": model}).run_sync()
     assert texts(responses) == {"away": "back", "broken": "done"}
-    assert len(model.script.asked) == 1, "it went on where it had failed"
+    assert len(model.script.requests) == 1, "it went on where it had failed"
 
 
 def test_a_tool_that_exits_leaves_the_other_models(tmp_path: Path) -> None:
@@ -237,19 +243,19 @@ def test_a_tool_that_exits_leaves_the_other_models(tmp_path: Path) -> None:
 
     async def after_the_other(messages: Sequence[Any]) -> Reply:
         await other.reached.wait()
-        return asks(call("1", "leave"))
+        return tool_reply(call("1", "leave"))
 
-    models = {"exits": Script(after_the_other, "done"), "other": other}
+    models = {"exits": ScriptedModel(after_the_other, "done"), "other": other}
     with pytest.raises(SystemExit):
         fanout(tmp_path, models, tools=[look, leave]).run_sync()
     ends = False
     other.hold.set()
     assert texts(fanout(tmp_path, models, tools=[look, leave]).run_sync()) == {"exits": "done", "other": "done"}
-    assert len(other.script.asked) == 2
+    assert len(other.script.requests) == 2
 
 
 async def test_a_model_that_lets_out_a_cancel_has_failed(tmp_path: Path) -> None:
-    models = {"broken": Script(asyncio.CancelledError()), "fine": Script("done")}
+    models = {"broken": ScriptedModel(asyncio.CancelledError()), "fine": ScriptedModel("done")}
     broken, fine = await fanout(tmp_path, models).run()
     assert "its own code let out a cancel" in (broken.error or "")
     assert (broken.interrupted, fine.text) == (False, "done")
@@ -258,23 +264,23 @@ async def test_a_model_that_lets_out_a_cancel_has_failed(tmp_path: Path) -> None
 async def test_failed_models_go_on_when_that_is_asked_for(tmp_path: Path) -> None:
     model = held()
     used = Usage(input_tokens=3)
-    broken = Script(asks(call("1", "look"), usage=used), RuntimeError("no luck"))
+    broken = ScriptedModel(tool_reply(call("1", "look"), usage=used), RuntimeError("no luck"))
     await stop_when_reached(fanout(tmp_path, {"held": model, "broken": broken}), model, tmp_path / "checkpoint.json")
     model.hold.set()
-    repaired = Script(asks(call("1", "look"), usage=used), Reply(text="fixed", usage=used))
+    repaired = ScriptedModel(tool_reply(call("1", "look"), usage=used), Reply(text="fixed", usage=used))
     responses = await fanout(tmp_path, {"held": model, "broken": repaired}, retry_failed=True).run()
     assert texts(responses) == {"held": "done", "broken": "fixed"}
-    assert len(repaired.asked) == 1, "it went on where it had failed"
+    assert len(repaired.requests) == 1, "it went on where it had failed"
     assert responses[1].input_tokens == 6
     assert await runs_left(tmp_path) == []
 
 
 async def test_a_provider_that_does_not_answer_is_an_interruption(tmp_path: Path) -> None:
-    models = {"away": Script(ModelUnavailable("not now")), "there": Script("hello")}
+    models = {"away": ScriptedModel(ModelUnavailable("not now")), "there": ScriptedModel("hello")}
     responses = await fanout(tmp_path, models).run()
     assert [(each.interrupted, each.ok) for each in responses] == [(True, False), (False, True)]
     assert "not now" in (responses[0].error or "")
-    responses = await fanout(tmp_path, {"away": Script("back"), "there": Script()}).run()
+    responses = await fanout(tmp_path, {"away": ScriptedModel("back"), "there": ScriptedModel()}).run()
     assert texts(responses) == {"away": "back", "there": "hello"}
 
 
@@ -283,13 +289,13 @@ async def test_a_checkpoint_of_something_else_is_not_gone_on_with(tmp_path: Path
     await stop_when_reached(fanout(tmp_path, {"held": model}), model)
     before = (tmp_path / "checkpoint.json").read_bytes()
     for models, prompt in (({"held": model}, "who?"), ({"other": model}, "why?")):
-        with pytest.raises(AnotherFanout):
+        with pytest.raises(FanoutMismatch):
             await fanout(tmp_path, models, prompt).run()
     assert (tmp_path / "checkpoint.json").read_bytes() == before
     model.hold.set()
-    asked = len(model.script.asked)
+    asked = len(model.script.requests)
     assert texts(await fanout(tmp_path, {"held": model}).run(resume=False)) == {"held": "done"}
-    assert len(model.script.asked) == asked + 2, "it was begun anew"
+    assert len(model.script.requests) == asked + 2, "it was begun anew"
     assert await runs_left(tmp_path) == []
 
 
@@ -297,18 +303,20 @@ async def test_the_store_can_keep_the_checkpoint(tmp_path: Path) -> None:
     model = held()
 
     def in_store() -> Fanout:
-        return Fanout("why?", {"held": model}, tools=[look], store=f"sqlite:{tmp_path / 'runs.db'}", signals=False)
+        return Fanout(
+            "why?", {"held": model}, tools=[look], store=f"sqlite:{tmp_path / 'runs.db'}", handle_signals=False
+        )
 
     await stop_when_reached(in_store(), model)
     assert len(await runs_left(tmp_path)) == 2
     model.hold.set()
     assert texts(await in_store().run()) == {"held": "done"}
-    assert len(model.script.asked) == 2
+    assert len(model.script.requests) == 2
     assert await runs_left(tmp_path) == []
 
 
 async def test_in_memory(tmp_path: Path) -> None:
-    responses = await Fanout("why?", {"a": Script("x")}, store=MemoryStore(), signals=False).run()
+    responses = await Fanout("why?", {"a": ScriptedModel("x")}, store=MemoryStore(), handle_signals=False).run()
     assert texts(responses) == {"a": "x"}
 
 
@@ -317,11 +325,13 @@ async def test_fanouts_share_a_store_and_the_last_one_closes_it(tmp_path: Path) 
 
     def sharing(name: str, model: Any) -> Fanout:
         at = tmp_path / f"{name}.json"
-        return Fanout("why?", {"a": model}, tools=[look], store=store, checkpoint=at, signals=False)
+        return Fanout("why?", {"a": model}, tools=[look], store=store, checkpoint=at, handle_signals=False)
 
     longer = held()
     running = asyncio.create_task(sharing("longer", longer).run())
-    one, other = await asyncio.gather(sharing("one", Script("x")).run(), sharing("other", Script("y")).run())
+    one, other = await asyncio.gather(
+        sharing("one", ScriptedModel("x")).run(), sharing("other", ScriptedModel("y")).run()
+    )
     assert (texts(one), texts(other)) == ({"a": "x"}, {"a": "y"})
     await longer.reached.wait()
     with pytest.raises(FanoutBusy):
@@ -330,7 +340,7 @@ async def test_fanouts_share_a_store_and_the_last_one_closes_it(tmp_path: Path) 
     assert texts(await running) == {"a": "done"}
     with pytest.raises(StoreClosed):
         await store.load("any")
-    assert texts(await sharing("one", Script("again")).run()) == {"a": "again"}
+    assert texts(await sharing("one", ScriptedModel("again")).run()) == {"a": "again"}
 
 
 async def test_the_checkpoint_stays_where_it_is_when_a_tool_changes_the_working_directory(
@@ -350,34 +360,38 @@ async def test_the_checkpoint_stays_where_it_is_when_a_tool_changes_the_working_
         return Reply(text="done")
 
     fan = Fanout(
-        "why?", {"a": Script(asks(call("1", "go")), look_back)}, tools=[go], store=f"sqlite:{tmp_path / 'runs.db'}",
-        checkpoint="c.json", signals=False,
-    )  # fmt: skip
+        "why?",
+        {"a": ScriptedModel(tool_reply(call("1", "go")), look_back)},
+        tools=[go],
+        store=f"sqlite:{tmp_path / 'runs.db'}",
+        checkpoint="c.json",
+        handle_signals=False,
+    )
     assert texts(await fan.run()) == {"a": "done"}
     assert seen == [True]
     assert not [path.name for path in tmp_path.rglob("*c.json*")]
 
 
 async def test_a_stop_before_anything_was_asked_leaves_everything(tmp_path: Path) -> None:
-    model = Script("x")
+    model = ScriptedModel("x")
     fan = fanout(tmp_path, {"a": model})
     task = asyncio.create_task(fan.run())
     await asyncio.sleep(0)
     await fan.stop()
     assert [response.interrupted for response in await task] == [True]
-    assert model.asked == []
+    assert model.requests == []
     assert texts(await fan.run()) == {"a": "x"}
 
 
 async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited_it(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "a.txt").write_text("hello")
-    editor = Stoppable(asks(call("1", "edit_file", path="a.txt", old="hello", new="bye")), "done")
-    writer = Stoppable(asks(call("1", "write_file", path="a.txt", content="bye")), "done")
+    editor = Stoppable(tool_reply(call("1", "edit_file", path="a.txt", old="hello", new="bye")), "done")
+    writer = Stoppable(tool_reply(call("1", "write_file", path="a.txt", content="bye")), "done")
     models = {"editor": editor, "writer": writer}
 
     def in_folder() -> Fanout:
-        return fanout(tmp_path, models, folder=tmp_path / "work")
+        return fanout(tmp_path, models, workspace=tmp_path / "work")
 
     task = asyncio.create_task(in_folder().run())
     await editor.reached.wait()
@@ -389,7 +403,7 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
     editor.hold.set()
     writer.hold.set()
     responses = await in_folder().run()
-    assert "FolderChanged: a.txt was changed on disk" in (responses[0].error or "")
+    assert "WorkspaceChanged: a.txt was changed on disk" in (responses[0].error or "")
     assert (responses[1].text, [each.content for each in responses[1].proposed_writes]) == ("done", ["bye"])
 
 
@@ -397,20 +411,24 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
     ("models", "options", "why"),
     [
         ({}, {}, "at least one model"),
-        ([Script("x")], {}, "has no name"),
+        ([ScriptedModel("x")], {}, "has no name"),
         ({"a": 42}, {}, "neither a model nor an agent"),
-        ([Agent(name="a", model=Script("x")), Agent(name="a", model=Script("y"))], {}, "two models are named 'a'"),
-        ({"a": Script("x")}, {"variants": [Variant(name="v"), Variant(name="v")]}, "two variants"),
         (
-            {"a": Script("x"), "a~b": Script("y")},
+            [Agent(name="a", model=ScriptedModel("x")), Agent(name="a", model=ScriptedModel("y"))],
+            {},
+            "two models are named 'a'",
+        ),
+        ({"a": ScriptedModel("x")}, {"variants": [Variant(name="v"), Variant(name="v")]}, "two variants"),
+        (
+            {"a": ScriptedModel("x"), "a~b": ScriptedModel("y")},
             {"variants": [Variant(name="b~c"), Variant(name="c")]},
             "two cells have the id 'a~b~c'",
         ),
-        ({"a": Script("x")}, {"limit": 0}, "at least 1"),
-        ({"a": Script("x")}, {"per_provider": {"a": 0}}, "at least 1"),
+        ({"a": ScriptedModel("x")}, {"max_concurrency": 0}, "at least 1"),
+        ({"a": ScriptedModel("x")}, {"max_per_provider": {"a": 0}}, "at least 1"),
         (
-            [Agent(name="a", model=Script("x"), phases=[Phase(name="one")])],
-            {"folder": "."},
+            [Agent(name="a", model=ScriptedModel("x"), phases=[Phase(name="one")])],
+            {"workspace": "."},
             "phases or compaction",
         ),
     ],
@@ -423,4 +441,4 @@ def test_nonsense_is_refused(tmp_path: Path, models: Any, options: Any, why: str
 @pytest.mark.parametrize("fanout_id", ["compare models", "f" * 190])
 def test_an_id_that_no_run_can_have_is_refused(tmp_path: Path, fanout_id: str) -> None:
     with pytest.raises(InvalidRunId):
-        fanout(tmp_path, {"a": Script("x")}, fanout_id=fanout_id)
+        fanout(tmp_path, {"a": ScriptedModel("x")}, fanout_id=fanout_id)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.fanout.fanout_child import MODELS
+from tests.fanout.fanout_process import MODELS
 
 from holdfast.fanout import ModelResponse, ProposedWrite, load
 
@@ -23,7 +23,7 @@ def requests(folder: Path) -> list[tuple[int, str, int]]:
 
 
 def start(folder: Path, life: int, kept: str, death: str = "") -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "tests.fanout.fanout_child", str(folder), str(life), kept, death]
+    command = [sys.executable, "-m", "tests.fanout.fanout_process", str(folder), str(life), kept, death]
     return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
@@ -71,7 +71,7 @@ def check_requests(made: list[tuple[int, str, int]], completed: dict[int, set[st
 
 
 @pytest.mark.parametrize("kept", ["file", "store"])
-@pytest.mark.parametrize("moment", ["settle", "settled", "remove", "removed", "finish"])
+@pytest.mark.parametrize("moment", ["release", "settled", "remove", "removed", "finish"])
 def test_no_moment_of_death_makes_a_model_answer_twice(tmp_path: Path, kept: str, moment: str) -> None:
     """Between a model's last reply and the end of the fan-out; one model at a time, so nothing else is under way."""
     (tmp_path / "work").mkdir()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 from tests.adapters.openai_server import OpenAIServer, Request
-from tests.fanout.http_child import MODELS
+from tests.fanout.http_process import MODELS
 
 from holdfast.fanout import ModelResponse, ProposedWrite, load
 
@@ -24,7 +24,7 @@ async def test_a_model_that_has_answered_is_not_asked_again(tmp_path: Path) -> N
     (tmp_path / "work").mkdir()
     async with OpenAIServer(TURNS).serving() as server:
         env = {**os.environ, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "none", "PYDANTIC_AI_NO_BANNER": "1"}
-        command = [sys.executable, "-m", "tests.fanout.http_child", str(tmp_path)]
+        command = [sys.executable, "-m", "tests.fanout.http_process", str(tmp_path)]
         child = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
 
         def kill_at_the_fifth(request: Request) -> None:
@@ -36,7 +36,7 @@ async def test_a_model_that_has_answered_is_not_asked_again(tmp_path: Path) -> N
         assert child.returncode == -signal.SIGKILL
         kept = load(tmp_path / "kept.json")
         assert kept is not None
-        assert [each.standing for each in kept.snapshots] == ["completed", "interrupted", "interrupted"]
+        assert [each.status for each in kept.snapshots] == ["completed", "interrupted", "interrupted"]
         child = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
         output, _ = await child.communicate()
         assert child.returncode == 0

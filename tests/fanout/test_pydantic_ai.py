@@ -46,8 +46,8 @@ async def test_a_stopped_agent_goes_on_with_what_it_had_proposed(tmp_path: Path)
 
     def fanout() -> Fanout:
         return Fanout(
-            "why?", {"p:agent": agent}, folder=tmp_path / "work", store=f"sqlite:{tmp_path / 'runs.db'}",
-            checkpoint=tmp_path / "checkpoint.json", signals=False,
+            "why?", {"p:agent": agent}, workspace=tmp_path / "work", store=f"sqlite:{tmp_path / 'runs.db'}",
+            checkpoint=tmp_path / "checkpoint.json", handle_signals=False,
         )  # fmt: skip
 
     task = asyncio.create_task(fanout().run())

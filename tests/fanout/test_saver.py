@@ -12,11 +12,11 @@ import pytest
 from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.checkpoint.opening import store_from_url
-from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.fanout import FanoutBusy, FanoutError, IncrementalSaver, ModelResponse, PartialResponse, build, load
 from holdfast.fanout.checkpoint import FanoutCheckpoint
-from holdfast.fanout.places import FilePlace, StorePlace
+from holdfast.fanout.storage import CheckpointFile, CheckpointRun
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.url import store_from_url
 
 IDS = [f"m{number}" for number in range(32)]
 PATIENCE = timedelta(seconds=60)
@@ -111,7 +111,7 @@ def test_what_has_ended_stays_ended_and_the_file_goes_with_the_last(tmp_path: Pa
     kept = load(path)
     assert kept is not None
     assert (kept.prompt, kept.adapter_ids, kept.verbose) == ("why?", ("b", "a"), True)
-    assert [(each.model_id, each.standing, each.text) for each in kept.snapshots] == [
+    assert [(each.model_id, each.status, each.text) for each in kept.snapshots] == [
         ("b", "interrupted", ""),
         ("a", "completed", "because"),
     ]
@@ -139,9 +139,9 @@ async def test_a_store_keeps_it_as_one_small_run(tmp_path: Path) -> None:
     assert await saver.update(partial("a", 5))
     assert (await store.load("f1")).record.size == size
     with pytest.raises(FanoutBusy):
-        await StorePlace(store, "f1").open()
+        await CheckpointRun(store, "f1").open()
     await saver.aclose()
-    place = StorePlace(store, "f1")
+    place = CheckpointRun(store, "f1")
     kept = await place.open()
     assert texts(kept) == {"a": "5", "b": ""}
     assert kept is not None
@@ -150,12 +150,12 @@ async def test_a_store_keeps_it_as_one_small_run(tmp_path: Path) -> None:
     assert await again.mark_completed(ModelResponse(model_id="b", text="why not"))
     await again.aclose()
     await place.close()
-    assert [record async for record in store.records()] == []
+    assert [record async for record in store.list_runs()] == []
     await store.close()
 
 
 async def test_a_file_belongs_to_one_at_a_time(tmp_path: Path) -> None:
-    one, other = (FilePlace(tmp_path / "checkpoint.json") for _ in range(2))
+    one, other = (CheckpointFile(tmp_path / "checkpoint.json") for _ in range(2))
     await one.open()
     with pytest.raises(FanoutBusy):
         await other.open()
@@ -169,18 +169,18 @@ async def test_a_file_belongs_to_one_at_a_time(tmp_path: Path) -> None:
 async def test_a_checkpoint_whose_letting_go_goes_wrong_is_let_go_of_even_so(how: str) -> None:
     probe = ProbeStore(MemoryStore())
     await probe.open()
-    place = StorePlace(probe, "fan")
+    place = CheckpointRun(probe, "fan")
     assert await place.open() is None
     kept = build("why?", ["a"], [], fanout_id="fan")
     await asyncio.to_thread(place.write, msgspec.json.encode(kept))
     if how == "fails":
-        probe.fail("settle", StoreUnavailable("the database does not answer"))
+        probe.fail("release", StoreUnavailable("the database does not answer"))
         await place.close()
     else:
         reached = asyncio.Event()
 
         async def hold(method: str) -> None:
-            if method == "settle":
+            if method == "release":
                 reached.set()
                 await asyncio.Event().wait()
 
@@ -191,7 +191,7 @@ async def test_a_checkpoint_whose_letting_go_goes_wrong_is_let_go_of_even_so(how
         with pytest.raises(asyncio.CancelledError):
             await closing
     probe.before = None
-    assert await StorePlace(probe, "fan").open() == kept
+    assert await CheckpointRun(probe, "fan").open() == kept
 
 
 async def test_a_file_system_without_locks_is_not_somebody_else(
@@ -202,5 +202,5 @@ async def test_a_file_system_without_locks_is_not_somebody_else(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(FanoutError, match="No locks available") as told:
-        await FilePlace(tmp_path / "checkpoint.json").open()
+        await CheckpointFile(tmp_path / "checkpoint.json").open()
     assert not isinstance(told.value, FanoutBusy)

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.fanout.saver_child import IDS
+from tests.fanout.saver_process import IDS
 
 from holdfast.fanout import load
 
@@ -34,7 +34,7 @@ def test_no_kill_loses_what_was_acknowledged(tmp_path: Path) -> None:
     dice = random.Random(6)
     for seed in range(ROUNDS):
         before = len(lines(tmp_path))
-        child = subprocess.Popen([sys.executable, "-m", "tests.fanout.saver_child", str(tmp_path), str(seed)])
+        child = subprocess.Popen([sys.executable, "-m", "tests.fanout.saver_process", str(tmp_path), str(seed)])
         wanted = before + dice.randrange(50, 3000)
         end = time.monotonic() + 60
         while len(lines(tmp_path)) < wanted and time.monotonic() < end:

@@ -9,28 +9,28 @@ from holdfast.fanout.snapshot import ModelResponse, PartialResponse, Snapshot
 
 @given(RESPONSES)
 def test_a_response_comes_back_from_its_snapshot(response: ModelResponse) -> None:
-    assert Snapshot.of_response(response).response() == response
+    assert Snapshot.from_response(response).to_response() == response
 
 
 @given(RESPONSES)
 def test_a_snapshot_comes_back_from_its_response_and_from_json(response: ModelResponse) -> None:
-    snapshot = Snapshot.of_response(response)
-    assert Snapshot.of_response(snapshot.response()) == snapshot
+    snapshot = Snapshot.from_response(response)
+    assert Snapshot.from_response(snapshot.to_response()) == snapshot
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot) == snapshot
 
 
 @given(RESPONSES)
 def test_completed_means_answered(response: ModelResponse) -> None:
-    snapshot = Snapshot.of_response(response)
+    snapshot = Snapshot.from_response(response)
     assert snapshot.completed == (response.error is None and not response.interrupted)
     standings = {"completed": snapshot.completed, "interrupted": snapshot.interrupted}
     assert sum(standings.values()) <= 1
-    assert snapshot.standing == next((name for name, holds in standings.items() if holds), "failed")
+    assert snapshot.status == next((name for name, holds in standings.items() if holds), "failed")
 
 
 @given(PARTIALS)
 def test_what_is_in_progress_is_interrupted(partial: PartialResponse) -> None:
-    snapshot = Snapshot.of_partial(partial)
+    snapshot = Snapshot.from_partial(partial)
     assert (snapshot.interrupted, snapshot.completed) == (True, False)
-    assert snapshot.partial() == partial
-    assert snapshot.response().interrupted
+    assert snapshot.to_partial() == partial
+    assert snapshot.to_response().interrupted

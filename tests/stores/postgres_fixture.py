@@ -12,11 +12,17 @@ from pathlib import Path
 import psycopg
 from tests.postgres_server import EmbeddedServer, fresh_database
 
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending
-from holdfast.checkpoint.stores.postgres import PostgresStore
-from holdfast.checkpoint.stores.postgres.scripts import Scripts
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, contents, enlisted, listed
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.postgres.database import SqlFiles
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    list_run_ids,
+    load_contents,
+    make_append,
+    make_run,
+)
 
 FOLDER = Path(__file__).parent / "fixtures"
 #: Comments, and settings of the program that dumps and of the server that was dumped. Others need not know them.
@@ -29,22 +35,22 @@ async def make(url: str) -> dict[str, object]:
     """A store with runs in every status; what is in it."""
     store = PostgresStore(url)
     await store.open()
-    worker = await enlisted(store)
-    await store.create(a_run("queued", b"zero", caller_id="someone"))
-    rewritten = await begun(store, worker, a_run("rewritten", b"zero", b"one"))
-    await store.append(rewritten, a_write(2, b"two", replace=True))
-    await store.append(rewritten, a_write(3, b"three", b"four", finished_step=True))
-    await store.create(a_run("child", b"zero", parent_run_id="rewritten"))
-    for status in (Status.INTERRUPTED, Status.PARKED, Status.DONE, Status.FAILED, Status.CANCELLED):
-        claim = await begun(store, worker, a_run(status, b"zero"))
-        await store.append(claim, a_write(1, b"x" * 300))
-        await store.settle(claim, Ending(status=status, reason="because", strikes=2, keep=timedelta(days=36500)))
+    worker = await add_worker(store)
+    await store.create(make_run("queued", b"zero", caller_id="someone"))
+    rewritten = await create_claimed(store, worker, make_run("rewritten", b"zero", b"one"))
+    await store.append(rewritten, make_append(2, b"two", rewrite=True))
+    await store.append(rewritten, make_append(3, b"three", b"four", step_finished=True))
+    await store.create(make_run("child", b"zero", parent_run_id="rewritten"))
+    for status in (RunStatus.INTERRUPTED, RunStatus.PARKED, RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED):
+        claim = await create_claimed(store, worker, make_run(status, b"zero"))
+        await store.append(claim, make_append(1, b"x" * 300))
+        await store.release(claim, Release(status=status, reason="because", strikes=2, retention=timedelta(days=36500)))
     # More than a page of the server holds, and more than a row.
-    long = await begun(store, worker, a_run("long", b"zero"))
+    long = await create_claimed(store, worker, make_run("long", b"zero"))
     for seq in range(1, 11):
-        await store.append(long, a_write(seq, b"%d" % seq * 1200))
-    await store.append(long, a_write(11, b"long " * 2000))
-    await store.discharge(worker)
+        await store.append(long, make_append(seq, b"%d" % seq * 1200))
+    await store.append(long, make_append(11, b"long " * 2000))
+    await store.deregister_worker(worker)
     found = await kept(store)
     await store.close()
     return found
@@ -52,7 +58,7 @@ async def make(url: str) -> dict[str, object]:
 
 async def kept(store: PostgresStore) -> dict[str, object]:
     """What is in a store, as the JSON beside a dump has it."""
-    found = {run_id: await contents(store, run_id) for run_id in await listed(store)}
+    found = {run_id: await load_contents(store, run_id) for run_id in await list_run_ids(store)}
     return {
         run_id: [record.status, record.strikes, [f"{entry.kind} {entry.body.decode()}" for entry in journal]]
         for run_id, (record, journal) in found.items()
@@ -69,7 +75,7 @@ def restore(url: str, version: int) -> dict[str, object]:
 
 
 def main() -> None:
-    name = f"postgres-v{len(Scripts('holdfast').migrations)}"
+    name = f"postgres-v{len(SqlFiles('holdfast').migrations)}"
     if (FOLDER / f"{name}.sql").exists():
         raise SystemExit(f"{name}.sql is there already, and is kept for good")
     server = EmbeddedServer()

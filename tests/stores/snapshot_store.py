@@ -15,13 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, is_process_alive
 from holdfast.checkpoint.errors import RunDamaged
-from holdfast.checkpoint.journal import Entry, Write
-from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
-from holdfast.checkpoint.liveness import ProcessIdentity, is_alive
-from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
-from holdfast.checkpoint.stores.memory import MemoryStore, _Run
+from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.stores.memory import MemoryStore, _Run
 
 
 class Snapshot(msgspec.Struct):
@@ -48,10 +46,10 @@ class SnapshotStore(MemoryStore):
         self.path = Path(location)
         self._processes: dict[str, ProcessIdentity] = {}
         self._changes = 0
-        self._known: dict[str, list[int]] = {}
+        self._checksums: dict[str, list[int]] = {}
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         self._check_open()
         with self.lock():
             self.read()
@@ -68,9 +66,9 @@ class SnapshotStore(MemoryStore):
         packed = self.path.read_bytes() if self.path.exists() else msgspec.msgpack.encode(Snapshot())
         snapshot = msgspec.msgpack.decode(packed, type=Snapshot)
         self._token, self._processes, self._runs = snapshot.token, snapshot.workers, snapshot.runs
-        self._children, self._cancel_asked = snapshot.children, snapshot.cancel_asked
-        self._changes, self._known = snapshot.changes, snapshot.checksums
-        self._workers = {worker_id for worker_id in self._processes if self.lives(worker_id)}
+        self._children, self._cancel_requested = snapshot.children, snapshot.cancel_asked
+        self._changes, self._checksums = snapshot.changes, snapshot.checksums
+        self._workers = {worker_id for worker_id in self._processes if self.is_worker_alive(worker_id)}
 
     def write(self) -> None:
         self.replace(msgspec.msgpack.encode(self.snapshot()))
@@ -81,9 +79,9 @@ class SnapshotStore(MemoryStore):
             workers=self._processes,
             runs=self._runs,
             children=self._children,
-            cancel_asked=self._cancel_asked,
+            cancel_asked=self._cancel_requested,
             changes=self._changes,
-            checksums=self._known,
+            checksums=self._checksums,
         )
 
     def replace(self, packed: bytes) -> None:
@@ -91,94 +89,94 @@ class SnapshotStore(MemoryStore):
         temporary.write_bytes(packed)
         temporary.rename(self.path)
 
-    def lives(self, worker_id: str) -> bool:
-        return is_alive(self._processes[worker_id]) is not False
+    def is_worker_alive(self, worker_id: str) -> bool:
+        return is_process_alive(self._processes[worker_id]) is not False
 
-    def note(self, run_id: str) -> None:
+    def update_checksums(self, run_id: str) -> None:
         """Keep the checksums of what the run's journal holds now."""
         if run_id in self._runs:
-            self._known[run_id] = [entry.checksum() for entry in self._runs[run_id].journal]
+            self._checksums[run_id] = [entry.checksum() for entry in self._runs[run_id].journal]
 
-    def _signal(self) -> None:
+    def _notify_change(self) -> None:
         self._changes += 1
-        super()._signal()
+        super()._notify_change()
 
-    async def enlist(self, worker: Worker) -> None:
-        with self.turn():
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        with self.exclusive():
             self._processes[worker.worker_id] = worker.process
 
-    async def discharge(self, worker_id: str) -> None:
-        with self.turn():
+    async def deregister_worker(self, worker_id: str) -> None:
+        with self.exclusive():
             self._processes.pop(worker_id, None)
-            await super().discharge(worker_id)
+            await super().deregister_worker(worker_id)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        with self.turn():
+        with self.exclusive():
             claim = await super().create(run, worker_id=worker_id)
-            self.note(run.run_id)
+            self.update_checksums(run.run_id)
             return claim
 
-    async def append(self, claim: Claim, write: Write) -> None:
-        with self.turn():
+    async def append(self, claim: Claim, write: Append) -> None:
+        with self.exclusive():
             await super().append(claim, write)
-            self.note(claim.run_id)
+            self.update_checksums(claim.run_id)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        with self.turn():
+        with self.exclusive():
             stored = await super().load(run_id, after=after)
             self.check(run_id, self._runs[run_id].journal)
             return stored
 
     def check(self, run_id: str, journal: Sequence[Entry]) -> None:
-        if [entry.checksum() for entry in journal] != self._known[run_id]:
+        if [entry.checksum() for entry in journal] != self._checksums[run_id]:
             raise RunDamaged(run_id, "an entry is not what was written")
 
-    async def settle(self, claim: Claim, ending: Ending) -> None:
-        with self.turn():
-            await super().settle(claim, ending)
-            self.note(claim.run_id)
+    async def release(self, claim: Claim, release: Release) -> None:
+        with self.exclusive():
+            await super().release(claim, release)
+            self.update_checksums(claim.run_id)
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
-        with self.turn():
+        with self.exclusive():
             await super().remove(run_id, claim=claim)
 
-    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        with self.turn():
-            found = [record async for record in super().records(wanted)]
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        with self.exclusive():
+            found = [record async for record in super().list_runs(filter)]
         for record in found:
             yield record
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
-        with self.turn():
+        with self.exclusive():
             return await super().claim(run_id, worker_id, statuses=statuses, steal=steal)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        with self.turn():
+        with self.exclusive():
             return await super().claim_next(worker_id, agents=agents, limit=limit)
 
     async def request_cancel(self, run_id: str) -> None:
-        with self.turn():
+        with self.exclusive():
             await super().request_cancel(run_id)
 
-    async def cancels(self, worker_id: str) -> Sequence[str]:
-        with self.turn():
-            return await super().cancels(worker_id)
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        with self.exclusive():
+            return await super().pending_cancellations(worker_id)
 
-    async def changed(self, within: timedelta) -> bool:
-        with self.turn():
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        with self.exclusive():
             before = self._changes
-        deadline = time.monotonic() + within.total_seconds()
+        deadline = time.monotonic() + timeout.total_seconds()
         while time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-            with self.turn():
+            with self.exclusive():
                 if self._changes != before:
                     return True
         return False
 
     async def purge(self, *, limit: int = 100) -> int:
-        with self.turn():
+        with self.exclusive():
             return await super().purge(limit=limit)
 
 

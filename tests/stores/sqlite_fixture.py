@@ -8,11 +8,17 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending
-from holdfast.checkpoint.stores.sqlite import SqliteStore
-from holdfast.checkpoint.stores.sqlite.statements import migrations
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, contents, enlisted, listed
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.database import load_migrations
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    list_run_ids,
+    load_contents,
+    make_append,
+    make_run,
+)
 
 FOLDER = Path(__file__).parent / "fixtures"
 
@@ -21,18 +27,18 @@ async def make(path: Path) -> dict[str, object]:
     """A store with runs in every status; what is in it."""
     store = SqliteStore(path)
     await store.open()
-    worker = await enlisted(store)
-    await store.create(a_run("queued", b"zero", caller_id="someone"))
-    rewritten = await begun(store, worker, a_run("rewritten", b"zero", b"one"))
-    await store.append(rewritten, a_write(2, b"two", replace=True))
-    await store.append(rewritten, a_write(3, b"three", b"four", finished_step=True))
-    await store.create(a_run("child", b"zero", parent_run_id="rewritten"))
-    for status in (Status.INTERRUPTED, Status.PARKED, Status.DONE, Status.FAILED, Status.CANCELLED):
-        claim = await begun(store, worker, a_run(status, b"zero"))
-        await store.append(claim, a_write(1, b"x" * 300))
-        await store.settle(claim, Ending(status=status, reason="because", strikes=2, keep=timedelta(days=36500)))
-    await store.discharge(worker)
-    found = {run_id: await contents(store, run_id) for run_id in await listed(store)}
+    worker = await add_worker(store)
+    await store.create(make_run("queued", b"zero", caller_id="someone"))
+    rewritten = await create_claimed(store, worker, make_run("rewritten", b"zero", b"one"))
+    await store.append(rewritten, make_append(2, b"two", rewrite=True))
+    await store.append(rewritten, make_append(3, b"three", b"four", step_finished=True))
+    await store.create(make_run("child", b"zero", parent_run_id="rewritten"))
+    for status in (RunStatus.INTERRUPTED, RunStatus.PARKED, RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED):
+        claim = await create_claimed(store, worker, make_run(status, b"zero"))
+        await store.append(claim, make_append(1, b"x" * 300))
+        await store.release(claim, Release(status=status, reason="because", strikes=2, retention=timedelta(days=36500)))
+    await store.deregister_worker(worker)
+    found = {run_id: await load_contents(store, run_id) for run_id in await list_run_ids(store)}
     await store.close()
     return {
         run_id: [record.status, record.strikes, [f"{entry.kind} {entry.body.decode()}" for entry in journal]]
@@ -42,7 +48,7 @@ async def make(path: Path) -> dict[str, object]:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    name = f"sqlite-v{len(migrations())}"
+    name = f"sqlite-v{len(load_migrations())}"
     if (FOLDER / f"{name}.db").exists():
         raise SystemExit(f"{name}.db is there already, and is kept for good")
     expected = asyncio.run(make(FOLDER / f"{name}.db"))

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from tests.store_kinds import kind_of
+from tests.store_kinds import get_kind
 
-from holdfast.checkpoint.liveness import ProcessIdentity
+from holdfast.checkpoint.claim import ProcessIdentity
 from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
 
 
@@ -21,11 +21,11 @@ class TestEveryDurableStore(DurableStoreSuite):
         return durable_store_url
 
     def damage(self, location: str, run_id: str, body: bytes) -> None:
-        damage = kind_of(location).damage
+        damage = get_kind(location).damage
         assert damage is not None, "a durable store can be damaged"
         damage(location, run_id, body)
 
-    async def quiet(self, location: str, killed: ProcessIdentity) -> None:
-        quiet = kind_of(location).quiet
+    async def wait_until_idle(self, location: str, killed: ProcessIdentity) -> None:
+        quiet = get_kind(location).wait_until_idle
         if quiet is not None:
             await asyncio.to_thread(quiet, location, killed.pid)

@@ -6,11 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending
-from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
-from holdfast.testing.store_suite.subject import a_run, begun, enlisted, ids, record_of
+from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, get_run_ids, load_record, make_run
 
 
 @pytest.fixture
@@ -27,17 +26,21 @@ async def store(clock: ManualClock) -> AsyncIterator[MemoryStore]:
 
 
 async def test_a_backoff_ends_when_its_time_has_passed(store: MemoryStore, clock: ManualClock) -> None:
-    worker = await enlisted(store)
-    await store.settle(await begun(store, worker), Ending(status=Status.INTERRUPTED, delay=timedelta(seconds=30)))
+    worker = await add_worker(store)
+    await store.release(
+        await create_claimed(store, worker), Release(status=RunStatus.INTERRUPTED, delay=timedelta(seconds=30))
+    )
     await clock.advance(timedelta(seconds=29))
-    assert ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
+    assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
     await clock.advance(timedelta(seconds=1))
-    assert ids(await store.claim_next(worker, agents=["agent"], limit=1)) == ["run-1"]
+    assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == ["run-1"]
 
 
 async def test_what_is_kept_expires_when_its_time_has_passed(store: MemoryStore, clock: ManualClock) -> None:
-    worker = await enlisted(store)
-    await store.settle(await begun(store, worker), Ending(status=Status.DONE, keep=timedelta(days=7)))
+    worker = await add_worker(store)
+    await store.release(
+        await create_claimed(store, worker), Release(status=RunStatus.DONE, retention=timedelta(days=7))
+    )
     await clock.advance(timedelta(days=6))
     assert await store.purge() == 0
     await clock.advance(timedelta(days=1))
@@ -46,15 +49,15 @@ async def test_what_is_kept_expires_when_its_time_has_passed(store: MemoryStore,
 
 async def test_records_carry_the_times_of_the_clock(store: MemoryStore, clock: ManualClock) -> None:
     began = clock.now()
-    await store.create(a_run())
+    await store.create(make_run())
     await clock.advance(timedelta(hours=1))
-    await store.claim("run-1", await enlisted(store))
-    record = await record_of(store)
+    await store.claim("run-1", await add_worker(store))
+    record = await load_record(store)
     assert (record.created_at, record.updated_at) == (began, began + timedelta(hours=1))
 
 
 async def test_a_wait_for_a_change_ends_with_the_clock(store: MemoryStore, clock: ManualClock) -> None:
-    waiting = asyncio.ensure_future(store.changed(timedelta(hours=1)))
+    waiting = asyncio.ensure_future(store.wait_for_change(timedelta(hours=1)))
     await clock.advance(timedelta(minutes=59))
     assert not waiting.done()
     await clock.advance(timedelta(minutes=1))

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 import psycopg
 import pytest
 from tests.postgres_server import fresh_database
-from tests.stores.postgres_cases import bounded, opened
+from tests.stores.postgres_support import fail_after_timeout, open_store
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import ClaimLost
-from holdfast.checkpoint.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted
+from holdfast.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, load_bodies, make_append, make_run
 
 #: More than are told at once what came of their writes.
 MANY = 100
@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[PostgresStore]:
-    async with opened(url) as store:
+    async with open_store(url) as store:
         yield store
 
 
@@ -38,8 +38,8 @@ def batches(url: str) -> int:
 
 
 async def claimed(store: PostgresStore) -> list[Claim]:
-    worker = await enlisted(store)
-    return await asyncio.gather(*(begun(store, worker, a_run(f"run-{n}")) for n in range(MANY)))
+    worker = await add_worker(store)
+    return await asyncio.gather(*(create_claimed(store, worker, make_run(f"run-{n}")) for n in range(MANY)))
 
 
 async def test_runs_that_write_in_step_are_put_out_of_step(url: str, store: PostgresStore) -> None:
@@ -48,21 +48,21 @@ async def test_runs_that_write_in_step_are_put_out_of_step(url: str, store: Post
 
     async def write(claim: Claim) -> None:
         for seq in range(1, rounds + 1):
-            await store.append(claim, a_write(seq, b"%d" % seq))
+            await store.append(claim, make_append(seq, b"%d" % seq))
 
     before = batches(url)
-    async with bounded():
+    async with fail_after_timeout():
         await asyncio.gather(*map(write, claims))
     assert 1.5 * rounds < batches(url) - before < 4 * rounds
-    assert await bodies_of(store, "run-7") == [b"begin", *(b"%d" % seq for seq in range(1, rounds + 1))]
+    assert await load_bodies(store, "run-7") == [b"begin", *(b"%d" % seq for seq in range(1, rounds + 1))]
 
 
 async def test_everybody_hears_what_came_of_his_own_write(store: PostgresStore) -> None:
     claims = await claimed(store)
     stolen = {n: await store.claim(f"run-{n}", claims[n].worker_id, steal=True) for n in range(5, MANY, 7)}
-    async with bounded():
+    async with fail_after_timeout():
         results = await asyncio.gather(
-            *(store.append(claim, a_write(1, b"more")) for claim in claims), return_exceptions=True
+            *(store.append(claim, make_append(1, b"more")) for claim in claims), return_exceptions=True
         )
     lost = {n: result for n, result in enumerate(results) if result is not None}
     assert {n: result.current for n, result in lost.items() if isinstance(result, ClaimLost)} == {
@@ -72,12 +72,12 @@ async def test_everybody_hears_what_came_of_his_own_write(store: PostgresStore) 
 
 
 async def test_a_store_that_is_closed_tells_everybody_first(url: str) -> None:
-    async with opened(url) as store:
+    async with open_store(url) as store:
         claims = await claimed(store)
-        writes = [asyncio.ensure_future(store.append(claim, a_write(1, b"more"))) for claim in claims]
+        writes = [asyncio.ensure_future(store.append(claim, make_append(1, b"more"))) for claim in claims]
         await asyncio.sleep(0)
-        async with bounded():
+        async with fail_after_timeout():
             await store.close()
             assert await asyncio.gather(*writes) == [None] * MANY
         await store.open()
-        assert await bodies_of(store, f"run-{MANY - 1}") == [b"begin", b"more"]
+        assert await load_bodies(store, f"run-{MANY - 1}") == [b"begin", b"more"]

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 import psycopg
 from tests.postgres_proxy import CuttingProxy, Harm
-from tests.stores.postgres_cases import bounded, opened, through, until
+from tests.stores.postgres_support import fail_after_timeout, open_store, route_through, wait_until
 
-from holdfast.checkpoint.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.subject import enlisted
+from holdfast.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.store_under_test import add_worker
 
 BEAT = b".beat("
 SOON = timedelta(seconds=2)
@@ -18,13 +18,13 @@ SOON = timedelta(seconds=2)
 PROGRAM = f"""
 import asyncio, contextlib, sys
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.testing.store_suite.subject import enlisted
+from holdfast.testing.store_suite.store_under_test import add_worker
 from {__name__} import a_store
 
 async def main():
     store = a_store(sys.argv[1])
     await store.open()
-    worker = await enlisted(store)
+    worker = await add_worker(store)
     print("enlisted", flush=True)
     sys.stdin.readline()
     with contextlib.suppress(StoreUnavailable):
@@ -37,7 +37,7 @@ asyncio.run(main())
 
 
 def a_store(url: str) -> PostgresStore:
-    return PostgresStore(url, dead_after=SOON, patience=timedelta(seconds=1))
+    return PostgresStore(url, lease_timeout=SOON, timeout=timedelta(seconds=1))
 
 
 async def _alive_until(url: str) -> datetime:
@@ -48,8 +48,8 @@ async def _alive_until(url: str) -> datetime:
 
 
 async def test_the_next_beat_goes_over_another_connection(proxy: CuttingProxy, url: str) -> None:
-    async with opened(through(proxy, url), dead_after=SOON) as store, bounded():
-        await enlisted(store)
+    async with open_store(route_through(proxy, url), lease_timeout=SOON) as store, fail_after_timeout():
+        await add_worker(store)
         proxy.harm(Harm.FALL_SILENT, BEAT)
         await proxy.landed.wait()
         silent_since = await _alive_until(url)
@@ -57,31 +57,34 @@ async def test_the_next_beat_goes_over_another_connection(proxy: CuttingProxy, u
         async def is_heard_again() -> bool:
             return await _alive_until(url) > silent_since
 
-        await until(is_heard_again)
+        await wait_until(is_heard_again)
 
 
 async def test_a_worker_is_discharged_nevertheless(proxy: CuttingProxy, url: str) -> None:
-    async with opened(through(proxy, url), dead_after=timedelta(seconds=10)) as store, bounded():
-        worker = await enlisted(store)
+    async with (
+        open_store(route_through(proxy, url), lease_timeout=timedelta(seconds=10)) as store,
+        fail_after_timeout(),
+    ):
+        worker = await add_worker(store)
         proxy.harm(Harm.FALL_SILENT, BEAT)
         await proxy.landed.wait()
-        await store.discharge(worker)
+        await store.deregister_worker(worker)
         async with await psycopg.AsyncConnection.connect(url) as connection:
             assert await (await connection.execute("select from holdfast.worker")).fetchall() == []
 
 
 async def test_the_process_ends_though_the_server_never_answers(proxy: CuttingProxy, url: str) -> None:
-    async with opened(url):
+    async with open_store(url):
         pass  # its tables are there
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, through(proxy, url)),
+        *(sys.executable, "-c", PROGRAM, route_through(proxy, url)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with bounded():
+        async with fail_after_timeout():
             assert await process.stdout.readline() == b"enlisted\n"
             proxy.harm(Harm.FALL_SILENT, BEAT, and_refuse=True)
             await proxy.landed.wait()

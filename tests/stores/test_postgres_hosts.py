@@ -10,15 +10,23 @@ from typing import LiteralString
 import psycopg
 import pytest
 from tests.postgres_server import fresh_database
-from tests.stores.postgres_cases import LONG, bounded, opened, until
+from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, wait_until
 
-from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, this_process
 from holdfast.checkpoint.errors import ClaimLost, RunBusy
-from holdfast.checkpoint.liveness import ProcessIdentity, this_process
 from holdfast.checkpoint.record import RunFilter
-from holdfast.checkpoint.stores.postgres import PostgresStore
+from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_process import StoreProcess
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted, ids, listed, record_of
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    get_run_ids,
+    list_run_ids,
+    load_bodies,
+    load_record,
+    make_append,
+    make_run,
+)
 
 ELSEWHERE = "another-host"
 SOON = timedelta(seconds=1)
@@ -26,7 +34,7 @@ SOON = timedelta(seconds=1)
 
 def store_that_gives_up_soon(url: str) -> PostgresStore:
     """Whose workers other hosts take for dead after a second of silence. Child processes make it too."""
-    return PostgresStore(url, dead_after=SOON)
+    return PostgresStore(url, lease_timeout=SOON)
 
 
 @pytest.fixture
@@ -37,18 +45,18 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[PostgresStore]:
-    async with opened(url) as store:
+    async with open_store(url) as store:
         yield store
 
 
-def a_worker_elsewhere(process: ProcessIdentity | None = None) -> Worker:
+def a_worker_elsewhere(process: ProcessIdentity | None = None) -> WorkerIdentity:
     """A worker that seems to be on another host, whatever its process really is."""
     process = process or this_process()
     identity = ProcessIdentity(host=ELSEWHERE, pid=process.pid, started=process.started)
-    return Worker(worker_id=f"elsewhere-{uuid.uuid4().hex}", process=identity)
+    return WorkerIdentity(worker_id=f"elsewhere-{uuid.uuid4().hex}", process=identity)
 
 
-async def alive_until(url: str, worker: Worker) -> datetime:
+async def alive_until(url: str, worker: WorkerIdentity) -> datetime:
     return await _asked(url, "select alive_until from holdfast.worker where worker_id = %s", worker.worker_id)
 
 
@@ -70,16 +78,16 @@ async def _is_past(moment: Awaitable[datetime], other: datetime) -> bool:
 
 
 async def _any_interrupted(store: PostgresStore) -> bool:
-    return bool(await listed(store, RunFilter(interrupted=True)))
+    return bool(await list_run_ids(store, RunFilter(interrupted=True)))
 
 
 async def _is_driven(store: PostgresStore) -> bool:
-    return (await record_of(store)).owner_alive
+    return (await load_record(store)).owner_alive
 
 
 async def taken_over(store: PostgresStore, run_id: str, worker_id: str) -> Claim:
     """The claim, as soon as the owner counts as dead."""
-    async with bounded():
+    async with fail_after_timeout():
         while True:
             try:
                 return await store.claim(run_id, worker_id)
@@ -88,59 +96,59 @@ async def taken_over(store: PostgresStore, run_id: str, worker_id: str) -> Claim
 
 
 async def test_a_silent_worker_elsewhere_is_taken_over_and_fenced(url: str, store: PostgresStore) -> None:
-    worker = await enlisted(store)
+    worker = await add_worker(store)
     async with StoreProcess(f"{__name__}:store_that_gives_up_soon", url) as frozen:
         owner = a_worker_elsewhere(frozen.child.identity)
-        await frozen.enlist(owner)
-        old = await begun(frozen, owner.worker_id)
-        await frozen.append(old, a_write(1, b"before"))
+        await frozen.register_worker(owner)
+        old = await create_claimed(frozen, owner.worker_id)
+        await frozen.append(old, make_append(1, b"before"))
         with pytest.raises(RunBusy):
             await store.claim("run-1", worker)
-        await frozen.child.stop()
-        late = asyncio.ensure_future(frozen.append(old, a_write(2, b"late")))
+        await frozen.child.pause()
+        late = asyncio.ensure_future(frozen.append(old, make_append(2, b"late")))
         new = await taken_over(store, "run-1", worker)
         assert new.token > old.token
-        await store.append(new, a_write(2, b"by the new owner"))
-        frozen.child.cont()
+        await store.append(new, make_append(2, b"by the new owner"))
+        frozen.child.unpause()
         with pytest.raises(ClaimLost) as lost:
-            async with bounded():
+            async with fail_after_timeout():
                 await late
         assert lost.value.current == new.token
-        assert await bodies_of(store) == [b"begin", b"before", b"by the new owner"]
+        assert await load_bodies(store) == [b"begin", b"before", b"by the new owner"]
 
 
 async def test_silent_workers_elsewhere_lose_their_runs_to_claim_next_too(url: str, store: PostgresStore) -> None:
-    worker = await enlisted(store)
+    worker = await add_worker(store)
     async with StoreProcess(f"{__name__}:store_that_gives_up_soon", url) as frozen:
         owner = a_worker_elsewhere(frozen.child.identity)
-        await frozen.enlist(owner)
+        await frozen.register_worker(owner)
         for n in range(3):
-            await begun(frozen, owner.worker_id, a_run(f"run-{n}"))
-        assert ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
-        await frozen.child.stop()
-        await until(lambda: _any_interrupted(store))
-        assert not (await record_of(store, "run-0")).owner_alive
-        assert ids(await store.claim_next(worker, agents=["agent"], limit=10)) == ["run-0", "run-1", "run-2"]
-        frozen.child.cont()
+            await create_claimed(frozen, owner.worker_id, make_run(f"run-{n}"))
+        assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
+        await frozen.child.pause()
+        await wait_until(lambda: _any_interrupted(store))
+        assert not (await load_record(store, "run-0")).owner_alive
+        assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == ["run-0", "run-1", "run-2"]
+        frozen.child.unpause()
 
 
 async def test_a_worker_elsewhere_stays_alive_by_its_heartbeat(url: str, store: PostgresStore) -> None:
-    async with opened(url, dead_after=SOON) as far:
+    async with open_store(url, lease_timeout=SOON) as far:
         owner = a_worker_elsewhere()
-        await far.enlist(owner)
-        await begun(far, owner.worker_id)
+        await far.register_worker(owner)
+        await create_claimed(far, owner.worker_id)
         first = await alive_until(url, owner)
         # Past the moment at which it would have been dead without a beat.
-        await until(lambda: _is_past(alive_until(url, owner), first + 2 * SOON))
-        assert (await record_of(store)).owner_alive
+        await wait_until(lambda: _is_past(alive_until(url, owner), first + 2 * SOON))
+        assert (await load_record(store)).owner_alive
         with pytest.raises(RunBusy):
-            await store.claim("run-1", await enlisted(store))
+            await store.claim("run-1", await add_worker(store))
 
 
 async def test_a_blocked_event_loop_does_not_make_its_worker_look_dead(url: str) -> None:
-    async with opened(url, dead_after=SOON) as far:
+    async with open_store(url, lease_timeout=SOON) as far:
         owner = a_worker_elsewhere()
-        await far.enlist(owner)
+        await far.register_worker(owner)
         first = await alive_until(url, owner)
         deadline = time.monotonic() + LONG
         with psycopg.connect(url, autocommit=True) as connection:
@@ -154,57 +162,57 @@ async def test_a_blocked_event_loop_does_not_make_its_worker_look_dead(url: str)
 
 
 async def test_a_live_process_of_this_host_is_never_taken_over_however_silent(url: str, store: PostgresStore) -> None:
-    worker = await enlisted(store)
+    worker = await add_worker(store)
     async with StoreProcess(f"{__name__}:store_that_gives_up_soon", url) as frozen:
-        owner = Worker(worker_id="here", process=frozen.child.identity)
-        await frozen.enlist(owner)
-        await begun(frozen, owner.worker_id)
-        await frozen.child.stop()
+        owner = WorkerIdentity(worker_id="here", process=frozen.child.identity)
+        await frozen.register_worker(owner)
+        await create_claimed(frozen, owner.worker_id)
+        await frozen.child.pause()
         silent_since = await alive_until(url, owner)
-        await until(lambda: _is_past(now(url), silent_since + SOON))
-        assert (await record_of(store)).owner_alive
+        await wait_until(lambda: _is_past(now(url), silent_since + SOON))
+        assert (await load_record(store)).owner_alive
         with pytest.raises(RunBusy):
             await store.claim("run-1", worker)
-        assert ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
-        frozen.child.cont()
+        assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
+        frozen.child.unpause()
 
 
 async def test_a_worker_elsewhere_that_says_goodbye_is_gone_at_once(url: str, store: PostgresStore) -> None:
-    worker = await enlisted(store)
-    async with opened(url) as far:
+    worker = await add_worker(store)
+    async with open_store(url) as far:
         owner = a_worker_elsewhere()
-        await far.enlist(owner)
-        await begun(far, owner.worker_id)
-        await far.discharge(owner.worker_id)
+        await far.register_worker(owner)
+        await create_claimed(far, owner.worker_id)
+        await far.deregister_worker(owner.worker_id)
         assert (await store.claim("run-1", worker)).strikes == 2
-    async with opened(url) as far:
+    async with open_store(url) as far:
         owner = a_worker_elsewhere()
-        await far.enlist(owner)
-        await begun(far, owner.worker_id, a_run("run-2"))
+        await far.register_worker(owner)
+        await create_claimed(far, owner.worker_id, make_run("run-2"))
     assert (await store.claim("run-2", worker)).strikes == 2, "closing a store says it for its workers"
 
 
 async def test_after_a_start_of_the_server_silent_workers_are_given_their_time(url: str) -> None:
     """While it was down nobody could hear them. It runs for less than a day."""
-    async with opened(url, dead_after=timedelta(days=1)) as store:
+    async with open_store(url, lease_timeout=timedelta(days=1)) as store:
         owner = a_worker_elsewhere()
-        await store.enlist(owner)
-        await begun(store, owner.worker_id)
+        await store.register_worker(owner)
+        await create_claimed(store, owner.worker_id)
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
             await connection.execute("update holdfast.worker set alive_until = now() - interval '1 second'")
-            assert (await record_of(store)).owner_alive
+            assert (await load_record(store)).owner_alive
             with pytest.raises(RunBusy):
-                await store.claim("run-1", await enlisted(store))
+                await store.claim("run-1", await add_worker(store))
             await connection.execute("update holdfast.worker set dead_after = interval '1 microsecond'")
-            assert (await record_of(store)).interrupted
+            assert (await load_record(store)).is_interrupted
 
 
 async def test_a_row_that_was_tidied_away_comes_back_with_the_next_beat(url: str, store: PostgresStore) -> None:
-    async with opened(url, dead_after=SOON) as far:
+    async with open_store(url, lease_timeout=SOON) as far:
         owner = a_worker_elsewhere()
-        await far.enlist(owner)
-        await begun(far, owner.worker_id)
+        await far.register_worker(owner)
+        await create_claimed(far, owner.worker_id)
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
             await connection.execute("delete from holdfast.worker")
-        await until(lambda: _is_driven(store))
-        assert (await record_of(store)).owner == owner.worker_id
+        await wait_until(lambda: _is_driven(store))
+        assert (await load_record(store)).owner == owner.worker_id

@@ -9,23 +9,22 @@ from datetime import timedelta
 import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
-from tests.stores.postgres_cases import bounded, opened, through, until
+from tests.stores.postgres_support import fail_after_timeout, open_store, route_through, wait_until
 
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreUnavailable
-from holdfast.checkpoint.journal import Write
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending
-from holdfast.checkpoint.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.subject import (
-    a_run,
-    a_write,
-    begun,
-    bodies_of,
-    contents,
-    enlisted,
-    entries,
-    listed,
-    record_of,
+from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    list_run_ids,
+    load_bodies,
+    load_contents,
+    load_record,
+    make_append,
+    make_entries,
+    make_run,
 )
 
 #: Makes a call of which nobody hears that it was committed.
@@ -35,14 +34,14 @@ Unanswered = Callable[[Awaitable[object]], Awaitable[None]]
 @pytest.fixture
 async def witness(url: str) -> AsyncIterator[PostgresStore]:
     """Another store on the same runs, straight to the server."""
-    async with opened(url) as witness:
+    async with open_store(url) as witness:
         yield witness
 
 
 @pytest.fixture
 async def store(proxy: CuttingProxy, witness: PostgresStore, url: str) -> AsyncIterator[PostgresStore]:
     """Through the proxy, with little patience. What takes longer than that, its tables, is there before."""
-    async with opened(through(proxy, url), patience=timedelta(seconds=1)) as store:
+    async with open_store(route_through(proxy, url), timeout=timedelta(seconds=1)) as store:
         yield store
 
 
@@ -53,7 +52,7 @@ def unanswered(proxy: CuttingProxy) -> Unanswered:
     async def call(awaitable: Awaitable[object]) -> None:
         proxy.harm(Harm.LOSE_THE_ANSWER, b"write_batch", and_refuse=True)
         with pytest.raises(StoreUnavailable):
-            async with bounded():
+            async with fail_after_timeout():
                 await awaitable
         assert proxy.landed.is_set()
         proxy.refusing = False
@@ -64,31 +63,31 @@ def unanswered(proxy: CuttingProxy) -> Unanswered:
 async def test_the_same_append_succeeds_and_is_there_once(
     store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
 ) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.append(claim, a_write(1, b"one", b"two")))
-    assert await bodies_of(witness) == [b"begin", b"one", b"two"], "it was committed"
-    await store.append(claim, a_write(1, b"one", b"two"))
-    await store.append(claim, a_write(3, b"three"))
-    record, journal = await contents(witness)
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.append(claim, make_append(1, b"one", b"two")))
+    assert await load_bodies(witness) == [b"begin", b"one", b"two"], "it was committed"
+    await store.append(claim, make_append(1, b"one", b"two"))
+    await store.append(claim, make_append(3, b"three"))
+    record, journal = await load_contents(witness)
     assert [entry.body for entry in journal] == [b"begin", b"one", b"two", b"three"]
     assert record.size == sum(len(entry.body) for entry in journal)
 
 
 async def test_the_next_append_may_carry_more(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.append(claim, a_write(1, b"one")))
-    await store.append(claim, a_write(1, b"one", b"two", progress=b"further"))
-    record, journal = await contents(store)
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.append(claim, make_append(1, b"one")))
+    await store.append(claim, make_append(1, b"one", b"two", progress=b"further"))
+    record, journal = await load_contents(store)
     assert [entry.body for entry in journal] == [b"begin", b"one", b"two"]
     assert (record.size, record.progress) == (len(b"beginonetwo"), b"further")
 
 
 async def test_the_next_append_may_say_something_else(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.append(claim, a_write(1, b"one", b"two", b"three")))
-    await store.append(claim, a_write(1, b"another"))
-    await store.append(claim, a_write(2, b"more"))
-    record, journal = await contents(store)
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.append(claim, make_append(1, b"one", b"two", b"three")))
+    await store.append(claim, make_append(1, b"another"))
+    await store.append(claim, make_append(2, b"more"))
+    record, journal = await load_contents(store)
     assert [entry.body for entry in journal] == [b"begin", b"another", b"more"]
     assert record.size == len(b"beginanothermore")
 
@@ -96,22 +95,22 @@ async def test_the_next_append_may_say_something_else(store: PostgresStore, unan
 async def test_what_was_cut_at_the_end_of_a_page_makes_way_too(
     url: str, store: PostgresStore, unanswered: Unanswered
 ) -> None:
-    claim = await begun(store, await enlisted(store))
-    await store.append(claim, a_write(1, b"1" * 6000))
-    await unanswered(store.append(claim, a_write(2, b"2" * 6000)))
+    claim = await create_claimed(store, await add_worker(store))
+    await store.append(claim, make_append(1, b"1" * 6000))
+    await unanswered(store.append(claim, make_append(2, b"2" * 6000)))
     assert _rests(url) == 1, "it was cut"
-    await store.append(claim, a_write(2, b"3" * 6000))
+    await store.append(claim, make_append(2, b"3" * 6000))
     assert _rests(url) == 1, "so was what came in its place"
-    assert await bodies_of(store) == [b"begin", b"1" * 6000, b"3" * 6000]
+    assert await load_bodies(store) == [b"begin", b"1" * 6000, b"3" * 6000]
 
 
 async def test_the_next_append_may_be_a_rewrite(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.append(claim, a_write(1, b"one", b"two")))
-    await store.append(claim, a_write(1, b"compacted", replace=True))
-    await unanswered(store.append(claim, a_write(2, b"compacted again", replace=True)))
-    await store.append(claim, a_write(2, b"compacted again", b"more", replace=True))
-    record, journal = await contents(store)
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.append(claim, make_append(1, b"one", b"two")))
+    await store.append(claim, make_append(1, b"compacted", rewrite=True))
+    await unanswered(store.append(claim, make_append(2, b"compacted again", rewrite=True)))
+    await store.append(claim, make_append(2, b"compacted again", b"more", rewrite=True))
+    record, journal = await load_contents(store)
     assert [(entry.seq, entry.body) for entry in journal] == [(2, b"compacted again"), (3, b"more")]
     assert record.size == len(b"compacted againmore")
 
@@ -119,132 +118,137 @@ async def test_the_next_append_may_be_a_rewrite(store: PostgresStore, unanswered
 async def test_the_end_may_carry_what_was_saved_already(
     store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
 ) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.append(claim, a_write(1, b"one", b"two")))
-    await store.settle(
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.append(claim, make_append(1, b"one", b"two")))
+    await store.release(
         claim,
-        Ending(status=Status.FAILED, reason="boom", entries=entries(1, b"one", b"two", b"outcome"), progress=b"last"),
+        Release(
+            status=RunStatus.FAILED,
+            reason="boom",
+            entries=make_entries(1, b"one", b"two", b"outcome"),
+            progress=b"last",
+        ),
     )
-    record, journal = await contents(witness)
+    record, journal = await load_contents(witness)
     assert [entry.body for entry in journal] == [b"begin", b"one", b"two", b"outcome"]
-    assert (record.status, record.reason, record.progress) == (Status.FAILED, "boom", b"last")
+    assert (record.status, record.reason, record.progress) == (RunStatus.FAILED, "boom", b"last")
     assert (record.next_seq, record.size) == (4, len(b"beginonetwooutcome"))
 
 
 async def test_the_end_may_say_something_else(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.append(claim, a_write(1, b"one", b"two", progress=b"further")))
-    await store.settle(claim, Ending(status=Status.DONE, entries=entries(1, b"outcome")))
-    record, journal = await contents(store)
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.append(claim, make_append(1, b"one", b"two", progress=b"further")))
+    await store.release(claim, Release(status=RunStatus.DONE, entries=make_entries(1, b"outcome")))
+    record, journal = await load_contents(store)
     assert [entry.body for entry in journal] == [b"begin", b"outcome"]
-    assert (record.status, record.progress, record.size) == (Status.DONE, b"further", len(b"beginoutcome"))
+    assert (record.status, record.progress, record.size) == (RunStatus.DONE, b"further", len(b"beginoutcome"))
 
 
 async def test_the_end_comes_after_a_rewrite(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.append(claim, a_write(1, b"compacted", b"history", replace=True)))
-    await store.settle(claim, Ending(status=Status.DONE, entries=entries(1, b"outcome")))
-    record, journal = await contents(store)
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.append(claim, make_append(1, b"compacted", b"history", rewrite=True)))
+    await store.release(claim, Release(status=RunStatus.DONE, entries=make_entries(1, b"outcome")))
+    record, journal = await load_contents(store)
     assert [(entry.seq, entry.body) for entry in journal] == [(1, b"compacted"), (2, b"history"), (3, b"outcome")]
     assert (record.next_seq, record.size) == (4, len(b"compactedhistoryoutcome"))
 
 
 async def test_the_end_may_be_lost_as_well(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    ending = Ending(status=Status.DONE, entries=entries(1, b"one", b"outcome"))
-    await unanswered(store.append(claim, a_write(1, b"one")))
-    await unanswered(store.settle(claim, ending))
-    await store.settle(claim, ending)
-    assert await bodies_of(store) == [b"begin", b"one", b"outcome"]
-    assert (await record_of(store)).status is Status.DONE
+    claim = await create_claimed(store, await add_worker(store))
+    ending = Release(status=RunStatus.DONE, entries=make_entries(1, b"one", b"outcome"))
+    await unanswered(store.append(claim, make_append(1, b"one")))
+    await unanswered(store.release(claim, ending))
+    await store.release(claim, ending)
+    assert await load_bodies(store) == [b"begin", b"one", b"outcome"]
+    assert (await load_record(store)).status is RunStatus.DONE
 
 
 async def test_who_lost_the_run_does_not_end_it(
     store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
 ) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.append(claim, a_write(1, b"one")))
-    await witness.claim("run-1", await enlisted(witness), steal=True)
-    before = await contents(witness)
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.append(claim, make_append(1, b"one")))
+    await witness.claim("run-1", await add_worker(witness), steal=True)
+    before = await load_contents(witness)
     for _ in range(2):
         with pytest.raises(ClaimLost):
-            await store.settle(claim, Ending(status=Status.DONE, entries=entries(1, b"one", b"outcome")))
-    assert await contents(witness) == before
+            await store.release(claim, Release(status=RunStatus.DONE, entries=make_entries(1, b"one", b"outcome")))
+    assert await load_contents(witness) == before
 
 
 async def test_a_write_without_entries_makes_nobody_forget(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    proof = Write(entries=(), progress=b"progress")
-    await unanswered(store.append(claim, a_write(1, b"one")))
+    claim = await create_claimed(store, await add_worker(store))
+    proof = Append(entries=(), progress=b"progress")
+    await unanswered(store.append(claim, make_append(1, b"one")))
     await store.append(claim, proof)
     await unanswered(store.append(claim, proof))
-    await store.append(claim, a_write(1, b"one", b"two"))
-    await store.append(claim, a_write(3, b"three"))
-    assert await bodies_of(store) == [b"begin", b"one", b"two", b"three"]
+    await store.append(claim, make_append(1, b"one", b"two"))
+    await store.append(claim, make_append(3, b"three"))
+    assert await load_bodies(store) == [b"begin", b"one", b"two", b"three"]
 
 
 async def test_the_same_ending_succeeds(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.settle(claim, Ending(status=Status.DONE)))
-    await store.settle(claim, Ending(status=Status.DONE))
-    assert (await record_of(store)).status is Status.DONE
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.release(claim, Release(status=RunStatus.DONE)))
+    await store.release(claim, Release(status=RunStatus.DONE))
+    assert (await load_record(store)).status is RunStatus.DONE
     with pytest.raises(ClaimLost):
-        await store.settle(claim, Ending(status=Status.DONE))
+        await store.release(claim, Release(status=RunStatus.DONE))
 
 
 async def test_the_same_removal_succeeds(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
+    claim = await create_claimed(store, await add_worker(store))
     await unanswered(store.remove("run-1", claim=claim))
     await store.remove("run-1", claim=claim)
-    assert await listed(store) == []
+    assert await list_run_ids(store) == []
 
 
 async def test_the_same_creation_succeeds(store: PostgresStore, unanswered: Unanswered) -> None:
-    worker = await enlisted(store)
-    await unanswered(store.create(a_run(), worker_id=worker))
-    await begun(store, worker)
-    await unanswered(store.create(a_run("queued")))
-    await store.create(a_run("queued"))
-    assert await listed(store) == ["run-1", "queued"]
+    worker = await add_worker(store)
+    await unanswered(store.create(make_run(), worker_id=worker))
+    await create_claimed(store, worker)
+    await unanswered(store.create(make_run("queued")))
+    await store.create(make_run("queued"))
+    assert await list_run_ids(store) == ["run-1", "queued"]
 
 
 async def test_a_submitted_run_stays_because_others_may_have_seen_it(
     store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
 ) -> None:
-    await unanswered(store.create(a_run()))
+    await unanswered(store.create(make_run()))
     with pytest.raises(RunExists):
-        await witness.create(a_run())  # who is told so takes it for submitted
-    await store.create(a_run("another"))
-    assert await listed(witness) == ["run-1", "another"]
+        await witness.create(make_run())  # who is told so takes it for submitted
+    await store.create(make_run("another"))
+    assert await list_run_ids(witness) == ["run-1", "another"]
 
 
 async def test_a_submitted_run_that_was_removed_meanwhile_is_submitted_again(
     store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
 ) -> None:
-    await unanswered(store.create(a_run()))
+    await unanswered(store.create(make_run()))
     await witness.remove("run-1")
-    await store.create(a_run())
-    assert await bodies_of(witness) == [b"begin"]
+    await store.create(make_run())
+    assert await load_bodies(witness) == [b"begin"]
 
 
 async def test_another_run_of_that_name_is_neither_touched_nor_taken_for_it(
     store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
 ) -> None:
-    await unanswered(store.create(a_run()))
+    await unanswered(store.create(make_run()))
     await witness.remove("run-1")
-    await witness.create(a_run("run-1", b"of somebody else"))
-    await store.create(a_run("another"))
+    await witness.create(make_run("run-1", b"of somebody else"))
+    await store.create(make_run("another"))
     with pytest.raises(RunExists):
-        await store.create(a_run("run-1", b"a third"))
-    assert await bodies_of(witness) == [b"of somebody else"]
+        await store.create(make_run("run-1", b"a third"))
+    assert await load_bodies(witness) == [b"of somebody else"]
 
 
 async def test_another_ending_is_refused(store: PostgresStore, unanswered: Unanswered) -> None:
-    claim = await begun(store, await enlisted(store))
-    await unanswered(store.settle(claim, Ending(status=Status.INTERRUPTED)))
+    claim = await create_claimed(store, await add_worker(store))
+    await unanswered(store.release(claim, Release(status=RunStatus.INTERRUPTED)))
     with pytest.raises(ClaimLost):
-        await store.settle(claim, Ending(status=Status.FAILED, reason="gave up"))
-    assert (await record_of(store)).status is Status.INTERRUPTED
+        await store.release(claim, Release(status=RunStatus.FAILED, reason="gave up"))
+    assert (await load_record(store)).status is RunStatus.INTERRUPTED
 
 
 class TestWhatNobodyKnowsToBeHisIsGivenBack:
@@ -253,42 +257,42 @@ class TestWhatNobodyKnowsToBeHisIsGivenBack:
     async def test_a_run_that_was_begun_goes(
         self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
     ) -> None:
-        await unanswered(store.create(a_run(), worker_id=await enlisted(store)))
+        await unanswered(store.create(make_run(), worker_id=await add_worker(store)))
 
         async def is_gone() -> bool:
-            return await listed(witness) == []
+            return await list_run_ids(witness) == []
 
-        await until(is_gone)
+        await wait_until(is_gone)
 
     async def test_a_parked_run_that_was_taken_is_parked(
         self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
     ) -> None:
-        worker = await enlisted(store)
-        await store.settle(await begun(store, worker), Ending(status=Status.PARKED, reason="approval"))
-        await unanswered(store.claim("run-1", worker, statuses={Status.PARKED}))
-        await until(lambda: _is(witness, Status.PARKED))
-        record = await record_of(witness)
+        worker = await add_worker(store)
+        await store.release(await create_claimed(store, worker), Release(status=RunStatus.PARKED, reason="approval"))
+        await unanswered(store.claim("run-1", worker, statuses={RunStatus.PARKED}))
+        await wait_until(lambda: _is(witness, RunStatus.PARKED))
+        record = await load_record(witness)
         assert (record.reason, record.strikes) == ("approval", 0)
 
     async def test_a_queued_run_that_was_taken_is_there_for_others(
         self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
     ) -> None:
-        worker, other = await enlisted(store), await enlisted(witness)
-        await store.create(a_run())
+        worker, other = await add_worker(store), await add_worker(witness)
+        await store.create(make_run())
         await unanswered(store.claim_next(worker, agents=["agent"], limit=1))
-        await until(lambda: _is(witness, Status.INTERRUPTED))
+        await wait_until(lambda: _is(witness, RunStatus.INTERRUPTED))
         assert (await witness.claim("run-1", other)).strikes == 1
 
     async def test_a_failed_run_that_was_taken_is_not_kept_for_ever(
         self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
     ) -> None:
-        worker = await enlisted(store)
-        ending = Ending(status=Status.FAILED, reason="boom", keep=timedelta(hours=1))
-        await store.settle(await begun(store, worker), ending)
-        before = (await record_of(store)).expires_at
-        await unanswered(store.claim("run-1", worker, statuses={Status.FAILED}))
-        await until(lambda: _is(witness, Status.FAILED))
-        after = (await record_of(witness)).expires_at
+        worker = await add_worker(store)
+        ending = Release(status=RunStatus.FAILED, reason="boom", retention=timedelta(hours=1))
+        await store.release(await create_claimed(store, worker), ending)
+        before = (await load_record(store)).expires_at
+        await unanswered(store.claim("run-1", worker, statuses={RunStatus.FAILED}))
+        await wait_until(lambda: _is(witness, RunStatus.FAILED))
+        after = (await load_record(witness)).expires_at
         assert before is not None
         assert after is not None
         assert before <= after < before + timedelta(minutes=30)
@@ -296,16 +300,16 @@ class TestWhatNobodyKnowsToBeHisIsGivenBack:
     async def test_a_store_that_is_closed_gives_back_first(
         self, proxy: CuttingProxy, witness: PostgresStore, url: str, unanswered: Unanswered
     ) -> None:
-        async with opened(through(proxy, url), patience=timedelta(seconds=1)) as store:
-            worker = await enlisted(store)
-            await store.create(a_run())
+        async with open_store(route_through(proxy, url), timeout=timedelta(seconds=1)) as store:
+            worker = await add_worker(store)
+            await store.create(make_run())
             await unanswered(store.claim("run-1", worker))
-        record = await record_of(witness)
-        assert (record.status, record.strikes) == (Status.INTERRUPTED, 0)
+        record = await load_record(witness)
+        assert (record.status, record.strikes) == (RunStatus.INTERRUPTED, 0)
 
 
-async def _is(store: PostgresStore, status: Status) -> bool:
-    return (await record_of(store)).status is status
+async def _is(store: PostgresStore, status: RunStatus) -> bool:
+    return (await load_record(store)).status is status
 
 
 def _rests(url: str) -> int:

@@ -10,15 +10,15 @@ import pytest
 import pytest_asyncio
 from tests.postgres_proxy import TransactionPooler
 from tests.postgres_server import EmbeddedServer, fresh_database
-from tests.stores.postgres_cases import LONG, bounded, opened
+from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.claims import FenceClauses
-from holdfast.testing.store_suite.endings import RemoveClauses
-from holdfast.testing.store_suite.finding import ClaimNextClauses
-from holdfast.testing.store_suite.journal import AppendClauses
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, enlisted
+from holdfast.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.claims import FencingTests
+from holdfast.testing.store_suite.journal import AppendTests
+from holdfast.testing.store_suite.listing import ClaimNextTests
+from holdfast.testing.store_suite.release import RemoveTests
+from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, load_bodies, make_append, make_run
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def store_behind(urls: str) -> PostgresStore:
     return PostgresStore(pooled, listen_url=direct)
 
 
-class TestBehindATransactionPooler(AppendClauses, FenceClauses, RemoveClauses, ClaimNextClauses):
+class TestBehindATransactionPooler(AppendTests, FencingTests, RemoveTests, ClaimNextTests):
     """The contract holds there too."""
 
     factory: ClassVar[str] = f"{__name__}:store_behind"
@@ -63,18 +63,18 @@ class TestBehindATransactionPooler(AppendClauses, FenceClauses, RemoveClauses, C
 
 
 async def test_one_connection_is_given_to_many_sessions(pooler: TransactionPooler, direct: str) -> None:
-    async with opened(pooler.url(database_of(direct)), listen_url=direct) as store, bounded():
-        worker = await enlisted(store)
-        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(4)]
+    async with open_store(pooler.url(database_of(direct)), listen_url=direct) as store, fail_after_timeout():
+        worker = await add_worker(store)
+        claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(4)]
 
         async def write(claim: Claim) -> None:
             for seq in range(1, 10):
-                await store.append(claim, a_write(seq, b"%d" % seq))
+                await store.append(claim, make_append(seq, b"%d" % seq))
                 await store.load("run-0")
 
         await asyncio.gather(*map(write, claims))
         for n in range(4):
-            assert await bodies_of(store, f"run-{n}") == [b"begin", *(b"%d" % seq for seq in range(1, 10))]
+            assert await load_bodies(store, f"run-{n}") == [b"begin", *(b"%d" % seq for seq in range(1, 10))]
     assert max(len(sessions) for sessions in pooler.used) > 1, "the writer has to be moved between sessions"
 
 
@@ -82,20 +82,24 @@ async def test_where_no_notification_comes_through_changes_are_found_by_looking(
     pooler: TransactionPooler, direct: str
 ) -> None:
     async with (
-        opened(direct) as other,
-        opened(pooler.url(database_of(direct)), poll=timedelta(milliseconds=50)) as store,
+        open_store(direct) as other,
+        open_store(pooler.url(database_of(direct)), poll_interval=timedelta(milliseconds=50)) as store,
     ):
-        assert other.hears_of_changes
-        assert not store.hears_of_changes
-        async with bounded():
-            assert await store.changed(timedelta(seconds=2 * LONG))
-        assert not await store.changed(timedelta(milliseconds=1)), "it does not look more often than it should"
+        assert other.is_listening
+        assert not store.is_listening
+        async with fail_after_timeout():
+            assert await store.wait_for_change(timedelta(seconds=2 * LONG))
+        assert not await store.wait_for_change(timedelta(milliseconds=1)), "it does not look more often than it should"
 
 
 async def test_a_store_that_listens_at_the_server_hears_of_changes(pooler: TransactionPooler, direct: str) -> None:
-    async with opened(direct) as other, opened(pooler.url(database_of(direct)), listen_url=direct) as store, bounded():
-        assert store.hears_of_changes
-        sign = asyncio.ensure_future(store.changed(timedelta(seconds=2 * LONG)))
+    async with (
+        open_store(direct) as other,
+        open_store(pooler.url(database_of(direct)), listen_url=direct) as store,
+        fail_after_timeout(),
+    ):
+        assert store.is_listening
+        sign = asyncio.ensure_future(store.wait_for_change(timedelta(seconds=2 * LONG)))
         await asyncio.sleep(0)
-        await other.create(a_run())
+        await other.create(make_run())
         assert await sign

@@ -7,14 +7,21 @@ from datetime import timedelta
 
 import pytest
 from tests.postgres_server import EmbeddedServer
-from tests.stores.postgres_cases import LONG, bounded, opened
+from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending
-from holdfast.checkpoint.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.subject import a_run, a_worker, a_write, begun, bodies_of, enlisted, listed
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    list_run_ids,
+    load_bodies,
+    make_append,
+    make_run,
+    make_worker,
+)
 
 RUNS = 25
 RESTARTS = 4
@@ -22,7 +29,7 @@ RESTARTS = 4
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[PostgresStore]:
-    async with opened(url) as store:
+    async with open_store(url) as store:
         yield store
 
 
@@ -44,11 +51,11 @@ class _Driver:
         self.acknowledged: list[bytes] = []
 
     async def drive(self, worker: str, stop: asyncio.Event) -> None:
-        claim = await begun(self._store, worker, a_run(self.name))
+        claim = await create_claimed(self._store, worker, make_run(self.name))
         self.acknowledged.append(b"begin")
         while not stop.is_set():
             body = f"{self.name} {len(self.acknowledged)}".encode()
-            await self._store.append(claim, a_write(len(self.acknowledged), body))
+            await self._store.append(claim, make_append(len(self.acknowledged), body))
             self.acknowledged.append(body)
 
     async def further(self, writes: int) -> None:
@@ -62,9 +69,9 @@ class _Driver:
 async def test_a_restart_under_many_writes_loses_and_doubles_nothing(
     server: EmbeddedServer, url: str, store: PostgresStore, crash: bool
 ) -> None:
-    worker, stop = await enlisted(store), asyncio.Event()
+    worker, stop = await add_worker(store), asyncio.Event()
     drivers = [_Driver(store, f"run-{n}") for n in range(RUNS)]
-    async with bounded(), asyncio.TaskGroup() as tasks:
+    async with fail_after_timeout(), asyncio.TaskGroup() as tasks:
         for driver in drivers:
             tasks.create_task(driver.drive(worker, stop))
         for _ in range(RESTARTS):
@@ -74,26 +81,26 @@ async def test_a_restart_under_many_writes_loses_and_doubles_nothing(
             await asyncio.to_thread(server.start)
         await asyncio.gather(*(driver.further(3) for driver in drivers))
         stop.set()
-    async with opened(url) as witness:
+    async with open_store(url) as witness:
         for driver in drivers:
-            assert await bodies_of(witness, driver.name) == driver.acknowledged
+            assert await load_bodies(witness, driver.name) == driver.acknowledged
 
 
 Call = Callable[[PostgresStore, Claim], Awaitable[object]]
 
 CALLS: dict[str, Call] = {
-    "append": lambda store, claim: store.append(claim, a_write(1, b"more")),
-    "create": lambda store, claim: store.create(a_run("run-2")),
+    "append": lambda store, claim: store.append(claim, make_append(1, b"more")),
+    "create": lambda store, claim: store.create(make_run("run-2")),
     "load": lambda store, claim: store.load("run-1"),
-    "settle": lambda store, claim: store.settle(claim, Ending(status=Status.DONE)),
+    "release": lambda store, claim: store.release(claim, Release(status=RunStatus.DONE)),
     "remove": lambda store, claim: store.remove("run-1", claim=claim),
-    "records": lambda store, claim: listed(store),
+    "list_runs": lambda store, claim: list_run_ids(store),
     "claim": lambda store, claim: store.claim("run-1", claim.worker_id, steal=True),
     "claim_next": lambda store, claim: store.claim_next(claim.worker_id, agents=["agent"], limit=1),
-    "enlist": lambda store, claim: store.enlist(a_worker()),
-    "discharge": lambda store, claim: store.discharge(claim.worker_id),
+    "register_worker": lambda store, claim: store.register_worker(make_worker()),
+    "deregister_worker": lambda store, claim: store.deregister_worker(claim.worker_id),
     "request_cancel": lambda store, claim: store.request_cancel("run-1"),
-    "cancels": lambda store, claim: store.cancels(claim.worker_id),
+    "pending_cancellations": lambda store, claim: store.pending_cancellations(claim.worker_id),
     "purge": lambda store, claim: store.purge(),
 }
 
@@ -101,12 +108,12 @@ CALLS: dict[str, Call] = {
 async def test_every_call_waits_for_a_server_that_is_away_for_a_moment(
     server: EmbeddedServer, store: PostgresStore
 ) -> None:
-    claims = {name: await begun(store, await enlisted(store), a_run(name)) for name in CALLS}
+    claims = {name: await create_claimed(store, await add_worker(store), make_run(name)) for name in CALLS}
     async with down(server):
         calls = {name: asyncio.ensure_future(_on_its_own_run(name)(store, claims[name])) for name in CALLS}
         await asyncio.wait(calls.values(), timeout=0.3)
         assert [name for name, call in calls.items() if call.done()] == []
-    async with bounded():
+    async with fail_after_timeout():
         await asyncio.gather(*calls.values())
 
 
@@ -124,24 +131,24 @@ def _on_its_own_run(name: str) -> Call:
 async def test_every_call_gives_up_in_the_end_and_succeeds_when_the_server_is_back(
     server: EmbeddedServer, url: str
 ) -> None:
-    async with opened(url), opened(url, patience=timedelta(seconds=1)) as store:
-        claims = {name: await begun(store, await enlisted(store), a_run(name)) for name in CALLS}
-        async with down(server), bounded():
+    async with open_store(url), open_store(url, timeout=timedelta(seconds=1)) as store:
+        claims = {name: await create_claimed(store, await add_worker(store), make_run(name)) for name in CALLS}
+        async with down(server), fail_after_timeout():
             calls = (_on_its_own_run(name)(store, claims[name]) for name in CALLS)
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert [type(result) for result in results] == [StoreUnavailable] * len(CALLS)
-        async with bounded():
+        async with fail_after_timeout():
             for name in CALLS:
                 await _on_its_own_run(name)(store, claims[name])
-        assert await bodies_of(store, "append") == [b"begin", b"more"]
+        assert await load_bodies(store, "append") == [b"begin", b"more"]
 
 
 async def test_a_store_that_is_closed_while_the_server_is_away_lets_go(server: EmbeddedServer, url: str) -> None:
-    async with opened(url), bounded(), opened(url, patience=timedelta(seconds=1)) as store:
-        claim = await begun(store, await enlisted(store))
+    async with open_store(url), fail_after_timeout(), open_store(url, timeout=timedelta(seconds=1)) as store:
+        claim = await create_claimed(store, await add_worker(store))
         await asyncio.to_thread(server.stop)
         try:
-            writing = asyncio.ensure_future(store.append(claim, a_write(1, b"more")))
+            writing = asyncio.ensure_future(store.append(claim, make_append(1, b"more")))
             await asyncio.sleep(0)
             await store.close()
             with pytest.raises(StoreUnavailable):
@@ -151,20 +158,20 @@ async def test_a_store_that_is_closed_while_the_server_is_away_lets_go(server: E
 
 
 async def test_changes_are_heard_of_again_after_a_restart(server: EmbeddedServer, url: str) -> None:
-    async with opened(url) as store, opened(url) as other, bounded():
+    async with open_store(url) as store, open_store(url) as other, fail_after_timeout():
         async with down(server):
             pass
         for n in range(1000):
-            sign = asyncio.ensure_future(store.changed(timedelta(seconds=LONG)))
+            sign = asyncio.ensure_future(store.wait_for_change(timedelta(seconds=LONG)))
             await asyncio.sleep(0)
-            await other.create(a_run(f"run-{n}"))
+            await other.create(make_run(f"run-{n}"))
             await sign
-            if store.hears_of_changes:
+            if store.is_listening:
                 break
-        assert store.hears_of_changes
-        while await store.changed(timedelta(milliseconds=50)):
+        assert store.is_listening
+        while await store.wait_for_change(timedelta(milliseconds=50)):
             pass
-        sign = asyncio.ensure_future(store.changed(timedelta(seconds=2 * LONG)))
+        sign = asyncio.ensure_future(store.wait_for_change(timedelta(seconds=2 * LONG)))
         await asyncio.sleep(0)
-        await other.create(a_run("run-last"))
+        await other.create(make_run("run-last"))
         assert await sign

@@ -15,17 +15,25 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests.postgres_server import fresh_database, shared_server
-from tests.stores.postgres_cases import LONG, bounded, opened, until
 from tests.stores.postgres_fixture import kept, restore
+from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, wait_until
 
-from holdfast.checkpoint.errors import RunNotFound, SchemaTooNew, StoreDenied, StoreError
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.opening import store_from_url
-from holdfast.checkpoint.stores.postgres import PostgresStore
-from holdfast.checkpoint.stores.postgres.scripts import Scripts
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, contents, enlisted, listed
+from holdfast.checkpoint.errors import RunNotFound, SchemaTooNew, StoreError, StorePermissionError
+from holdfast.checkpoint.record import RunStatus
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.postgres.database import SqlFiles
+from holdfast.stores.url import store_from_url
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    list_run_ids,
+    load_bodies,
+    load_contents,
+    make_append,
+    make_run,
+)
 
-VERSION = len(Scripts("holdfast").migrations)
+VERSION = len(SqlFiles("holdfast").migrations)
 
 
 @pytest.fixture
@@ -57,10 +65,10 @@ def stranger(url: str) -> Iterator[str]:
 async def test_many_stores_that_are_opened_at_once_find_one_schema(url: str) -> None:
     stores = [PostgresStore(url) for _ in range(8)]
     try:
-        async with bounded():
+        async with fail_after_timeout():
             await asyncio.gather(*(store.open() for store in stores))
-            await asyncio.gather(*(store.create(a_run(f"run-{n}")) for n, store in enumerate(stores)))
-        assert len(await listed(stores[0])) == 8
+            await asyncio.gather(*(store.create(make_run(f"run-{n}")) for n, store in enumerate(stores)))
+        assert len(await list_run_ids(stores[0])) == 8
         assert asked(url, "select version from holdfast.schema_version") == [(n,) for n in range(1, VERSION + 1)]
     finally:
         await asyncio.gather(*(store.close() for store in stores))
@@ -73,10 +81,10 @@ async def test_stores_agree_where_transactions_are_more_isolated_than_usual(url:
     asked(shared_server().url(), f"alter database \"{name}\" set default_transaction_isolation = '{isolation}'")
     stores = [PostgresStore(url) for _ in range(8)]
     try:
-        async with bounded():
+        async with fail_after_timeout():
             await asyncio.gather(*(store.open() for store in stores))
-            await stores[0].create(a_run())
-            claims = [store.claim("run-1", await enlisted(store)) for store in stores]
+            await stores[0].create(make_run())
+            claims = [store.claim("run-1", await add_worker(store)) for store in stores]
             results = await asyncio.gather(*claims, return_exceptions=True)
         assert sorted(type(result).__name__ for result in results) == ["Claim", *["RunBusy"] * 7]
         assert asked(url, "select version from holdfast.schema_version") == [(n,) for n in range(1, VERSION + 1)]
@@ -85,8 +93,8 @@ async def test_stores_agree_where_transactions_are_more_isolated_than_usual(url:
 
 
 async def test_a_schema_that_a_newer_holdfast_wrote_is_refused_and_left_alone(url: str) -> None:
-    async with opened(url) as store:
-        await store.create(a_run())
+    async with open_store(url) as store:
+        await store.create(make_run())
     asked(url, f"insert into holdfast.schema_version values ({VERSION + 1})")
     with pytest.raises(SchemaTooNew) as refused:
         await PostgresStore(url).open()
@@ -98,21 +106,21 @@ async def test_a_schema_that_a_newer_holdfast_wrote_is_refused_and_left_alone(ur
 async def test_a_schema_of_every_earlier_version_opens_and_goes_on(url: str, version: int) -> None:
     """How what was kept is made: tests/stores/postgres_fixture.py."""
     expected = restore(url, version)
-    async with opened(url) as store:
+    async with open_store(url) as store:
         assert await kept(store) == expected
         assert asked(url, "select max(version) from holdfast.schema_version") == [(VERSION,)]
-        worker = await enlisted(store)
-        for run_id in reversed(await listed(store)):
-            record, journal = await contents(store, run_id)
-            claim = await store.claim(run_id, worker, statuses=frozenset(Status))
+        worker = await add_worker(store)
+        for run_id in reversed(await list_run_ids(store)):
+            record, journal = await load_contents(store, run_id)
+            claim = await store.claim(run_id, worker, statuses=frozenset(RunStatus))
             assert claim.token > record.token
             new = [b"%d" % n * 3000 for n in range(3)]
             for seq, body in enumerate(new, record.next_seq):
-                await store.append(claim, a_write(seq, body))
-            assert (await bodies_of(store, run_id))[len(journal) :] == new
+                await store.append(claim, make_append(seq, body))
+            assert (await load_bodies(store, run_id))[len(journal) :] == new
             await store.remove(run_id, claim=claim)
-        assert await listed(store) == []
-        await until(lambda: _nothing_left(url))
+        assert await list_run_ids(store) == []
+        await wait_until(lambda: _nothing_left(url))
 
 
 async def _nothing_left(url: str) -> bool:
@@ -125,36 +133,36 @@ async def test_who_has_a_schema_open_that_is_brought_to_a_newer_version_goes_on(
     with psycopg.connect(url, autocommit=True) as connection:
         calls = "select oid::regprocedure::text from pg_proc where pronamespace = 'holdfast'::regnamespace"
         before = {name for (name,) in connection.execute(calls).fetchall()}
-        async with opened(url):
+        async with open_store(url):
             after = {name for (name,) in connection.execute(calls).fetchall()}
     assert before <= after, "what they call is still there"
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
-    folder = resources.files("holdfast.checkpoint.stores.postgres") / "sql" / "migrations"
+    folder = resources.files("holdfast.stores.postgres") / "sql" / "migrations"
     numbers = sorted(int(file.name.partition("_")[0]) for file in folder.iterdir())
     assert numbers == list(range(1, VERSION + 1))
 
 
 async def test_schemas_of_one_database_know_nothing_of_each_other(url: str) -> None:
-    async with opened(url) as one, opened(url, schema="another") as two, bounded():
-        claim = await begun(one, await enlisted(one))
-        await one.append(claim, a_write(1, b"more"))
+    async with open_store(url) as one, open_store(url, schema="another") as two, fail_after_timeout():
+        claim = await create_claimed(one, await add_worker(one))
+        await one.append(claim, make_append(1, b"more"))
         with pytest.raises(RunNotFound):
             await two.load("run-1")
-        await begun(two, await enlisted(two), a_run("run-1", b"of another"))
-        await two.remove("run-1", claim=await two.claim("run-1", await enlisted(two), steal=True))
-        assert await bodies_of(one) == [b"begin", b"more"]
+        await create_claimed(two, await add_worker(two), make_run("run-1", b"of another"))
+        await two.remove("run-1", claim=await two.claim("run-1", await add_worker(two), steal=True))
+        assert await load_bodies(one) == [b"begin", b"more"]
         await _quiet(two)
-        sign = asyncio.ensure_future(two.changed(timedelta(seconds=LONG)))
-        await one.create(a_run("run-2"))
+        sign = asyncio.ensure_future(two.wait_for_change(timedelta(seconds=LONG)))
+        await one.create(make_run("run-2"))
         assert not (await asyncio.wait([sign], timeout=0.2))[0]
-        await two.create(a_run("run-2"))
+        await two.create(make_run("run-2"))
         assert await sign
 
 
 async def _quiet(store: PostgresStore) -> None:
-    while await store.changed(timedelta(milliseconds=50)):
+    while await store.wait_for_change(timedelta(milliseconds=50)):
         pass
 
 
@@ -165,37 +173,37 @@ def test_a_name_that_is_no_schema_is_refused(schema: str) -> None:
 
 
 async def test_a_reserved_word_may_be_a_schema(url: str) -> None:
-    async with opened(url, schema="user") as store:
-        await store.create(a_run())
-        assert await bodies_of(store) == [b"begin"]
+    async with open_store(url, schema="user") as store:
+        await store.create(make_run())
+        assert await load_bodies(store) == [b"begin"]
 
 
 async def test_who_may_not_create_a_schema_may_use_one_that_is_there(url: str, stranger: str) -> None:
-    with pytest.raises(StoreDenied):
+    with pytest.raises(StorePermissionError):
         await PostgresStore(stranger).open()
-    async with opened(url):
+    async with open_store(url):
         pass
     role = urlsplit(stranger).username
     asked(url, f"grant usage on schema holdfast to {role}; grant all on all tables in schema holdfast to {role}")
     asked(url, f"grant all on all sequences in schema holdfast to {role}")
-    async with opened(stranger) as store:
-        claim = await begun(store, await enlisted(store))
-        await store.append(claim, a_write(1, b"more"))
-        assert await bodies_of(store) == [b"begin", b"more"]
+    async with open_store(stranger) as store:
+        claim = await create_claimed(store, await add_worker(store))
+        await store.append(claim, make_append(1, b"more"))
+        assert await load_bodies(store) == [b"begin", b"more"]
 
 
 async def test_who_may_not_read_the_tables_is_denied(url: str, stranger: str) -> None:
-    async with opened(url):
+    async with open_store(url):
         pass
     asked(url, f"grant usage on schema holdfast to {urlsplit(stranger).username}")
-    with pytest.raises(StoreDenied):
+    with pytest.raises(StorePermissionError):
         await PostgresStore(stranger).open()
 
 
 async def test_what_waiting_does_not_mend_is_not_waited_for() -> None:
     for url, error in (
         (shared_server().url("holdfast_never_was"), StoreError),
-        (as_user(shared_server().url(), "holdfast_nobody"), StoreDenied),
+        (as_user(shared_server().url(), "holdfast_nobody"), StorePermissionError),
     ):
         with pytest.raises(StoreError, match="does not exist") as refused:
             await PostgresStore(url).open()
@@ -240,7 +248,7 @@ def test_without_its_driver_the_store_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['psycopg'] = None\n"
         "from holdfast.checkpoint.errors import StoreError\n"
-        "from holdfast.checkpoint.opening import store_from_url\n"
+        "from holdfast.stores.url import store_from_url\n"
         "try: store_from_url('postgresql://localhost/db')\n"
         "except StoreError as exc: print(exc)\n"
     )
@@ -249,21 +257,21 @@ def test_without_its_driver_the_store_says_what_to_install() -> None:
 
 
 async def test_rows_of_processes_that_are_long_gone_are_tidied_away(url: str) -> None:
-    async with opened(url) as store:
-        await enlisted(store)
-        await store.create(a_run())
+    async with open_store(url) as store:
+        await add_worker(store)
+        await store.create(make_run())
         asked(url, "update holdfast.worker set alive_until = now() - interval '8 days'")
         asked(url, "update holdfast.writer set used_at = now() - interval '8 days'")
-        async with opened(url) as second:
+        async with open_store(url) as second:
             assert asked(url, "select 1 from holdfast.worker") == []
             assert asked(url, "select 1 from holdfast.writer") == []
-            await store.create(a_run("run-2"))
-            assert await listed(second) == ["run-1", "run-2"]
+            await store.create(make_run("run-2"))
+            assert await list_run_ids(second) == ["run-1", "run-2"]
 
 
 async def test_the_schema_is_made_by_the_sql_files_alone(url: str) -> None:
     """They can be read, and run by hand: they are valid as they are, for the schema they are written for."""
-    folder = resources.files("holdfast.checkpoint.stores.postgres") / "sql"
+    folder = resources.files("holdfast.stores.postgres") / "sql"
     files = [file for part in ("migrations", "functions") for file in (folder / part).iterdir()]
     with psycopg.connect(url) as connection:
         connection.execute("create schema holdfast; set check_function_bodies = off")

@@ -7,11 +7,11 @@ import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy
 from tests.postgres_server import EmbeddedServer, fresh_database
-from tests.stores.postgres_cases import bounded, opened, through, until
+from tests.stores.postgres_support import fail_after_timeout, open_store, route_through, wait_until
 
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.checkpoint.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.subject import a_write, begun, bodies_of, enlisted
+from holdfast.stores.postgres import PostgresStore
+from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, load_bodies, make_append
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ async def address(primary: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
 
 @pytest.fixture
 async def store(address: CuttingProxy, url: str) -> AsyncIterator[PostgresStore]:
-    async with opened(url), opened(through(address, url), patience=timedelta(seconds=1)) as store:
+    async with open_store(url), open_store(route_through(address, url), timeout=timedelta(seconds=1)) as store:
         yield store
 
 
@@ -67,38 +67,38 @@ async def caught_up(standby: EmbeddedServer, url: str) -> None:
     async def is_there() -> bool:
         return asked(standby.url(), f"select pg_last_wal_replay_lsn() >= '{now}'") == [(True,)]
 
-    await until(is_there)
+    await wait_until(is_there)
 
 
 async def test_saves_succeed_again_once_it_leads_to_the_primary(
     address: CuttingProxy, primary: EmbeddedServer, standby: EmbeddedServer, store: PostgresStore, url: str
 ) -> None:
-    claim = await begun(store, await enlisted(store))
+    claim = await create_claimed(store, await add_worker(store))
     await caught_up(standby, url)
     address.lead_to(standby.socket)
     cut(url)
-    async with bounded():
+    async with fail_after_timeout():
         with pytest.raises(StoreUnavailable, match="standby"):
-            await store.append(claim, a_write(1, b"one"))
+            await store.append(claim, make_append(1, b"one"))
         address.lead_to(primary.socket)
-        await store.append(claim, a_write(1, b"one"))
-        await enlisted(store)
-    assert await bodies_of(store) == [b"begin", b"one"]
+        await store.append(claim, make_append(1, b"one"))
+        await add_worker(store)
+    assert await load_bodies(store) == [b"begin", b"one"]
 
 
 async def test_what_is_read_is_not_what_the_standby_has_for_ever(
     address: CuttingProxy, primary: EmbeddedServer, standby: EmbeddedServer, store: PostgresStore, url: str
 ) -> None:
-    claim = await begun(store, await enlisted(store))
+    claim = await create_claimed(store, await add_worker(store))
     await caught_up(standby, url)
     asked(standby.url(), "select pg_wal_replay_pause()")
     try:
         address.lead_to(standby.socket)
         cut(url)
-        assert await bodies_of(store) == [b"begin"]
+        assert await load_bodies(store) == [b"begin"]
         address.lead_to(primary.socket)
-        await store.append(claim, a_write(1, b"one"))
-        assert await bodies_of(store) == [b"begin", b"one"]
+        await store.append(claim, make_append(1, b"one"))
+        assert await load_bodies(store) == [b"begin", b"one"]
     finally:
         asked(standby.url(), "select pg_wal_replay_resume()")
 
@@ -106,15 +106,15 @@ async def test_what_is_read_is_not_what_the_standby_has_for_ever(
 async def test_who_may_not_listen_there_tries_ever_more_seldom(
     address: CuttingProxy, standby: EmbeddedServer, url: str
 ) -> None:
-    async with opened(url):
+    async with open_store(url):
         pass
     await caught_up(standby, url)
     address.lead_to(standby.socket)
-    async with opened(url, listen_url=through(address, url)):
+    async with open_store(url, listen_url=route_through(address, url)):
 
         async def tried_often() -> bool:
             return len(address.made) >= 6
 
-        await until(tried_often)
+        await wait_until(tried_often)
     # Pauses of 50, 100, 200, 400 and 800 ms.
     assert address.made[5] - address.made[0] > 1.5

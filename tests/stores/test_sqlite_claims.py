@@ -13,15 +13,20 @@ import apsw
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claim import Worker
+from holdfast.checkpoint.claim import WorkerIdentity, this_process
 from holdfast.checkpoint.errors import RunBusy
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.liveness import this_process
-from holdfast.checkpoint.record import Ending, RunFilter
-from holdfast.checkpoint.stores.sqlite import SqliteStore, claims
+from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.stores.sqlite import SqliteStore, claims
 from holdfast.testing import ManualClock
-from holdfast.testing.store_suite.subject import a_run, a_worker, begun, enlisted, ids, listed
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    get_run_ids,
+    list_run_ids,
+    make_run,
+    make_worker,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -30,7 +35,7 @@ HOUR = timedelta(hours=1)
 async def opened(
     path: Path, *, clock: Clock = SYSTEM_CLOCK, dead_after: timedelta = timedelta(seconds=30)
 ) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, clock=clock, dead_after=dead_after)
+    store = SqliteStore(path, clock=clock, lease_timeout=dead_after)
     await store.open()
     try:
         yield store
@@ -38,9 +43,9 @@ async def opened(
         await store.close()
 
 
-def elsewhere() -> Worker:
+def elsewhere() -> WorkerIdentity:
     """A worker whose process cannot be seen from here."""
-    worker = a_worker()
+    worker = make_worker()
     return msgspec.structs.replace(worker, process=msgspec.structs.replace(worker.process, host="elsewhere"))
 
 
@@ -50,24 +55,24 @@ def elsewhere() -> Worker:
 async def test_callers_take_turns_over_claims_of_one_run_each(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
         for n in range(10):
-            await store.create(a_run(f"busy-{n}", caller_id="busy"))
+            await store.create(make_run(f"busy-{n}", caller_id="busy"))
         for n in range(2):
-            await store.create(a_run(f"quiet-{n}", caller_id="quiet"))
-        worker = await enlisted(store)
-        taken = [ids(await store.claim_next(worker, agents=["agent"], limit=1))[0] for _ in range(6)]
+            await store.create(make_run(f"quiet-{n}", caller_id="quiet"))
+        worker = await add_worker(store)
+        taken = [get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1))[0] for _ in range(6)]
         assert taken == ["busy-0", "quiet-0", "busy-1", "quiet-1", "busy-2", "busy-3"]
 
 
 async def test_with_more_callers_than_are_looked_at_at_once_nobody_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    monkeypatch.setattr(claims, "_CALLERS_PER_SCAN", 4)
     async with opened(tmp_path / "runs.db") as store:
         callers = ["", *(f"caller-{n:02}" for n in range(10))]
         for n in range(3):
             for caller in callers:
-                await store.create(a_run(f"{caller}:{n}", caller_id=caller, agent_name=f"agent-{n % 2}"))
-        worker = await enlisted(store)
+                await store.create(make_run(f"{caller}:{n}", caller_id=caller, agent_name=f"agent-{n % 2}"))
+        worker = await add_worker(store)
         served: list[str] = []
         while taken := await store.claim_next(worker, agents=["agent-0", "agent-1"], limit=1):
             served += [claim.run_id.partition(":")[0] for claim in taken]
@@ -79,28 +84,30 @@ async def test_with_more_callers_than_are_looked_at_at_once_nobody_is_left_out(
 async def test_one_claim_takes_the_oldest_of_each_however_many_callers_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    monkeypatch.setattr(claims, "_CALLERS_PER_SCAN", 4)
     async with opened(tmp_path / "runs.db") as store:
         for n in range(3):
             for caller in range(9):
-                await store.create(a_run(f"{caller}:{n}", caller_id=str(caller)))
-        worker = await enlisted(store)
-        assert sorted(ids(await store.claim_next(worker, agents=["agent"], limit=9))) == [f"{n}:0" for n in range(9)]
-        rest = ids(await store.claim_next(worker, agents=["agent"], limit=12))
+                await store.create(make_run(f"{caller}:{n}", caller_id=str(caller)))
+        worker = await add_worker(store)
+        assert sorted(get_run_ids(await store.claim_next(worker, agents=["agent"], limit=9))) == [
+            f"{n}:0" for n in range(9)
+        ]
+        rest = get_run_ids(await store.claim_next(worker, agents=["agent"], limit=12))
         assert sorted(rest[:9]) == [f"{n}:1" for n in range(9)]
         assert all(run_id.endswith(":2") for run_id in rest[9:])
 
 
 async def test_what_another_process_left_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    monkeypatch.setattr(claims, "_CALLERS_PER_SCAN", 4)
     async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
         names = [f"run-{n}" for n in range(8)]
         for name in names:
-            await store.create(a_run(name, caller_id=name))
-        worker, another = await enlisted(store), await enlisted(other)
-        taken = ids(await store.claim_next(worker, agents=["agent"], limit=2))
-        taken += ids(await other.claim_next(another, agents=["agent"], limit=4))
-        taken += ids(await store.claim_next(worker, agents=["agent"], limit=4))
+            await store.create(make_run(name, caller_id=name))
+        worker, another = await add_worker(store), await add_worker(other)
+        taken = get_run_ids(await store.claim_next(worker, agents=["agent"], limit=2))
+        taken += get_run_ids(await other.claim_next(another, agents=["agent"], limit=4))
+        taken += get_run_ids(await store.claim_next(worker, agents=["agent"], limit=4))
         assert sorted(taken) == names
 
 
@@ -108,56 +115,56 @@ async def test_what_another_process_left_is_given_once(tmp_path: Path, monkeypat
 async def test_every_ready_run_is_found_and_given_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 4)
+    monkeypatch.setattr(claims, "_CALLERS_PER_SCAN", 4)
     chance, ready = random.Random(seed), set()
     async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
-        gone = await enlisted(store)
+        gone = await add_worker(store)
         for n in range(40):
-            run = a_run(f"run-{n:02}", caller_id=f"{chance.randrange(30):02}", agent_name=chance.choice("AB"))
+            run = make_run(f"run-{n:02}", caller_id=f"{chance.randrange(30):02}", agent_name=chance.choice("AB"))
             if chance.random() < 0.2:
-                await (store.create(run) if chance.random() < 0.5 else begun(store, gone, run))
+                await (store.create(run) if chance.random() < 0.5 else create_claimed(store, gone, run))
                 ready.add(run.run_id)
             else:
-                later = Ending(status=Status.INTERRUPTED, delay=HOUR)
-                await store.settle(await begun(store, gone, run), later)
-        await store.discharge(gone)
-        askers = [(store, await enlisted(store)), (other, await enlisted(other))]
+                later = Release(status=RunStatus.INTERRUPTED, delay=HOUR)
+                await store.release(await create_claimed(store, gone, run), later)
+        await store.deregister_worker(gone)
+        askers = [(store, await add_worker(store)), (other, await add_worker(other))]
         taken: list[str] = []
         while True:
             asked, worker = chance.choice(askers)
             some = await asked.claim_next(worker, agents=["A", "B"], limit=chance.randint(1, 6))
             if not some:
                 break
-            taken += ids(some)
+            taken += get_run_ids(some)
         assert Counter(taken) == Counter(ready)
 
 
 async def test_a_look_ends_where_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "_CALLERS_AT_ONCE", 2)
+    monkeypatch.setattr(claims, "_CALLERS_PER_SCAN", 2)
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        begins = [await begun(store, worker, a_run(f"run-{n}", caller_id=str(n))) for n in range(4)]
+        worker = await add_worker(store)
+        begins = [await create_claimed(store, worker, make_run(f"run-{n}", caller_id=str(n))) for n in range(4)]
         for claim in begins:
             delay = timedelta(0) if claim.run_id == "run-1" else HOUR
-            await store.settle(claim, Ending(status=Status.INTERRUPTED, delay=delay))
+            await store.release(claim, Release(status=RunStatus.INTERRUPTED, delay=delay))
         [claim] = await store.claim_next(worker, agents=["agent"], limit=1)
-        await store.settle(claim, Ending(status=Status.INTERRUPTED, delay=HOUR))
+        await store.release(claim, Release(status=RunStatus.INTERRUPTED, delay=HOUR))
         # Behind the second caller it begins, and with the second it ends, without a look at fewer than it may.
         async with asyncio.timeout(60):
-            assert ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
+            assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
 
 
 async def test_runs_of_several_dead_workers_and_waiting_ones_are_one_queue(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
-        gone = [await enlisted(store) for _ in range(3)]
+        gone = [await add_worker(store) for _ in range(3)]
         for n in range(12):
             if n % 4 == 3:
-                await store.create(a_run(f"run-{n:02}", caller_id="one"))
+                await store.create(make_run(f"run-{n:02}", caller_id="one"))
             else:
-                await begun(store, gone[n % 4], a_run(f"run-{n:02}", caller_id="one"))
+                await create_claimed(store, gone[n % 4], make_run(f"run-{n:02}", caller_id="one"))
         for worker in gone:
-            await store.discharge(worker)
-        taken = ids(await store.claim_next(await enlisted(store), agents=["agent"], limit=12))
+            await store.deregister_worker(worker)
+        taken = get_run_ids(await store.claim_next(await add_worker(store), agents=["agent"], limit=12))
         assert taken == [f"run-{n:02}" for n in range(12)]
 
 
@@ -168,31 +175,31 @@ async def test_a_worker_that_cannot_be_seen_is_dead_when_its_heartbeat_is_old(tm
     clock = ManualClock()
     worker = elsewhere()
     async with opened(tmp_path / "runs.db", clock=clock) as theirs:
-        await theirs.enlist(worker)
-        await begun(theirs, worker.worker_id)
+        await theirs.register_worker(worker)
+        await create_claimed(theirs, worker.worker_id)
     async with opened(tmp_path / "runs.db", clock=clock) as store:
-        other = await enlisted(store)
+        other = await add_worker(store)
         await clock.advance(timedelta(seconds=29))
         with pytest.raises(RunBusy):
             await store.claim("run-1", other)
-        assert ids(await store.claim_next(other, agents=["agent"], limit=1)) == []
-        assert await listed(store, RunFilter(interrupted=True)) == []
+        assert get_run_ids(await store.claim_next(other, agents=["agent"], limit=1)) == []
+        assert await list_run_ids(store, RunFilter(interrupted=True)) == []
         await clock.advance(timedelta(seconds=2))
-        assert await listed(store, RunFilter(interrupted=True)) == ["run-1"]
-        assert ids(await store.claim_next(other, agents=["agent"], limit=1)) == ["run-1"]
+        assert await list_run_ids(store, RunFilter(interrupted=True)) == ["run-1"]
+        assert get_run_ids(await store.claim_next(other, agents=["agent"], limit=1)) == ["run-1"]
 
 
 async def test_a_process_that_can_be_seen_needs_no_heartbeat(tmp_path: Path) -> None:
     clock = ManualClock()
     async with opened(tmp_path / "runs.db", clock=clock) as store:
-        await begun(store, await enlisted(store))
-        recycled = Worker(
+        await create_claimed(store, await add_worker(store))
+        recycled = WorkerIdentity(
             worker_id="recycled", process=msgspec.structs.replace(this_process(), started="at another time")
         )
-        await store.enlist(recycled)
-        await begun(store, "recycled", a_run("run-2"))
+        await store.register_worker(recycled)
+        await create_claimed(store, "recycled", make_run("run-2"))
         await clock.advance(HOUR)
-        assert await listed(store, RunFilter(interrupted=True)) == ["run-2"]
+        assert await list_run_ids(store, RunFilter(interrupted=True)) == ["run-2"]
         with pytest.raises(RunBusy):
             await store.claim("run-1", "somebody")
 
@@ -200,7 +207,7 @@ async def test_a_process_that_can_be_seen_needs_no_heartbeat(tmp_path: Path) -> 
 async def test_the_heart_beats_while_the_event_loop_is_blocked(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with opened(path, dead_after=timedelta(milliseconds=50)) as store:
-        await store.enlist(elsewhere())
+        await store.register_worker(elsewhere())
         connection = apsw.Connection(str(path))
         beats: set[object] = set()
         end = time.monotonic() + 60
@@ -216,16 +223,16 @@ async def test_a_discharged_worker_has_no_heart_any_more(tmp_path: Path) -> None
     async with opened(path, dead_after=timedelta(milliseconds=5)) as store:
         for _ in range(50):
             worker = elsewhere()
-            await store.enlist(worker)
-            await store.discharge(worker.worker_id)
+            await store.register_worker(worker)
+            await store.deregister_worker(worker.worker_id)
         stays = elsewhere()
-        await store.enlist(stays)
+        await store.register_worker(stays)
         connection = apsw.Connection(str(path))
         asked = "SELECT heartbeat_at FROM workers WHERE worker_id = ?"
         first = connection.execute(asked, (stays.worker_id,)).get
         async with asyncio.timeout(60):
             while connection.execute(asked, (stays.worker_id,)).get == first:
-                await store.changed(timedelta(milliseconds=10))
+                await store.wait_for_change(timedelta(milliseconds=10))
         assert connection.execute("SELECT worker_id FROM workers").fetchall() == [(stays.worker_id,)]
         connection.close()
 
@@ -235,8 +242,8 @@ async def test_the_rows_of_dead_workers_do_not_add_up(tmp_path: Path) -> None:
     async with opened(path) as store:
         for n in range(20):
             dead = msgspec.structs.replace(this_process(), started=f"at another time {n}")
-            await store.enlist(Worker(worker_id=f"dead-{n}", process=dead))
-        lives = await enlisted(store)
+            await store.register_worker(WorkerIdentity(worker_id=f"dead-{n}", process=dead))
+        lives = await add_worker(store)
         connection = apsw.Connection(str(path))
         assert connection.execute("SELECT worker_id FROM workers").fetchall() == [(lives,)]
         connection.close()
@@ -248,20 +255,20 @@ async def test_the_rows_of_dead_workers_do_not_add_up(tmp_path: Path) -> None:
 async def test_a_change_between_two_waits_is_not_missed(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
         for acting in (store, other):
-            while await store.changed(timedelta(milliseconds=20)):
+            while await store.wait_for_change(timedelta(milliseconds=20)):
                 pass
-            await acting.create(a_run(f"by {acting}"))
+            await acting.create(make_run(f"by {acting}"))
             async with asyncio.timeout(60):
-                assert await store.changed(HOUR)
+                assert await store.wait_for_change(HOUR)
 
 
 async def test_saves_are_no_signs(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
-        worker = await enlisted(store)
-        await begun(store, worker)
-        while await store.changed(timedelta(milliseconds=20)):
+        worker = await add_worker(store)
+        await create_claimed(store, worker)
+        while await store.wait_for_change(timedelta(milliseconds=20)):
             pass
-        waiting = asyncio.ensure_future(store.changed(timedelta(milliseconds=300)))
+        waiting = asyncio.ensure_future(store.wait_for_change(timedelta(milliseconds=300)))
         for n in range(10):
-            await begun(other, worker, a_run(f"other-{n}"))
+            await create_claimed(other, worker, make_run(f"other-{n}"))
         assert not await waiting

@@ -11,13 +11,19 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.checkpoint.errors import RunDamaged, SchemaTooNew, StoreDenied, StoreError
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending
-from holdfast.checkpoint.stores.sqlite import SqliteStore
-from holdfast.checkpoint.stores.sqlite.database import Database
-from holdfast.checkpoint.stores.sqlite.statements import migrations
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, contents, enlisted, listed
+from holdfast.checkpoint.errors import RunDamaged, SchemaTooNew, StoreError, StorePermissionError
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.database import Database, load_migrations
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    list_run_ids,
+    load_bodies,
+    load_contents,
+    make_append,
+    make_run,
+)
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -34,16 +40,16 @@ async def opened(path: Path) -> AsyncIterator[SqliteStore]:
 
 async def _a_store_with_a_run(path: Path) -> None:
     async with opened(path) as store:
-        claim = await begun(store, await enlisted(store))
-        await store.append(claim, a_write(1, b"saved"))
-        await store.settle(claim, Ending(status=Status.INTERRUPTED))
+        claim = await create_claimed(store, await add_worker(store))
+        await store.append(claim, make_append(1, b"saved"))
+        await store.release(claim, Release(status=RunStatus.INTERRUPTED))
 
 
 async def test_a_folder_that_does_not_exist_is_created(tmp_path: Path) -> None:
     path = tmp_path / "some" / "new" / "folder" / "runs.db"
     await _a_store_with_a_run(path)
     async with opened(path) as store:
-        assert await bodies_of(store) == [b"begin", b"saved"]
+        assert await load_bodies(store) == [b"begin", b"saved"]
 
 
 async def test_a_closed_store_is_one_file(tmp_path: Path) -> None:
@@ -60,7 +66,7 @@ async def test_a_folder_that_cannot_be_made_is_denied_or_named(tmp_path: Path) -
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match=r"runs\.db"):
         await SqliteStore(tmp_path / "file" / "folder" / "runs.db").open()
-    with pytest.raises(StoreDenied, match="permissions"):
+    with pytest.raises(StorePermissionError, match="permissions"):
         await SqliteStore("/sys/holdfast/runs.db").open()
 
 
@@ -89,7 +95,7 @@ async def test_a_file_that_is_locked_for_a_moment_is_waited_for(
     monkeypatch.setattr(time, "sleep", unlock)
     async with opened(path) as store:
         assert not locks, "it was locked, and the opening has waited"
-        assert await bodies_of(store) == [b"begin", b"saved"]
+        assert await load_bodies(store) == [b"begin", b"saved"]
 
 
 @pytest.mark.parametrize("content", [b"not a database\n" * 1000, b"\0" * 100_000], ids=["text", "zeros"])
@@ -116,7 +122,7 @@ async def test_another_programs_database_is_refused_and_left_alone(tmp_path: Pat
 async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     await _a_store_with_a_run(path)
-    newer = len(migrations()) + 1
+    newer = len(load_migrations()) + 1
     connection = apsw.Connection(str(path))
     connection.pragma("user_version", newer)
     connection.close()
@@ -136,31 +142,31 @@ async def test_many_open_a_new_store_at_once(tmp_path: Path) -> None:
     stores = [SqliteStore(tmp_path / "new" / "runs.db") for _ in range(10)]
     await asyncio.gather(*(store.open() for store in stores))
     for n, store in enumerate(stores):
-        await store.create(a_run(f"run-{n}"))
-    assert await listed(stores[0]) == [f"run-{n}" for n in range(10)]
+        await store.create(make_run(f"run-{n}"))
+    assert await list_run_ids(stores[0]) == [f"run-{n}" for n in range(10)]
     await asyncio.gather(*(store.close() for store in stores))
 
 
-@pytest.mark.parametrize("version", range(1, len(migrations()) + 1))
+@pytest.mark.parametrize("version", range(1, len(load_migrations()) + 1))
 async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path, version: int) -> None:
     """How such a file is made: tests/stores/sqlite_fixture.py."""
     path = tmp_path / "runs.db"
     shutil.copy(FIXTURES / f"sqlite-v{version}.db", path)
     expected = json.loads((FIXTURES / f"sqlite-v{version}.json").read_text())
     async with opened(path) as store:
-        found = {run_id: await contents(store, run_id) for run_id in await listed(store)}
+        found = {run_id: await load_contents(store, run_id) for run_id in await list_run_ids(store)}
         assert {
             run_id: [record.status, record.strikes, [f"{entry.kind} {entry.body.decode()}" for entry in journal]]
             for run_id, (record, journal) in found.items()
         } == expected
-        worker = await enlisted(store)
+        worker = await add_worker(store)
         for record, journal in reversed(found.values()):
-            claim = await store.claim(record.run_id, worker, statuses=frozenset(Status))
+            claim = await store.claim(record.run_id, worker, statuses=frozenset(RunStatus))
             assert claim.token > record.token
-            await store.append(claim, a_write(record.next_seq, b"goes on"))
-            assert (await bodies_of(store, record.run_id))[len(journal) :] == [b"goes on"]
+            await store.append(claim, make_append(record.next_seq, b"goes on"))
+            assert (await load_bodies(store, record.run_id))[len(journal) :] == [b"goes on"]
             await store.remove(record.run_id, claim=claim)
-        assert await listed(store) == []
+        assert await list_run_ids(store) == []
 
 
 DAMAGE = (
@@ -191,12 +197,12 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
     whole = tmp_path / "whole.db"
     bodies = [b"%d" % seq for seq in range(200)]
     async with opened(whole) as store:
-        worker = await enlisted(store)
+        worker = await add_worker(store)
         for run_id in ("run-1", "run-2"):
-            claim = await begun(store, worker, a_run(run_id, bodies[0]))
+            claim = await create_claimed(store, worker, make_run(run_id, bodies[0]))
             for seq, body in enumerate(bodies[1:], 1):
-                await store.append(claim, a_write(seq, body))
-        await store.discharge(worker)
+                await store.append(claim, make_append(seq, body))
+        await store.deregister_worker(worker)
     changes = [f"UPDATE pieces SET {damage} WHERE piece_key = {{}}" for damage in DAMAGE]
     for number, damage in enumerate((*changes, "DELETE FROM pieces WHERE piece_key = {}")):
         # Entry 193 names many.
@@ -210,29 +216,29 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
             async with opened(path) as store:
                 if "before" in damage and key != 200:
                     # Only the sweep goes that way.
-                    assert await bodies_of(store) == bodies
+                    assert await load_bodies(store) == bodies
                 else:
                     with pytest.raises(RunDamaged):
                         await store.load("run-1")
-                assert await bodies_of(store, "run-2") == bodies
+                assert await load_bodies(store, "run-2") == bodies
                 await store.remove("run-1")
-                assert await listed(store) == ["run-2"]
+                assert await list_run_ids(store) == ["run-2"]
 
 
 async def test_removing_a_damaged_run_leaves_the_entries_of_others(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with opened(path) as store:
-        worker = await enlisted(store)
+        worker = await add_worker(store)
         for run_id in ("run-1", "run-2"):
-            claim = await begun(store, worker, a_run(run_id, b"zero"))
-            await store.append(claim, a_write(1, b"one"))
-            await store.append(claim, a_write(2, b"two"))
-        await store.discharge(worker)
+            claim = await create_claimed(store, worker, make_run(run_id, b"zero"))
+            await store.append(claim, make_append(1, b"one"))
+            await store.append(claim, make_append(2, b"two"))
+        await store.deregister_worker(worker)
     connection = apsw.Connection(str(path))
     connection.execute("UPDATE pieces SET before = 2 WHERE piece_key = 5")
     async with opened(path) as store:
         await store.remove("run-2")
     async with opened(path) as store:
-        assert await bodies_of(store, "run-1") == [b"zero", b"one", b"two"]
+        assert await load_bodies(store, "run-1") == [b"zero", b"one", b"two"]
     assert connection.execute("SELECT count(*) FROM garbage").get == 0
     connection.close()

@@ -15,20 +15,18 @@ import apsw
 import pytest
 from tests.stores.sqlite_power_loss import KEPT, Operation, Platter, Recording, recorded
 
-from holdfast.checkpoint.claim import Claim, Worker
+from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
-from holdfast.checkpoint.journal import Entry, EntryKind, Write
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.liveness import this_process
-from holdfast.checkpoint.record import Ending, NewRun
-from holdfast.checkpoint.stores.sqlite import SqliteStore, database, pulse, upkeep
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.record import NewRun, Release, RunStatus
+from holdfast.stores.sqlite import SqliteStore, database, heartbeat, vacuum
 
 #: How many images of each way to lose writes are looked at. More of them find rarer trouble.
 ROUNDS = int(os.environ.get("HOLDFAST_POWER_LOSS_ROUNDS", "1"))
 IMAGES_PER_ROUND = 60
 
 #: What a run is: its status and the bodies of its entries. `None`: not there.
-State = tuple[Status, tuple[bytes, ...]] | None
+State = tuple[RunStatus, tuple[bytes, ...]] | None
 
 
 @dataclass
@@ -77,7 +75,7 @@ async def _one_run(day: Day, run_id: str, chance: random.Random) -> None:
         assert claim is not None
         held.append(claim)
 
-    await day.change(run_id, (Status.RUNNING, tuple(bodies)), create())
+    await day.change(run_id, (RunStatus.RUNNING, tuple(bodies)), create())
     seq = 1
     for n in range(chance.randint(4, 10)):
         new = [f"{run_id} {n} ".encode() + chance.randbytes(chance.choice((10, 700, 2000, 40_000)))]
@@ -85,15 +83,15 @@ async def _one_run(day: Day, run_id: str, chance: random.Random) -> None:
             new.append(b"and another")
         replace = chance.random() < 0.15
         bodies = new if replace else bodies + new
-        write = Write(entries=_entries(seq, new), progress=b"%d" % n, replace=replace, finished_step=True)
-        await day.change(run_id, (Status.RUNNING, tuple(bodies)), store.append(held[0], write))
+        write = Append(entries=_entries(seq, new), progress=b"%d" % n, rewrite=replace, step_finished=True)
+        await day.change(run_id, (RunStatus.RUNNING, tuple(bodies)), store.append(held[0], write))
         seq += len(new)
-    end = chance.choice((Status.PARKED, Status.FAILED, None, Status.RUNNING))
+    end = chance.choice((RunStatus.PARKED, RunStatus.FAILED, None, RunStatus.RUNNING))
     if end is None:
         await day.change(run_id, None, store.remove(run_id, claim=held[0]))
-    elif end is not Status.RUNNING:
-        ending = Ending(status=end, entries=_entries(seq, [b"the end"]), keep=timedelta(hours=1))
-        await day.change(run_id, (end, (*bodies, b"the end")), store.settle(held[0], ending))
+    elif end is not RunStatus.RUNNING:
+        ending = Release(status=end, entries=_entries(seq, [b"the end"]), retention=timedelta(hours=1))
+        await day.change(run_id, (end, (*bodies, b"the end")), store.release(held[0], ending))
 
 
 async def _a_day(
@@ -106,7 +104,7 @@ async def _a_day(
         for opening in range(2):
             store = SqliteStore(folder / "runs.db", durability=durability)
             await store.open()
-            await store.enlist(Worker(worker_id="worker", process=this_process()))
+            await store.register_worker(WorkerIdentity(worker_id="worker", process=this_process()))
             day = Day(store, recording, lives)
             chances = [random.Random(f"{opening} {n}") for n in range(6)]
             await asyncio.gather(*(_one_run(day, f"run-{opening}-{n}", chance) for n, chance in enumerate(chances)))
@@ -171,7 +169,7 @@ async def _wrong_after_cuts(
 @pytest.fixture(autouse=True)
 def _small_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short day sees checkpoints and starts its log over."""
-    monkeypatch.setattr(upkeep, "_CHECKPOINT_BYTES", 25 * 16384)
+    monkeypatch.setattr(vacuum, "_CHECKPOINT_BYTES", 25 * 16384)
 
 
 async def test_a_power_cut_loses_nothing_acknowledged_and_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -195,8 +193,8 @@ async def test_the_simulation_goes_red_without_syncs(tmp_path: Path, monkeypatch
     def never_sync(connection: apsw.Connection, wanted: bool) -> None:
         connection.pragma("synchronous", "OFF")
 
-    for module in (database, upkeep, pulse):
-        monkeypatch.setattr(module, "sync_each_commit", never_sync)
+    for module in (database, vacuum, heartbeat):
+        monkeypatch.setattr(module, "set_synchronous", never_sync)
     done, lives = await _a_day(tmp_path / "store")
     wrong = await _wrong_after_cuts(done, lives, tmp_path, IMAGES_PER_ROUND, "off")
     assert wrong["lost"]

@@ -11,12 +11,19 @@ from tests.stores.sqlite_power_loss import recorded
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import ClaimLost, StoreClosed, StoreError
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import Ending
-from holdfast.checkpoint.stores.sqlite import SqliteStore, writer
-from holdfast.checkpoint.stores.sqlite import transaction as transactions
-from holdfast.checkpoint.stores.sqlite.statements import statement
-from holdfast.testing.store_suite.subject import a_run, a_write, begun, bodies_of, contents, enlisted, entries
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.stores.sqlite import SqliteStore, writer
+from holdfast.stores.sqlite import transaction as transactions
+from holdfast.stores.sqlite.database import statement
+from holdfast.testing.store_suite.store_under_test import (
+    add_worker,
+    create_claimed,
+    load_bodies,
+    load_contents,
+    make_append,
+    make_entries,
+    make_run,
+)
 
 
 @asynccontextmanager
@@ -32,10 +39,10 @@ async def opened(path: Path) -> AsyncIterator[SqliteStore]:
 async def test_saves_at_once_share_a_sync(tmp_path: Path) -> None:
     with recorded() as recording:
         async with opened(tmp_path / "runs.db") as store:
-            worker = await enlisted(store)
-            claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(100)]
+            worker = await add_worker(store)
+            claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(100)]
             before = len(recording.done)
-            await asyncio.gather(*(store.append(claim, a_write(1, b"more")) for claim in claims))
+            await asyncio.gather(*(store.append(claim, make_append(1, b"more")) for claim in claims))
             syncs = [what for what in recording.done[before:] if what.what == "sync" and what.name.endswith("-wal")]
             assert 1 <= len(syncs) <= 5
 
@@ -43,10 +50,10 @@ async def test_saves_at_once_share_a_sync(tmp_path: Path) -> None:
 async def test_each_save_is_synced_before_it_returns(tmp_path: Path) -> None:
     with recorded() as recording:
         async with opened(tmp_path / "runs.db") as store:
-            claim = await begun(store, await enlisted(store))
+            claim = await create_claimed(store, await add_worker(store))
             for seq in range(1, 30):
                 before = len(recording.done)
-                await store.append(claim, a_write(seq, b"more"))
+                await store.append(claim, make_append(seq, b"more"))
                 done = [operation.what for operation in recording.done[before:] if operation.name.endswith("-wal")]
                 assert "write" in done
                 assert "sync" in done[done.index("write") :]
@@ -56,157 +63,163 @@ async def test_each_save_is_synced_before_it_returns(tmp_path: Path) -> None:
 async def test_a_lone_run_in_a_hurry_is_written_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: float
 ) -> None:
-    monkeypatch.setattr(writer, "_QUICK", quick)
-    monkeypatch.setattr(writer, "_IN_PACE", quick)
+    monkeypatch.setattr(writer, "_INLINE_MAX_COMMIT_S", quick)
+    monkeypatch.setattr(writer, "_INLINE_MAX_GAP_S", quick)
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        claim = await begun(store, worker)
+        worker = await add_worker(store)
+        claim = await create_claimed(store, worker)
         for seq in range(1, 100):
-            await store.append(claim, a_write(seq, b"%d" % seq))
+            await store.append(claim, make_append(seq, b"%d" % seq))
         with pytest.raises(ClaimLost):
-            await store.append(Claim(run_id="run-1", worker_id=worker, token=999, strikes=1), a_write(100, b"late"))
-        await store.append(claim, a_write(100, b"compacted", replace=True))
-        await store.append(claim, a_write(101, b"goes on"))
-        await store.settle(claim, Ending(status=Status.PARKED, entries=entries(102, b"the end")))
+            await store.append(Claim(run_id="run-1", worker_id=worker, token=999, strikes=1), make_append(100, b"late"))
+        await store.append(claim, make_append(100, b"compacted", rewrite=True))
+        await store.append(claim, make_append(101, b"goes on"))
+        await store.release(claim, Release(status=RunStatus.PARKED, entries=make_entries(102, b"the end")))
         with pytest.raises(ClaimLost):
-            await store.append(claim, a_write(103, b"late"))
-        assert await bodies_of(store) == [b"compacted", b"goes on", b"the end"]
+            await store.append(claim, make_append(103, b"late"))
+        assert await load_bodies(store) == [b"compacted", b"goes on", b"the end"]
         await store.remove("run-1")
     async with opened(tmp_path / "runs.db") as store:
-        assert [record async for record in store.records()] == []
+        assert [record async for record in store.list_runs()] == []
 
 
 async def test_a_lone_run_in_a_hurry_does_not_keep_others_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_QUICK", 60.0)
-    monkeypatch.setattr(writer, "_IN_PACE", 60.0)
+    monkeypatch.setattr(writer, "_INLINE_MAX_COMMIT_S", 60.0)
+    monkeypatch.setattr(writer, "_INLINE_MAX_GAP_S", 60.0)
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        hasty, other = [await begun(store, worker, a_run(name)) for name in ("hasty", "other")]
+        worker = await add_worker(store)
+        hasty, other = [await create_claimed(store, worker, make_run(name)) for name in ("hasty", "other")]
         over = asyncio.Event()
 
         async def hurry() -> int:
             seq = 1
             while not over.is_set():
-                await store.append(hasty, a_write(seq, b"more"))
+                await store.append(hasty, make_append(seq, b"more"))
                 seq += 1
             return seq
 
         hurrying = asyncio.ensure_future(hurry())
         for seq in range(1, 50):
-            await store.append(other, a_write(seq, b"more"))
-            assert len(await bodies_of(store, "other")) == seq + 1
+            await store.append(other, make_append(seq, b"more"))
+            assert len(await load_bodies(store, "other")) == seq + 1
         over.set()
         written = await hurrying
-        assert len(await bodies_of(store, "hasty")) == written
+        assert len(await load_bodies(store, "hasty")) == written
 
 
 async def test_a_caller_that_goes_away_harms_nobody(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(20)]
-        saves = [asyncio.ensure_future(store.append(claim, a_write(1, b"one", b"two"))) for claim in claims]
+        worker = await add_worker(store)
+        claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(20)]
+        saves = [asyncio.ensure_future(store.append(claim, make_append(1, b"one", b"two"))) for claim in claims]
         await asyncio.sleep(0)
         for save in saves[::2]:
             save.cancel()
         await asyncio.gather(*saves, return_exceptions=True)
         for n, claim in enumerate(claims):
-            found = await bodies_of(store, claim.run_id)
+            found = await load_bodies(store, claim.run_id)
             whole = [b"begin", b"one", b"two"]
             assert found == whole or (n % 2 == 0 and found == [b"begin"]), "all of it, or nothing"
-            await store.append(claim, a_write(len(found), b"goes on"))
+            await store.append(claim, make_append(len(found), b"goes on"))
 
 
 async def test_a_claim_taken_by_another_process_is_noticed_by_a_writer_that_remembers(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
-        claim = await begun(store, await enlisted(store))
-        await store.append(claim, a_write(1, b"mine"))
-        stolen = await other.claim("run-1", await enlisted(other), steal=True)
+        claim = await create_claimed(store, await add_worker(store))
+        await store.append(claim, make_append(1, b"mine"))
+        stolen = await other.claim("run-1", await add_worker(other), steal=True)
         with pytest.raises(ClaimLost) as lost:
-            await store.append(claim, a_write(2, b"late"))
+            await store.append(claim, make_append(2, b"late"))
         assert lost.value.current == stolen.token
-        await other.append(stolen, a_write(2, b"theirs"))
-        assert await bodies_of(store) == [b"begin", b"mine", b"theirs"]
+        await other.append(stolen, make_append(2, b"theirs"))
+        assert await load_bodies(store) == [b"begin", b"mine", b"theirs"]
 
 
 async def test_a_writer_that_forgets_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "_HEADS_KEPT", 2)
+    monkeypatch.setattr(transactions, "_MAX_CACHED_TAILS", 2)
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(5)]
+        worker = await add_worker(store)
+        claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(5)]
         for seq in range(1, 5):
-            await asyncio.gather(*(store.append(claim, a_write(seq, b"%d" % seq)) for claim in claims))
+            await asyncio.gather(*(store.append(claim, make_append(seq, b"%d" % seq)) for claim in claims))
         for claim in claims:
-            assert await bodies_of(store, claim.run_id) == [b"begin", b"1", b"2", b"3", b"4"]
+            assert await load_bodies(store, claim.run_id) == [b"begin", b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("count", [3, 4, 7, 21, 85, 130, 530])
 async def test_the_appends_of_many_runs_at_once_are_each_written(tmp_path: Path, count: int) -> None:
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(count)]
+        worker = await add_worker(store)
+        claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(count)]
         expected = [b"begin"]
         for seq in range(1, 60, 3):
             bodies = (b"%d" % seq, b"", b"%d" % (seq * seq))
             expected += bodies
-            await asyncio.gather(*(store.append(claim, a_write(seq, *bodies)) for claim in claims))
+            await asyncio.gather(*(store.append(claim, make_append(seq, *bodies)) for claim in claims))
         for claim in claims:
-            record, journal = await contents(store, claim.run_id)
+            record, journal = await load_contents(store, claim.run_id)
             assert [entry.body for entry in journal] == expected
             assert (record.next_seq, record.size) == (61, sum(map(len, expected)))
 
 
 async def test_among_many_appends_at_once_each_is_refused_alone(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(20)]
-        await store.claim("run-3", worker, statuses=frozenset(Status), steal=True)
+        worker = await add_worker(store)
+        claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(20)]
+        await store.claim("run-3", worker, statuses=frozenset(RunStatus), steal=True)
         await store.remove("run-5", claim=claims[5])
-        await store.settle(claims[7], Ending(status=Status.PARKED))
-        writes = [a_write(2 if n == 9 else 1, b"one") for n in range(20)]
+        await store.release(claims[7], Release(status=RunStatus.PARKED))
+        writes = [make_append(2 if n == 9 else 1, b"one") for n in range(20)]
         results = await asyncio.gather(*map(store.append, claims, writes), return_exceptions=True)
         refused = {n: type(result) for n, result in enumerate(results) if result is not None}
         assert refused == {3: ClaimLost, 5: ClaimLost, 7: ClaimLost, 9: StoreError}
         for n in set(range(20)) - {5}:
-            assert await bodies_of(store, f"run-{n}") == [b"begin", *([b"one"] if n not in refused else [])]
+            assert await load_bodies(store, f"run-{n}") == [b"begin", *([b"one"] if n not in refused else [])]
 
 
 async def test_many_appends_of_two_processes_do_not_take_each_others_places(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with opened(path) as store, opened(path) as other:
-        claims = [await begun(at, await enlisted(at), a_run(f"run-{n}")) for n, at in enumerate([store, other] * 10)]
+        claims = [
+            await create_claimed(at, await add_worker(at), make_run(f"run-{n}"))
+            for n, at in enumerate([store, other] * 10)
+        ]
         for seq in range(1, 40):
             # The one goes on from where the other was: what it knows by heart of the file is out of date every time.
-            await asyncio.gather(*(store.append(claim, a_write(seq, b"%d" % seq)) for claim in claims[::2]))
-            await asyncio.gather(*(other.append(claim, a_write(seq, b"%d" % seq)) for claim in claims[1::2]))
+            await asyncio.gather(*(store.append(claim, make_append(seq, b"%d" % seq)) for claim in claims[::2]))
+            await asyncio.gather(*(other.append(claim, make_append(seq, b"%d" % seq)) for claim in claims[1::2]))
         expected = [b"begin", *(b"%d" % seq for seq in range(1, 40))]
         for claim in claims:
-            assert await bodies_of(store, claim.run_id) == expected
+            assert await load_bodies(store, claim.run_id) == expected
 
 
 async def test_what_comes_with_many_appends_is_done_with_them(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(40)]
+        worker = await add_worker(store)
+        claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(40)]
         await asyncio.gather(
-            *(store.append(claim, a_write(1, b"one")) for claim in claims[:20]),
-            *(store.settle(claim, Ending(status=Status.DONE, entries=entries(1, b"end"))) for claim in claims[20:30]),
+            *(store.append(claim, make_append(1, b"one")) for claim in claims[:20]),
+            *(
+                store.release(claim, Release(status=RunStatus.DONE, entries=make_entries(1, b"end")))
+                for claim in claims[20:30]
+            ),
             *(store.remove(claim.run_id, claim=claim) for claim in claims[30:]),
-            *(store.create(a_run(f"new-{n}")) for n in range(10)),
+            *(store.create(make_run(f"new-{n}")) for n in range(10)),
         )
         for n in range(30):
-            assert await bodies_of(store, f"run-{n}") == [b"begin", b"one" if n < 20 else b"end"]
-        left = {record.run_id async for record in store.records()}
+            assert await load_bodies(store, f"run-{n}") == [b"begin", b"one" if n < 20 else b"end"]
+        left = {record.run_id async for record in store.list_runs()}
         assert left == {*(f"run-{n}" for n in range(30)), *(f"new-{n}" for n in range(10))}
 
 
 async def test_among_many_removals_at_once_each_is_refused_alone(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
-        worker = await enlisted(store)
-        claims = [await begun(store, worker, a_run(f"run-{n}")) for n in range(20)]
-        await store.create(a_run("child", parent_run_id="run-2"))
-        await store.claim("run-3", worker, statuses=frozenset(Status), steal=True)
+        worker = await add_worker(store)
+        claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(20)]
+        await store.create(make_run("child", parent_run_id="run-2"))
+        await store.claim("run-3", worker, statuses=frozenset(RunStatus), steal=True)
         await store.remove("run-5", claim=claims[5])
         removals = [store.remove(claim.run_id, claim=claim) for claim in claims]
         results = await asyncio.gather(*removals, return_exceptions=True)
@@ -214,11 +227,11 @@ async def test_among_many_removals_at_once_each_is_refused_alone(tmp_path: Path)
             3: ClaimLost,
             5: ClaimLost,
         }
-        assert {record.run_id async for record in store.records()} == {"run-3"}, "the child goes with its parent"
+        assert {record.run_id async for record in store.list_runs()} == {"run-3"}, "the child goes with its parent"
 
 
 async def test_a_run_that_never_waits_leaves_turns_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for bound, value in {"_IN_PACE": 60.0, "_QUICK": 60.0, "_TURN": 1e-9}.items():
+    for bound, value in {"_INLINE_MAX_GAP_S": 60.0, "_INLINE_MAX_COMMIT_S": 60.0, "_INLINE_BUDGET_S": 1e-9}.items():
         monkeypatch.setattr(writer, bound, value)
     written = unattended = 0
 
@@ -230,10 +243,10 @@ async def test_a_run_that_never_waits_leaves_turns_to_others(tmp_path: Path, mon
             unattended = max(unattended, written - before)
 
     async with opened(tmp_path / "runs.db") as store:
-        claim = await begun(store, await enlisted(store))
+        claim = await create_claimed(store, await add_worker(store))
         attending = asyncio.create_task(attend())
         for seq in range(1, 200):
-            await store.append(claim, a_write(seq, b"more"))
+            await store.append(claim, make_append(seq, b"more"))
             written = seq
         attending.cancel()
     assert unattended <= 2
@@ -241,54 +254,56 @@ async def test_a_run_that_never_waits_leaves_turns_to_others(tmp_path: Path, mon
 
 async def test_appends_of_one_run_at_once_are_written_in_their_order(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
-        claim = await begun(store, await enlisted(store))
-        await asyncio.gather(*(store.append(claim, a_write(seq, b"%d" % seq)) for seq in range(1, 10)))
-        assert await bodies_of(store) == [b"begin", *(b"%d" % seq for seq in range(1, 10))]
+        claim = await create_claimed(store, await add_worker(store))
+        await asyncio.gather(*(store.append(claim, make_append(seq, b"%d" % seq)) for seq in range(1, 10)))
+        assert await load_bodies(store) == [b"begin", *(b"%d" % seq for seq in range(1, 10))]
 
 
 async def test_a_failed_batch_leaves_no_wrong_memory(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with opened(path) as store:
-        worker = await enlisted(store)
-        one, two = [await begun(store, worker, a_run(f"run-{n}")) for n in (1, 2)]
+        worker = await add_worker(store)
+        one, two = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in (1, 2)]
         other = apsw.Connection(str(path))
         other.execute(
             "CREATE TRIGGER picky BEFORE INSERT ON pieces WHEN new.body = CAST('onetwo' AS BLOB)"
             " BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
         await asyncio.gather(
-            store.append(one, a_write(1, b"one")), store.append(two, a_write(1, b"one", b"two")), return_exceptions=True
+            store.append(one, make_append(1, b"one")),
+            store.append(two, make_append(1, b"one", b"two")),
+            return_exceptions=True,
         )
         other.execute("DROP TRIGGER picky")
         other.close()
-        await store.append(one, a_write(2, b"two"))
-        await store.append(two, a_write(1, b"one again"))
-        assert await bodies_of(store, "run-1") == [b"begin", b"one", b"two"]
-        assert await bodies_of(store, "run-2") == [b"begin", b"one again"]
+        await store.append(one, make_append(2, b"two"))
+        await store.append(two, make_append(1, b"one again"))
+        assert await load_bodies(store, "run-1") == [b"begin", b"one", b"two"]
+        assert await load_bodies(store, "run-2") == [b"begin", b"one again"]
 
 
 async def test_nothing_is_written_after_close(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
-        claim = await begun(store, await enlisted(store))
+        claim = await create_claimed(store, await add_worker(store))
     before = (tmp_path / "runs.db").read_bytes()
     with pytest.raises(StoreClosed):
-        await store.append(claim, a_write(1, b"late"))
+        await store.append(claim, make_append(1, b"late"))
     assert (tmp_path / "runs.db").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("name", "count", "index"),
     [
-        ("standing", 1, "run_id"),
-        ("cancels", 1, "runs_to_cancel"),
-        ("family", 1, "runs_children"),
-        ("expired", 2, "runs_expiring"),
+        ("run_row", 1, "run_id"),
+        ("pending_cancellations", 1, "runs_to_cancel"),
+        ("run_tree", 1, "runs_children"),
+        ("expired_runs", 2, "runs_expiring"),
         ("list_unfinished", 6, "runs_unfinished"),
-        ("owners", 0, "runs_running"),
-        ("waiting_callers", 3, "runs_waiting"),
-        ("abandoned_callers", 4, "runs_running"),
-        ("waiting_runs", 4, "runs_waiting"),
-        ("abandoned_runs", 5, "runs_running"),
+        ("running_owners", 0, "runs_running"),
+        ("claimable_callers", 3, "runs_waiting"),
+        ("orphaned_callers", 4, "runs_running"),
+        ("claimable_runs", 4, "runs_waiting"),
+        ("orphaned_runs", 5, "runs_running"),
     ],
 )
 async def test_what_is_asked_often_reads_no_more_than_it_needs(

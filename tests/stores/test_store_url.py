@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.checkpoint.errors import StoreError
-from holdfast.checkpoint.opening import store_from_url
+from holdfast.stores.url import store_from_url
 
 
 def test_a_file_url_is_refused_and_names_what_to_use_instead() -> None:

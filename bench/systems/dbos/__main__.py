@@ -13,7 +13,7 @@ from bench.systems import protocol
 from bench.systems.dbos.agent import agent, plain_agent, watch
 from bench.systems.dbos.system import database_url, launched
 from bench.systems.footprint import footprint
-from bench.systems.new_process import looked_and_resumed
+from bench.systems.new_process import look_and_resume
 from bench.systems.protocol import Job, Result
 from dbos import DBOSClient
 
@@ -67,7 +67,7 @@ def interrupted(job: Job) -> Result:
     if job["phase"] == "prepare":
         return asyncio.run(prepare(job))
     phases = {"look": look, "resume": resume}
-    return phases[job["phase"]](job) if job["phase"] in phases else looked_and_resumed("dbos", job)
+    return phases[job["phase"]](job) if job["phase"] in phases else look_and_resume("dbos", job)
 
 
 async def prepare(job: Job) -> Result:

@@ -8,7 +8,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
-from bench.systems.holdfast.subject import Subject, the_app
+from bench.systems.holdfast.subject import Subject, make_app
 from bench.systems.protocol import Job, Result
 
 #: Runs that one worker drives at a time.
@@ -19,13 +19,13 @@ async def fleet(job: Job) -> Result:
     if job.get("phase") == "worker":
         return await _work(job)
     subject = Subject(job)
-    async with the_app(job, subject) as app:
+    async with make_app(job, subject) as app:
         ids = await asyncio.gather(*(app.submit(subject, "go") for _ in range(job["runs"])))
-        workers = [await _started(job) for _ in range(job["workers"])]
+        workers = [await _start_workers(job) for _ in range(job["workers"])]
         before, began = _machine(), time.perf_counter()
         for worker in workers:
-            _say(worker, b"go\n")
-        await _ended(workers, job["runs"])
+            _send(worker, b"go\n")
+        await _wait_for_end(workers, job["runs"])
         took, after = time.perf_counter() - began, _machine()
         for run_id in ids:
             assert (await app.result(run_id)).output == "done"
@@ -36,7 +36,7 @@ async def fleet(job: Job) -> Result:
     return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "machine_busy": busy / whole}
 
 
-async def _started(job: Job) -> Process:
+async def _start_workers(job: Job) -> Process:
     """A worker that has opened the store and waits for a word."""
     command = [sys.executable, "-m", "bench.systems.holdfast", json.dumps({**job, "phase": "worker"})]
     worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
@@ -45,12 +45,12 @@ async def _started(job: Job) -> Process:
     return worker
 
 
-def _say(worker: Process, word: bytes) -> None:
+def _send(worker: Process, word: bytes) -> None:
     assert worker.stdin is not None
     worker.stdin.write(word)
 
 
-async def _ended(workers: list[Process], runs: int) -> None:
+async def _wait_for_end(workers: list[Process], runs: int) -> None:
     """Wait until the workers together have given so many answers, each a dot."""
     left = runs
     enough = asyncio.Event()
@@ -75,7 +75,7 @@ async def _work(job: Job) -> Result:
         os.write(1, b".")
 
     subject = Subject(job, at_end=at_end)
-    async with the_app(job, subject, concurrency=CONCURRENCY) as app:
+    async with make_app(job, subject, concurrency=CONCURRENCY) as app:
         os.write(1, b"ready\n")
         await asyncio.to_thread(sys.stdin.readline)
         serving = asyncio.create_task(app.serve())

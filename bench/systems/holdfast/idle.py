@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from bench.systems.footprint import footprint
-from bench.systems.holdfast.subject import Subject, the_app
+from bench.systems.holdfast.subject import Subject, make_app
 from bench.systems.protocol import Job, Result, processor_seconds, resident_bytes
 
 
@@ -26,7 +26,7 @@ class Waiting(Subject):
 
 async def waiting_runs(job: Job) -> Result:
     subject = Waiting(job)
-    async with the_app(job, subject) as app:
+    async with make_app(job, subject) as app:
         memory = resident_bytes()
         runs = [asyncio.create_task(app.run(subject, "go")) for _ in range(job["runs"])]
         await subject.all_wait.wait()

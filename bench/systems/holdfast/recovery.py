@@ -8,14 +8,14 @@ import json
 import subprocess
 import sys
 
-from bench.systems.holdfast.subject import Subject, store_url, the_app
+from bench.systems.holdfast.subject import Subject, make_app, store_url
 from bench.systems.protocol import Job, Result, kill_self, since_process_start
 
 from holdfast import RunInfo
 from holdfast.checkpoint.codec import read_checkpoint
-from holdfast.checkpoint.opening import store_from_url
 from holdfast.checkpoint.record import RunFilter
-from holdfast.run.native import loop_of
+from holdfast.core.execution.native import get_loop
+from holdfast.stores.url import store_from_url
 
 
 async def interrupted(job: Job) -> Result:
@@ -47,17 +47,17 @@ async def _prepare(job: Job) -> Result:
         await asyncio.Event().wait()
 
     subject = Subject(job, at_end=at_end)
-    async with the_app(job, subject) as app:
+    async with make_app(job, subject) as app:
         await asyncio.gather(*(app.run(subject, "go") for _ in range(job["runs"])))
     raise AssertionError("nobody answers")
 
 
 async def _look(job: Job) -> Result:
     """List all, then read all, their messages included."""
-    codec = loop_of(await Subject(job).build(RunInfo(run_id="none", agent_name="bench"))).codec
+    codec = get_loop(await Subject(job).build(RunInfo(run_id="none", agent_name="bench"))).codec
     store = store_from_url(store_url(job))
     await store.open()
-    found = [record.run_id async for record in store.records(RunFilter(interrupted=True))]
+    found = [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
     listed = since_process_start()
     for run_id in found:
         state = read_checkpoint(await store.load(run_id), codec).state
@@ -77,6 +77,6 @@ async def _resume(job: Job) -> Result:
         if len(made) == job["runs"]:
             all_made.set()
 
-    async with the_app(job, Subject({**job, "steps": job["steps"] + 1}, at_end=at_end), recover=True):
+    async with make_app(job, Subject({**job, "steps": job["steps"] + 1}, at_end=at_end), recover=True):
         await all_made.wait()
     return {"first": made[0], "last": made[-1]}

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from bench.systems.footprint import Footprint, footprint
-from bench.systems.holdfast.subject import Subject, the_app
+from bench.systems.holdfast.subject import Subject, make_app
 from bench.systems.protocol import Job, Result, latencies
 
 
@@ -16,7 +16,7 @@ async def one_run(job: Job, calls: int = 1) -> Result:
         ends.append(footprint(job))  # before the last reply, because a run that is over is removed
 
     subject = Subject(job, calls=calls, at_end=at_end)
-    async with the_app(job, subject) as app:
+    async with make_app(job, subject) as app:
         before, began = footprint(job), time.perf_counter()
         await app.run(subject, "go")
     (stamps,), (end,) = subject.runs, ends
@@ -36,7 +36,7 @@ async def three_calls(job: Job) -> Result:
 async def many_runs(job: Job) -> Result:
     """From the first run's beginning until the last has ended and is removed."""
     subject = Subject(job)
-    async with the_app(job, subject) as app:
+    async with make_app(job, subject) as app:
         began = time.perf_counter()
         await asyncio.gather(*(app.run(subject, "go") for _ in range(job["runs"])))
         took = time.perf_counter() - began

@@ -21,8 +21,8 @@ def store_url(job: Job) -> str:
     return places[job["variant"].removesuffix("-once")]
 
 
-def the_app(job: Job, subject: "Subject", *, recover: bool = False, concurrency: int = 16) -> App:
-    return App([subject], store_url(job), recover=recover, concurrency=concurrency)
+def make_app(job: Job, subject: "Subject", *, recover: bool = False, concurrency: int = 16) -> App:
+    return App([subject], store_url(job), recover_on_start=recover, concurrency=concurrency)
 
 
 async def answer() -> None:
@@ -67,5 +67,5 @@ class Subject:
     async def build(self, info: RunInfo) -> Agent:
         stamps = Stamps(self)
         self.runs.append(stamps)
-        bounds = Bounds(max_iterations=self.steps + 1)
+        bounds = Bounds(max_steps=self.steps + 1)
         return Agent(name=self.name, model=stamps, tools=[self._tool], bounds=bounds)

@@ -16,7 +16,7 @@ from bench.systems import protocol
 from bench.systems.footprint import footprint
 from bench.systems.langgraph.agent import Agent
 from bench.systems.langgraph.savers import async_saver, saver, threads
-from bench.systems.new_process import looked_and_resumed
+from bench.systems.new_process import look_and_resume
 from bench.systems.protocol import Job, Result
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
@@ -89,7 +89,7 @@ async def many_runs(job: Job) -> Result:
 
 async def interrupted(job: Job) -> Result:
     phases = {"prepare": prepare, "look": look, "resume": resume}
-    return await phases[job["phase"]](job) if job["phase"] in phases else looked_and_resumed("langgraph", job)
+    return await phases[job["phase"]](job) if job["phase"] in phases else look_and_resume("langgraph", job)
 
 
 async def prepare(job: Job) -> Result:

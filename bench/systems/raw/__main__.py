@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from bench.systems.footprint import footprint
 from bench.systems.protocol import Job, Result, kill_self, latencies, main, since_process_start, text
-from bench.systems.raw.group import GroupCommit
-from bench.systems.raw.log import Log, opened
+from bench.systems.raw.group_commit import GroupCommit
+from bench.systems.raw.log import Log, open_log
 from bench.systems.raw.row import Row
 
 
@@ -24,7 +24,7 @@ def step(job: Job, run: int, number: int, results: int = 1) -> Iterator[list[Row
 
 
 def one_run(job: Job, results: int = 1) -> Result:
-    log = opened(job)
+    log = open_log(job)
     before, times = footprint(job), [time.perf_counter()]
     for number in range(job["steps"]):
         for rows in step(job, 0, number, results):
@@ -45,7 +45,7 @@ def three_calls(job: Job) -> Result:
 
 
 async def many_runs(job: Job) -> Result:
-    log = opened(job)
+    log = open_log(job)
     group, times = GroupCommit(log), list[float]()
 
     async def one(run: int) -> None:
@@ -65,7 +65,7 @@ async def many_runs(job: Job) -> Result:
 
 def interrupted(job: Job) -> Result:
     """Lists what is there, reads it all, and adds a step to each: what any recovery has to do."""
-    log = opened(job)
+    log = open_log(job)
     if job["phase"] == "prepare":
         for number in range(job["steps"]):
             log.append([row for run in range(job["runs"]) for rows in step(job, run, number) for row in rows])
@@ -77,16 +77,16 @@ def interrupted(job: Job) -> Result:
     for run in runs:
         ends[run] = len(log.load(run)) // 2
         if not first:
-            _go_on(job, log, {run: ends[run]})
+            _resume(job, log, {run: ends[run]})
             first = since_process_start()
     loaded = since_process_start()
-    _go_on(job, log, {run: end for run, end in ends.items() if run != runs[0]})
+    _resume(job, log, {run: end for run, end in ends.items() if run != runs[0]})
     log.close()
     assert len(runs) == job["runs"]
     return {"find": found, "load": loaded, "first": first, "last": since_process_start()}
 
 
-def _go_on(job: Job, log: Log, ends: dict[int, int]) -> None:
+def _resume(job: Job, log: Log, ends: dict[int, int]) -> None:
     rows = [row for run, end in ends.items() for rows in step(job, run, end) for row in rows]
     if rows:
         log.append(rows)

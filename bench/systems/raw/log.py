@@ -21,7 +21,7 @@ class Log(Protocol):
     def close(self) -> None: ...
 
 
-def opened(job: Job) -> Log:
+def open_log(job: Job) -> Log:
     """The log that the job's variant names; made if it is not there yet."""
     kind = job["variant"].partition("-")[0]
     # Only the driver that is needed is loaded, for some limits are counted from the start of the process.

@@ -8,7 +8,7 @@ import itertools
 import time
 
 from bench.systems import protocol
-from bench.systems.new_process import looked_and_resumed
+from bench.systems.new_process import look_and_resume
 from bench.systems.protocol import Job, Result
 from bench.systems.restate.agent import watch
 from bench.systems.restate.server import Server, serving
@@ -57,7 +57,7 @@ async def many_runs(job: Job) -> Result:
 
 async def interrupted(job: Job) -> Result:
     phases = {"prepare": prepare, "look": look, "resume": resume}
-    return await phases[job["phase"]](job) if job["phase"] in phases else looked_and_resumed("restate", job)
+    return await phases[job["phase"]](job) if job["phase"] in phases else look_and_resume("restate", job)
 
 
 async def prepare(job: Job) -> Result:

@@ -1,13 +1,75 @@
-"""The right to drive one run."""
+"""Whether a process is alive: known at once on one host, unknown from here on another.
 
+The right to drive one run.
+"""
+
+import functools
+import os
+import socket
+import subprocess
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.liveness import ProcessIdentity
+
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, told apart from a later one that got the same pid."""
+
+    #: Host, boot and pid namespace: pids of two processes can be compared only if this is equal.
+    host: str
+    pid: int
+    #: When the process started, in whatever unit the host tells it.
+    started: str
 
 
-class Worker(msgspec.Struct, frozen=True, kw_only=True):
+@functools.cache
+def _host_id() -> str:
+    """Pids mean the same to two processes exactly when they share a boot and a pid namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/pid")
+    if boot.exists() and namespace.is_symlink():
+        return f"{socket.gethostname()}/{boot.read_text().strip()}/{os.readlink(namespace)}"
+    return socket.gethostname()
+
+
+def _process_start_time(pid: int) -> str | None:
+    """The start time of a live process; `None` if there is none, or if only its corpse is left."""
+    if Path("/proc/self/stat").exists():
+        try:
+            # The name, in parentheses, may hold spaces and parentheses itself: count from behind it.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        state, started = fields[0], fields[19]
+        return None if state in ("Z", "X") else started
+    shown = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    state, _, started = shown.partition(" ")
+    return None if not state or state.startswith("Z") else started.strip()
+
+
+def this_process() -> ProcessIdentity:
+    """The identity of the calling process."""
+    started = _process_start_time(os.getpid())
+    return ProcessIdentity(host=_host_id(), pid=os.getpid(), started=started or "unknown")
+
+
+def find_process(pid: int) -> ProcessIdentity | None:
+    """The process that has this pid here, if one has."""
+    started = _process_start_time(pid)
+    return None if started is None else ProcessIdentity(host=_host_id(), pid=pid, started=started)
+
+
+def is_process_alive(process: ProcessIdentity) -> bool | None:
+    """Whether the process runs (a stopped one does); `None` if that cannot be known from this host."""
+    if process.host != _host_id():
+        return None
+    return _process_start_time(process.pid) == process.started
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A process that drives runs. One heartbeat, whatever the number of its runs."""
 
     #: New for every process start; never used again.

@@ -6,16 +6,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.checkpoint.errors import RunDamaged, UndecodableRecord, UnknownVersion
+from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, UnknownVersion
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import StoredRun
-from holdfast.run.errors import PayloadError
-from holdfast.run.history import History
-from holdfast.run.info import RunInfo
-from holdfast.run.message import MessageCodec
-from holdfast.run.payload import plain
-from holdfast.run.state import PhaseOutput, RunState, StepEnd
-from holdfast.run.usage import NO_USAGE, Usage
+from holdfast.core.errors import PayloadError
+from holdfast.core.info import RunInfo
+from holdfast.core.json_value import to_json_value
+from holdfast.core.message import NO_USAGE, MessageCodec, Usage
+from holdfast.core.state import History, PhaseOutput, RunState, StepEnd
 
 #: Of the entries' bodies. Counts up when an older holdfast could not read what a newer one writes.
 FORMAT_VERSION = 1
@@ -24,7 +22,7 @@ FORMAT_VERSION = 1
 UPGRADES: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = {}
 
 #: How much of a prompt is shown in listings.
-PROMPT_HEAD = 200
+PROMPT_SUMMARY_LENGTH = 200
 
 
 class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,7 +45,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     submitted: bool = False
 
     @classmethod
-    def of(cls, info: RunInfo, *, submitted: bool = False) -> "RunMeta":
+    def from_info(cls, info: RunInfo, *, submitted: bool = False) -> "RunMeta":
         """What is stored of `info`.
 
         Raises:
@@ -66,10 +64,12 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             parent_run_id=info.parent_run_id,
             lineage=info.lineage,
             labels=info.labels,
-            inputs=plain({name: value for name, value in info.inputs.items() if name != "prompt"}, "the inputs"),
+            inputs=to_json_value(
+                {name: value for name, value in info.inputs.items() if name != "prompt"}, "the inputs"
+            ),
         )
 
-    def info(self) -> RunInfo:
+    def to_info(self) -> RunInfo:
         return RunInfo(
             run_id=self.run_id,
             agent_name=self.agent_name,
@@ -84,50 +84,57 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             inputs={**self.inputs, "prompt": self.prompt},
         )
 
-    def head(self) -> "RunMeta":
+    def summary(self) -> "RunMeta":
         """The small part that listings hand out."""
-        return msgspec.structs.replace(self, prompt=self.prompt[:PROMPT_HEAD], inputs={})
+        return msgspec.structs.replace(self, prompt=self.prompt[:PROMPT_SUMMARY_LENGTH], inputs={})
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How far a run came. Beside the journal, replaced with every write, shown in listings."""
 
-    iteration: int = 0
+    steps: int = msgspec.field(default=0, name="iteration")
     own_usage: Usage = NO_USAGE
     child_usage: Usage = NO_USAGE
     elapsed: timedelta = timedelta(0)
     #: Finished phases, and the name of the one under way.
     phases: int = 0
     phase: str = ""
-    notes: dict[str, Any] = {}
+    annotations: dict[str, Any] = msgspec.field(default_factory=dict, name="notes")
 
     @property
     def usage(self) -> Usage:
         return self.own_usage + self.child_usage
 
     @classmethod
-    def of(cls, state: RunState) -> "Progress":
+    def from_state(cls, state: RunState) -> "Progress":
         return cls(
-            iteration=state.iteration,
+            steps=state.steps,
             own_usage=state.own_usage,
             child_usage=state.child_usage,
             elapsed=state.elapsed,
             phases=len(state.phases),
             phase=state.phase,
-            notes=_plain_notes(state.notes),
+            annotations=_to_json_annotations(state.annotations),
         )
 
     def at_step_end(self, end: StepEnd) -> "Progress":
         """As it was when the step was finished, if the run has gone on since."""
-        if end.own_usage is self.own_usage and end.child_usage is self.child_usage and end.notes == self.notes:
+        if (
+            end.own_usage is self.own_usage
+            and end.child_usage is self.child_usage
+            and end.annotations == self.annotations
+        ):
             return self
         return msgspec.structs.replace(
-            self, own_usage=end.own_usage, child_usage=end.child_usage, notes=_plain_notes(end.notes)
+            self,
+            own_usage=end.own_usage,
+            child_usage=end.child_usage,
+            annotations=_to_json_annotations(end.annotations),
         )
 
 
-def _plain_notes(notes: dict[str, Any]) -> dict[str, Any]:
-    return plain(notes, "a port's note") if notes else {}
+def _to_json_annotations(annotations: dict[str, Any]) -> dict[str, Any]:
+    return to_json_value(annotations, "a port's note") if annotations else {}
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -150,7 +157,7 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
 
     call: str
     #: Finished steps when it was recorded. What the next step finds of it, it does not need.
-    iteration: int
+    steps: int = msgspec.field(name="iteration")
     message: msgspec.Raw
 
 
@@ -189,12 +196,12 @@ def decode(body: bytes, kind: type[_T]) -> _T:
     """A body of ours again.
 
     Raises:
-        UndecodableRecord: it has not the shape that this code knows.
+        RecordDecodeError: it has not the shape that this code knows.
     """
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise UndecodableRecord(f"a stored {kind.__name__} cannot be read: {exc}") from exc
+        raise RecordDecodeError(f"a stored {kind.__name__} cannot be read: {exc}") from exc
 
 
 class _Version(msgspec.Struct):
@@ -211,7 +218,7 @@ def read_checkpoint(
     Raises:
         UnknownVersion: a newer holdfast wrote it.
         RunDamaged: the journal does not begin with its first entry.
-        UndecodableRecord: an entry has not the shape that this code knows.
+        RecordDecodeError: an entry has not the shape that this code knows.
     """
     run_id = stored.record.run_id
     if not stored.entries or stored.entries[0].kind is not EntryKind.BEGIN:
@@ -222,12 +229,12 @@ def read_checkpoint(
     entries = stored.entries
     for old in range(version, FORMAT_VERSION):
         if old not in upgrades:
-            raise UndecodableRecord(f"run {run_id} has format version {version}, from which no upgrade is known")
+            raise RecordDecodeError(f"run {run_id} has format version {version}, from which no upgrade is known")
         entries = upgrades[old](entries)
-    return _fold(entries, decode(stored.record.progress, Progress), codec)
+    return _build_checkpoint(entries, decode(stored.record.progress, Progress), codec)
 
 
-def _fold(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> Checkpoint:
+def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> Checkpoint:
     begin = decode(entries[0].body, Begin)
     outcome: Outcome | None = None
     phases: list[PhaseOutput] = []
@@ -235,10 +242,10 @@ def _fold(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> 
     results: dict[str, tuple[int, Any]] = {}
     for entry in entries[1:]:
         if entry.kind is EntryKind.MESSAGE:
-            messages.append(_message(codec, entry.body))
+            messages.append(_decode_message(codec, entry.body))
         elif entry.kind is EntryKind.RESULT:
             recorded = decode(entry.body, RecordedResult)
-            results[recorded.call] = recorded.iteration, _message(codec, bytes(recorded.message))
+            results[recorded.call] = recorded.steps, _decode_message(codec, bytes(recorded.message))
         elif entry.kind is EntryKind.ADOPT:
             calls = decode(entry.body, list[str])
             if not results.keys() >= set(calls) or len(set(calls)) < len(calls):
@@ -252,20 +259,20 @@ def _fold(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> 
     state = RunState(
         codec=codec,
         history=History(messages),
-        iteration=progress.iteration,
+        steps=progress.steps,
         phases=phases,
         phase=progress.phase,
-        results={call: result for call, (step, result) in results.items() if step == progress.iteration},
+        results={call: result for call, (step, result) in results.items() if step == progress.steps},
         own_usage=progress.own_usage,
         child_usage=progress.child_usage,
         elapsed=progress.elapsed,
-        notes=progress.notes,
+        annotations=progress.annotations,
     )
     return Checkpoint(meta=begin.meta, state=state, outcome=outcome)
 
 
-def _message(codec: MessageCodec, body: bytes) -> Any:
+def _decode_message(codec: MessageCodec, body: bytes) -> Any:
     try:
         return codec.decode(body)
     except Exception as exc:  # an adapter's codec may raise anything of its library's
-        raise UndecodableRecord(f"a stored message cannot be read by {type(codec).__name__}: {exc}") from exc
+        raise RecordDecodeError(f"a stored message cannot be read by {type(codec).__name__}: {exc}") from exc

@@ -1,7 +1,7 @@
 """What can go wrong with saved runs. The whole tree is drawn in `holdfast.errors`."""
 
+from holdfast.core.errors import RunError, RunLost, RunParked
 from holdfast.errors import HoldfastError
-from holdfast.run.errors import RunError, RunLost, RunParked
 
 
 class CheckpointError(HoldfastError):
@@ -20,7 +20,7 @@ class StoreFull(StoreError):
     """There is no room left to write. Free space, then save again: nothing that was saved is lost."""
 
 
-class StoreDenied(StoreError):
+class StorePermissionError(StoreError):
     """The store may not be written or read: permissions, or a read-only file system."""
 
 
@@ -108,7 +108,7 @@ class UnknownVersion(CheckpointError):
         self.run_id, self.found, self.known = run_id, found, known
 
 
-class UndecodableRecord(CheckpointError):
+class RecordDecodeError(CheckpointError):
     """A stored record has not the shape this code expects. It was left untouched."""
 
 
@@ -116,6 +116,6 @@ class TranscriptTooLarge(CheckpointError, RunParked):
     """The run's transcript would pass the cap the host set. What was saved before is still there."""
 
     def __init__(self, run_id: str, size: int, cap: int) -> None:
-        detail = f"run {run_id}: a transcript of {size} bytes is over the cap of {cap}: compact it or raise max_bytes"
+        detail = f"run {run_id}: its transcript of {size} bytes exceeds {cap}: compact it or raise max_transcript_bytes"
         RunParked.__init__(self, "size", detail)
         self.run_id, self.size, self.cap = run_id, size, cap

@@ -1,8 +1,13 @@
-"""A run's journal: the append-only list of entries from which its checkpoint is read."""
+"""A run's journal: the append-only list of entries from which its checkpoint is read.
+
+A piece of a journal: the entries of one write, kept as one row, which costs about the same however much is in it.
+"""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from typing import NamedTuple
+from zlib import crc32
 
 import msgspec
 
@@ -40,13 +45,82 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return zlib.crc32(self.body, zlib.crc32(b"%d %s " % (self.seq, self.kind.encode())))
 
 
-class Write(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one save hands to a store: all of it is written, or none."""
 
     entries: Sequence[Entry]
     #: The run's progress, small, replaced as a whole. Opaque to stores; listings hand it out.
     progress: bytes
     #: The journal becomes exactly `entries`: the history was rewritten.
-    replace: bool = False
+    rewrite: bool = False
     #: A step was finished since the last write: clears the run's strikes, and ends its backoff.
-    finished_step: bool = False
+    step_finished: bool = False
+
+
+#: In a layout a kind is its first letter: no two have the same.
+_KIND_BY_LETTER = {kind.value[0]: kind for kind in EntryKind}
+assert len(_KIND_BY_LETTER) == len(EntryKind)
+
+
+class Segment(NamedTuple):
+    """The columns that hold the entries."""
+
+    #: The number of the first entry.
+    seq: int
+    #: Kind and length of each: `m1040 m1012 s98` for two messages and the end of a step.
+    layout: str
+    #: Over all of it.
+    checksum: int
+    #: The bodies, one behind the other.
+    body: bytes
+
+
+def pack_segment(entries: Sequence[Entry]) -> Segment:
+    """`entries`, of which there is at least one, as a piece.
+
+    Raises:
+        ValueError: they do not count up.
+    """
+    seq = due = entries[0].seq
+    words: list[str] = []
+    bodies: list[bytes] = []
+    for entry in entries:
+        if entry.seq != due:
+            raise ValueError(f"entry {entry.seq} came where {due} is due")
+        due += 1
+        words.append(f"{entry.kind[0]}{len(entry.body)}")
+        bodies.append(entry.body)
+    layout, body = " ".join(words), b"".join(bodies)
+    # What `Piece(...)` does, without a Python function in between: every save comes by here.
+    return tuple.__new__(Segment, (seq, layout, _segment_checksum(seq, layout, body), body))
+
+
+def unpack_segments(segments: Iterable[tuple[int, str, int, bytes]]) -> list[Entry]:
+    """The entries of pieces that follow one another.
+
+    Raises:
+        ValueError: one of them is missing, or is not what was written.
+        LookupError: the same.
+    """
+    entries: list[Entry] = []
+    add, checksum_of, kinds = entries.append, _segment_checksum, _KIND_BY_LETTER
+    due: int | None = None
+    # One loop, and no call that it can do without: what a load costs is mostly this.
+    for seq, layout, checksum, body in segments:
+        if type(body) is not bytes or checksum_of(seq, layout, body) != checksum:
+            raise ValueError(f"what begins with entry {seq} is not what was written")
+        if seq != due is not None:
+            raise ValueError(f"entry {due} is missing")
+        *words, last = layout.split(" ")
+        start = 0
+        for word in words:
+            end = start + int(word[1:])
+            add(Entry(seq=seq, kind=kinds[word[0]], body=body[start:end]))
+            seq, start = seq + 1, end
+        add(Entry(seq=seq, kind=kinds[last[0]], body=body[start:]))
+        due = seq + 1
+    return entries
+
+
+def _segment_checksum(seq: int, layout: str, body: bytes) -> int:
+    return crc32(body, crc32(f"{seq} {layout} ".encode(errors="surrogateescape")))

@@ -1,12 +1,70 @@
-"""What a store knows of a run without looking into its journal."""
+"""The life of a stored run, as one table. The picture in docs/architecture.md is asserted equal to it.
+
+What a store knows of a run without looking into its journal.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 import msgspec
 
 from holdfast.checkpoint.journal import Entry
-from holdfast.checkpoint.lifecycle import ENDINGS, OVER, Status
+
+
+class RunStatus(StrEnum):
+    """Where a stored run stands.
+
+    `RUNNING` with a dead owner counts as interrupted wherever runs are listed or claimed.
+    """
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    PARKED = "parked"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    #: Not stored: the run and all its entries are gone.
+    REMOVED = "removed"
+
+
+#: What `claim` may take without being told more. A running run only once its owner is dead.
+CLAIMABLE_STATUSES = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.INTERRUPTED})
+
+#: Ends of a run. Nothing but a person's claim brings it back.
+TERMINAL_STATUSES = frozenset({RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED})
+
+#: (from, what happens, to). `REMOVED` as a start means: no such run yet.
+TRANSITIONS = frozenset(
+    {
+        (RunStatus.REMOVED, "submit", RunStatus.QUEUED),
+        (RunStatus.REMOVED, "begin", RunStatus.RUNNING),
+        (RunStatus.QUEUED, "claim", RunStatus.RUNNING),
+        (RunStatus.QUEUED, "remove", RunStatus.REMOVED),
+        (RunStatus.RUNNING, "claim", RunStatus.RUNNING),
+        (RunStatus.RUNNING, "release", RunStatus.INTERRUPTED),
+        (RunStatus.RUNNING, "park", RunStatus.PARKED),
+        (RunStatus.RUNNING, "complete", RunStatus.DONE),
+        (RunStatus.RUNNING, "fail", RunStatus.FAILED),
+        (RunStatus.RUNNING, "cancel", RunStatus.CANCELLED),
+        (RunStatus.RUNNING, "remove", RunStatus.REMOVED),
+        (RunStatus.INTERRUPTED, "claim", RunStatus.RUNNING),
+        (RunStatus.INTERRUPTED, "remove", RunStatus.REMOVED),
+        (RunStatus.PARKED, "claim", RunStatus.RUNNING),
+        (RunStatus.PARKED, "remove", RunStatus.REMOVED),
+        (RunStatus.FAILED, "claim", RunStatus.RUNNING),
+        (RunStatus.FAILED, "remove", RunStatus.REMOVED),
+        (RunStatus.DONE, "remove", RunStatus.REMOVED),
+        (RunStatus.CANCELLED, "claim", RunStatus.RUNNING),
+        (RunStatus.CANCELLED, "remove", RunStatus.REMOVED),
+    }
+)
+
+#: The statuses in which a claim may leave a run.
+RELEASE_STATUSES = frozenset(
+    to for start, what, to in TRANSITIONS if start is RunStatus.RUNNING and what not in {"claim", "remove"}
+)
 
 
 class NewRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +87,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str
     caller_id: str
     parent_run_id: str | None
-    status: Status
+    status: RunStatus
     created_at: datetime
     updated_at: datetime
     #: The worker that holds, or last held, the claim.
@@ -55,15 +113,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     progress: bytes
 
     @property
-    def interrupted(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Not over, not parked, and no live worker drives it. A queued run counts."""
-        if self.status is Status.RUNNING:
+        if self.status is RunStatus.RUNNING:
             return not self.owner_alive
-        return self.status in (Status.QUEUED, Status.INTERRUPTED)
+        return self.status in (RunStatus.QUEUED, RunStatus.INTERRUPTED)
 
     @property
-    def over(self) -> bool:
-        return self.status in OVER
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL_STATUSES
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,18 +134,18 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs a listing gives. Fields that are set all have to fit."""
 
-    #: Only runs for which `RunRecord.interrupted` holds.
+    #: Only runs for which `RunRecord.is_interrupted` holds.
     interrupted: bool = False
-    statuses: frozenset[Status] | None = None
+    statuses: frozenset[RunStatus] | None = None
     agent_name: str | None = None
     caller_id: str | None = None
     parent_run_id: str | None = None
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
+class Release(msgspec.Struct, frozen=True, kw_only=True):
     """How a claim ends while the run stays in the store."""
 
-    status: Status
+    status: RunStatus
     reason: str = ""
     #: Last entries, written in the same transaction.
     entries: Sequence[Entry] = ()
@@ -98,8 +156,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     #: Recovery leaves the run alone for so long.
     delay: timedelta = timedelta(0)
     #: May be purged after so long. `None`: stays until somebody removes it.
-    keep: timedelta | None = None
+    retention: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if self.status not in ENDINGS:
-            raise ValueError(f"a claim cannot leave a run {self.status}: use one of {sorted(ENDINGS)}")
+        if self.status not in RELEASE_STATUSES:
+            raise ValueError(f"a claim cannot leave a run {self.status}: use one of {sorted(RELEASE_STATUSES)}")

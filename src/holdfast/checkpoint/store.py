@@ -1,13 +1,44 @@
-"""The contract between holdfast and a store."""
+"""What acknowledged writes survive.
+
+What a store can say about itself, beside what it says about runs.
+
+The contract between holdfast and a store.
+"""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
-from holdfast.checkpoint.claim import Claim, Worker
-from holdfast.checkpoint.journal import Write
-from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
-from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
+import msgspec
+
+from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+
+#: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.
+Durability = Literal["full", "process"]
+
+
+class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How a store itself stands, at one moment."""
+
+    #: Of the schema or format found, and the newest that this code knows.
+    version: int
+    known_version: int
+    #: Bytes that the store occupies, and how many of those are free for what comes.
+    size: int
+    free: int = 0
+    #: What is wrong with it, in words. Damage to single runs is found by loading them.
+    problems: Sequence[str] = ()
+
+
+@runtime_checkable
+class SupportsHealthCheck(Protocol):
+    """A store that can be inspected. Not every store has to be."""
+
+    async def check_health(self) -> StoreHealth:
+        """Look at the store as a whole. May take a while, changes nothing, and holds up no write for long."""
+        ...
 
 
 class CheckpointStore(Protocol):
@@ -35,11 +66,11 @@ class CheckpointStore(Protocol):
 
     # -- workers ------------------------------------------------------------------------------------------------
 
-    async def enlist(self, worker: Worker) -> None:
+    async def register_worker(self, worker: WorkerIdentity) -> None:
         """From now on `worker` is alive; the store sees to that until `discharge` or the end of the process."""
         ...
 
-    async def discharge(self, worker_id: str) -> None:
+    async def deregister_worker(self, worker_id: str) -> None:
         """The worker is gone: runs it still holds are interrupted from now on. Unknown ids are fine."""
         ...
 
@@ -53,7 +84,7 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    async def append(self, claim: Claim, write: Write) -> None:
+    async def append(self, claim: Claim, write: Append) -> None:
         """Add entries to the run and replace its progress. Once this returns they survive `kill -9`.
 
         All of the write is there, or nothing. The first entry carries the record's `next_seq`.
@@ -72,7 +103,7 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    async def settle(self, claim: Claim, ending: Ending) -> None:
+    async def release(self, claim: Claim, release: Release) -> None:
         """End the claim and leave the run in the store as `ending` says. No later write under the claim succeeds.
 
         Raises:
@@ -91,12 +122,12 @@ class CheckpointStore(Protocol):
 
     # -- finding and claiming -----------------------------------------------------------------------------------
 
-    def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+    def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         """Stream the records that fit, oldest first. Never reads journals."""
         ...
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
         """Take the run: exactly one of any number of callers wins. Counts a strike and starts the backoff.
 
@@ -129,11 +160,11 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    async def cancels(self, worker_id: str) -> Sequence[str]:
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
         """The runs that this worker holds and was asked to cancel. Costs the same however many it holds."""
         ...
 
-    async def changed(self, within: timedelta) -> bool:
+    async def wait_for_change(self, timeout: timedelta) -> bool:
         """Wait until a run may have been submitted, released, settled, removed or asked to cancel; at most `within`.
 
         False when the time passed without a sign. A sign may come too often; one that is missed is found by asking.

@@ -5,23 +5,23 @@ import os
 from holdfast.errors import HoldfastError
 
 #: Set by `--debug`, so that processes a command starts know it, too.
-DEBUG = "HOLDFAST_DEBUG"
+DEBUG_VARIABLE = "HOLDFAST_DEBUG"
 
 
 class CommandError(HoldfastError):
     """A command could not do what it was asked. Exit code 1."""
 
 
-class WrongUsage(CommandError):
+class UsageError(CommandError):
     """A command was asked for something it cannot understand. Exit code 2."""
 
 
-def debugging() -> bool:
+def is_debug_enabled() -> bool:
     """Whether the user asked for tracebacks."""
-    return bool(os.environ.get(DEBUG))
+    return bool(os.environ.get(DEBUG_VARIABLE))
 
 
-def one_line(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """`error` in one line: what holdfast says is said as it is, of others' errors the kind is told, too."""
     text = " ".join(str(error).split())
     if isinstance(error, HoldfastError):

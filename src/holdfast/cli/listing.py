@@ -6,16 +6,15 @@ from datetime import UTC, datetime
 import msgspec
 
 from holdfast.checkpoint.codec import Progress, RunMeta, decode
-from holdfast.checkpoint.errors import UndecodableRecord
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.errors import RecordDecodeError
+from holdfast.checkpoint.record import RunRecord, RunStatus
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One run, without its transcript. This is what `--json` gives."""
 
     run_id: str
-    #: As `shown_state` says it.
+    #: As `display_status` says it.
     status: str
     agent: str
     caller: str
@@ -40,32 +39,32 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str]
 
 
-def shown_state(record: RunRecord) -> str:
+def display_status(record: RunRecord) -> str:
     """The status a person thinks of: a run whose owner is dead is interrupted, whatever its owner last wrote."""
-    if record.status is Status.RUNNING and not record.owner_alive:
-        return Status.INTERRUPTED.value
+    if record.status is RunStatus.RUNNING and not record.owner_alive:
+        return RunStatus.INTERRUPTED.value
     return record.status.value
 
 
-def listed(record: RunRecord) -> Listed:
+def summarize_run(record: RunRecord) -> RunSummary:
     """`record` as it is listed. What a newer holdfast wrote is left out where it cannot be read."""
     meta, progress = RunMeta(run_id=record.run_id, agent_name=record.agent_name), Progress()
-    with suppress(UndecodableRecord):  # `doctor` says so; a listing has to go on
+    with suppress(RecordDecodeError):  # `doctor` says so; a listing has to go on
         meta, progress = decode(record.meta, RunMeta), decode(record.progress, Progress)
-    return Listed(
+    return RunSummary(
         run_id=record.run_id,
-        status=shown_state(record),
+        status=display_status(record),
         agent=record.agent_name,
         caller=record.caller_id,
         parent=record.parent_run_id,
         created_at=record.created_at,
         updated_at=record.updated_at,
-        steps=progress.iteration,
+        steps=progress.steps,
         phases=progress.phases,
         tokens=progress.usage.total_tokens,
         cost_usd=progress.usage.cost_usd,
         size=record.size,
-        owner=record.owner if record.status is Status.RUNNING else None,
+        owner=record.owner if record.status is RunStatus.RUNNING else None,
         owner_alive=record.owner_alive,
         strikes=record.strikes,
         reason=record.reason,
@@ -76,5 +75,5 @@ def listed(record: RunRecord) -> Listed:
     )
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     return datetime.now(UTC)

@@ -14,23 +14,23 @@ def main() -> NoReturn:
     try:
         import typer  # noqa: F401
     except ModuleNotFoundError:
-        _leave('the command line needs its extra: pip install "holdfast[cli]"', 2)
-    from holdfast.cli.errors import WrongUsage, debugging, one_line
-    from holdfast.cli.program import program
+        _exit_with_message('the command line needs its extra: pip install "holdfast[cli]"', 2)
+    from holdfast.cli.errors import UsageError, format_error, is_debug_enabled
+    from holdfast.cli.program import build_program
 
     _prepare_streams()
     try:
-        program()(prog_name="holdfast")
+        build_program()(prog_name="holdfast")
         sys.exit(0)
-    except WrongUsage as exc:
-        _leave(str(exc), 2)
+    except UsageError as exc:
+        _exit_with_message(str(exc), 2)
     except Exception as exc:  # whatever it is, a user sees one line of it
-        if debugging():
+        if is_debug_enabled():
             raise
         if isinstance(exc, OSError) and exc.errno == errno.EPIPE:
-            _leave_quietly()
+            _exit_on_broken_pipe()
         hint = "" if isinstance(exc, HoldfastError) else " (holdfast --debug shows where)"
-        _leave(one_line(exc) + hint, 1)
+        _exit_with_message(format_error(exc) + hint, 1)
 
 
 def _prepare_streams() -> None:
@@ -42,12 +42,12 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _leave(message: str, code: int) -> NoReturn:
+def _exit_with_message(message: str, code: int) -> NoReturn:
     print(f"holdfast: {message}", file=sys.stderr)
     sys.exit(code)
 
 
-def _leave_quietly() -> NoReturn:
+def _exit_on_broken_pipe() -> NoReturn:
     """Whoever read our output has gone. Python would complain once more when it closes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

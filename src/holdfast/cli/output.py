@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def talk(text: str) -> None:
+def print_diagnostic(text: str) -> None:
     """Tell the user something that is not the result."""
-    with heard_or_not(sys.stderr):
-        print(printable(text), file=sys.stderr, flush=True)
+    with ignore_broken_pipe(sys.stderr):
+        print(sanitize(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def heard_or_not(stream: IO[str]) -> Iterator[None]:
+def ignore_broken_pipe(stream: IO[str]) -> Iterator[None]:
     """Write to a stream whose reader may have gone, as `head` does. From then on what is written to it goes nowhere.
 
     No run may end because nobody watches it any more.
@@ -33,61 +33,61 @@ def heard_or_not(stream: IO[str]) -> Iterator[None]:
 
 def print_json(value: Any) -> None:
     """`value` as indented JSON, for people with `jq`."""
-    _put(msgspec.json.format(as_json(value), indent=2))
+    _write_json_line(msgspec.json.format(encode_json(value), indent=2))
 
 
 def print_json_line(value: Any) -> None:
     """`value` as JSON in one line, so that each line of a stream is a whole."""
-    _put(as_json(value))
+    _write_json_line(encode_json(value))
 
 
-def _put(line: bytes) -> None:
+def _write_json_line(line: bytes) -> None:
     """JSON is UTF-8, whatever the terminal is."""
     sys.stdout.flush()
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
 
-def as_json(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Any value as JSON; what has no JSON form, as text."""
     return msgspec.json.encode(value, enc_hook=str)
 
 
-def text_of(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Text as it is, other values as JSON."""
-    return value if isinstance(value, str) else as_json(value).decode()
+    return value if isinstance(value, str) else encode_json(value).decode()
 
 
-def printable(text: str) -> str:
+def sanitize(text: str) -> str:
     """`text` without what could move the cursor or change colours: stored text comes from models and tools."""
     return "".join(
         char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else "\ufffd" for char in text
     )
 
 
-def one_of(text: str, length: int) -> str:
+def one_line(text: str, length: int) -> str:
     """`text` in one line of at most `length` characters."""
-    flat = " ".join(printable(text).split())
+    flat = " ".join(sanitize(text).split())
     return flat if len(flat) <= length else flat[: length - 1] + "…"
 
 
-def is_terminal(stream: IO[str]) -> bool:
+def is_interactive(stream: IO[str]) -> bool:
     """Whether somebody watches `stream` on a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _console(stream: IO[str]) -> "Console":
+def _make_console(stream: IO[str]) -> "Console":
     from rich.console import Console
 
     return Console(file=stream, highlight=False)
 
 
-class Paper:
+class Output:
     """Takes lines and tables, and prints them as fits the stream it is for."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._console = _console(self._stream) if is_terminal(self._stream) else None
+        self._console = _make_console(self._stream) if is_interactive(self._stream) else None
 
     @property
     def console(self) -> "Console | None":
@@ -99,18 +99,18 @@ class Paper:
         """How long a line should be at most. Without a terminal there is no need to cut anything."""
         return self._console.width if self._console is not None else 1_000_000
 
-    def line(self, text: str = "", style: str = "") -> None:
+    def print_line(self, text: str = "", style: str = "") -> None:
         if self._console is None:
-            print(printable(text), file=self._stream, flush=True)
+            print(sanitize(text), file=self._stream, flush=True)
             return
         from rich.text import Text
 
-        self._console.print(Text(printable(text), style=style), soft_wrap=True)
+        self._console.print(Text(sanitize(text), style=style), soft_wrap=True)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    def print_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
         """A table with a head. Columns named in `right` hold numbers."""
         if self._console is None:
-            self._plain_table(columns, rows, right)
+            self._print_plain_table(columns, rows, right)
             return
         from rich.table import Table
         from rich.text import Text
@@ -119,11 +119,11 @@ class Paper:
         for column in columns:
             table.add_column(column, justify="right" if column in right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(printable(cell), style=STYLES.get(cell, "")) for cell in row))
+            table.add_row(*(Text(sanitize(cell), style=STYLES.get(cell, "")) for cell in row))
         self._console.print(table)
 
-    def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
-        cells = [[" ".join(printable(cell).split()) for cell in row] for row in rows]
+    def _print_plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+        cells = [[" ".join(sanitize(cell).split()) for cell in row] for row in rows]
         widths = [max([len(column), *(len(row[at]) for row in cells)]) for at, column in enumerate(columns)]
         for row in [list(columns), *cells]:
             padded = (
@@ -133,15 +133,15 @@ class Paper:
             print("  ".join(padded).rstrip(), file=self._stream, flush=True)
 
 
-class Talk(Paper):
+class Stderr(Output):
     """Lines on stderr, which nobody has to read."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
 
-    def line(self, text: str = "", style: str = "") -> None:
-        with heard_or_not(sys.stderr):
-            super().line(text, style)
+    def print_line(self, text: str = "", style: str = "") -> None:
+        with ignore_broken_pipe(sys.stderr):
+            super().print_line(text, style)
 
 
 #: How words that say how something stands are shown.

@@ -24,24 +24,39 @@ from holdfast.cli.commands.submit import submit
 from holdfast.cli.commands.tail import tail
 from holdfast.cli.commands.unpark import unpark
 from holdfast.cli.commands.worker import worker
-from holdfast.cli.errors import DEBUG, debugging
+from holdfast.cli.errors import DEBUG_VARIABLE, is_debug_enabled
 
 #: In the order of `holdfast --help`.
 COMMANDS: tuple[Callable[..., None], ...] = (
-    demo, run, resume, recover, worker, submit, cancel, unpark, fork, rm, ls, show, tail, export, compare, doctor,
-)  # fmt: skip
+    demo,
+    run,
+    resume,
+    recover,
+    worker,
+    submit,
+    cancel,
+    unpark,
+    fork,
+    rm,
+    ls,
+    show,
+    tail,
+    export,
+    compare,
+    doctor,
+)
 
 
-class _OneLine(logging.Formatter):
+class _OneLineFormatter(logging.Formatter):
     """A warning is a line. Tracebacks are for those who ask for them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if not debugging():
+        if not is_debug_enabled():
             record.exc_info = record.exc_text = None
         return super().format(record)
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
@@ -49,23 +64,23 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _begin(
+def _configure(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Also: HOLDFAST_DEBUG=1.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Agent runs that survive: start them, look at them, go on with them."""
     if debug:
-        os.environ[DEBUG] = "1"
+        os.environ[DEBUG_VARIABLE] = "1"
     handler = logging.StreamHandler()
-    handler.setFormatter(_OneLine("holdfast: %(message)s"))
+    handler.setFormatter(_OneLineFormatter("holdfast: %(message)s"))
     log = logging.getLogger("holdfast")
     log.addHandler(handler)
     log.propagate = False
 
 
-def program() -> Any:
+def build_program() -> Any:
     """The whole command, ready to be called."""
     # Without markup typer prints plain help, which saves loading rich for it.
     app = typer.Typer(
@@ -74,7 +89,7 @@ def program() -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_begin)
+    app.callback()(_configure)
     for command in COMMANDS:
         app.command()(command)
     schedule = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Jobs that submit runs again and again.")

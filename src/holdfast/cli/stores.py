@@ -8,33 +8,33 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from holdfast.checkpoint.factory import Checkpoints
-from holdfast.checkpoint.opening import DEFAULT_URL, store_from_url
-from holdfast.checkpoint.operations import Operations
+from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.errors import CommandError
-from holdfast.cli.output import talk
-from holdfast.run.agent import AgentSource
+from holdfast.cli.output import print_diagnostic
+from holdfast.core.agent import AgentSource
+from holdfast.runtime.client import RunClient
+from holdfast.stores.url import DEFAULT_URL, store_from_url
 
-_PAST_EVERY_ENTRY = 2**62
+_RECORD_ONLY = 2**62
 #: Seconds after which somebody in front of a terminal begins to wonder.
-_SILENCE = 3.0
+_SLOW_OPEN_SECONDS = 3.0
 
 
-def url_of(given: str) -> str:
+def resolve_store_url(given: str) -> str:
     """The URL of the store that is meant by `--store URL`, or by its absence."""
     return given or os.environ.get("HOLDFAST_STORE") or DEFAULT_URL
 
 
-def without_secret(url: str) -> str:
+def redact_url(url: str) -> str:
     """`url` as it may be shown."""
     secret = urlsplit(url).password if "@" in url else None
     shown = url.replace(f":{secret}@", ":***@") if secret else url
     return re.sub(r"([?&]password=)[^&]*", r"\1***", shown)
 
 
-def store_for(given: str, *, create: bool = False) -> CheckpointStore:
+def make_store(given: str, *, create: bool = False) -> CheckpointStore:
     """The store, not opened yet.
 
     Args:
@@ -44,7 +44,7 @@ def store_for(given: str, *, create: bool = False) -> CheckpointStore:
         CommandError: there is none at that place, or what it needs is not installed.
         StoreError: the URL names no store.
     """
-    url = url_of(given)
+    url = resolve_store_url(given)
     scheme, _, rest = url.partition(":")
     path = rest.removeprefix("//")
     if not create and scheme == "sqlite" and path and not Path(path).exists():
@@ -57,15 +57,17 @@ def store_for(given: str, *, create: bool = False) -> CheckpointStore:
         raise CommandError(f'{scheme}: needs {exc.name}, which is not installed: pip install "holdfast[all]"') from exc
 
 
-async def record_of(store: CheckpointStore, run_id: str) -> RunRecord:
+async def get_record(store: CheckpointStore, run_id: str) -> RunRecord:
     """The run's record, without its journal. Raises `RunNotFound`."""
-    return (await store.load(run_id, after=_PAST_EVERY_ENTRY)).record
+    return (await store.load(run_id, after=_RECORD_ONLY)).record
 
 
 @contextmanager
-def waiting_is_told() -> Iterator[None]:
+def report_slow_open() -> Iterator[None]:
     """Say so when a store takes its time to open: it may be away, and is waited for."""
-    timer = asyncio.get_running_loop().call_later(_SILENCE, talk, "waiting for the store to answer ...")
+    timer = asyncio.get_running_loop().call_later(
+        _SLOW_OPEN_SECONDS, print_diagnostic, "waiting for the store to answer ..."
+    )
     try:
         yield
     finally:
@@ -73,10 +75,10 @@ def waiting_is_told() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def opened(given: str, *, create: bool = False) -> AsyncIterator[CheckpointStore]:
+async def open_store(given: str, *, create: bool = False) -> AsyncIterator[CheckpointStore]:
     """The store, open, to look into it."""
-    store = store_for(given, create=create)
-    with waiting_is_told():
+    store = make_store(given, create=create)
+    with report_slow_open():
         await store.open()
     try:
         yield store
@@ -85,15 +87,15 @@ async def opened(given: str, *, create: bool = False) -> AsyncIterator[Checkpoin
 
 
 @asynccontextmanager
-async def operating(
+async def open_client(
     given: str, agents: Mapping[str, AgentSource] | None = None, *, create: bool = False
-) -> AsyncIterator[tuple[Operations, CheckpointStore]]:
+) -> AsyncIterator[tuple[RunClient, CheckpointStore]]:
     """What can be done to the runs of the store, by a worker that exists for the length of one command."""
-    store = store_for(given, create=create)
-    checkpoints = Checkpoints(store)
-    with waiting_is_told():
+    store = make_store(given, create=create)
+    checkpoints = StoreCheckpoints(store)
+    with report_slow_open():
         await checkpoints.open()
     try:
-        yield Operations(checkpoints, agents or {}), store
+        yield RunClient(checkpoints, agents or {}), store
     finally:
         await checkpoints.close()

@@ -1,4 +1,7 @@
-"""A journal as people read it: messages, calls, steps. Needs no agent's code; what it does not know stays JSON."""
+"""A journal as people read it: messages, calls, steps. Needs no agent's code; what it does not know stays JSON.
+
+The items of a transcript, as lines.
+"""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -8,8 +11,10 @@ import msgspec
 
 from holdfast.checkpoint.codec import Begin, Outcome, Progress, RecordedResult, Step, decode
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.run.message import NATIVE_CODEC, Reply, System, ToolResult, User
-from holdfast.run.state import PhaseOutput
+from holdfast.cli import formatting
+from holdfast.cli.output import STYLES, Output, format_value, one_line
+from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolResult, User
+from holdfast.core.state import PhaseOutput
 
 CallState = Literal["done", "error", "running", "in doubt", "open"]
 
@@ -28,7 +33,7 @@ class Call(msgspec.Struct, kw_only=True):
     result: Any = None
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that the journal tells."""
 
     seq: int
@@ -57,92 +62,185 @@ class Transcript:
         self._effects = effects or {}
         self.calls: list[Call] = []
         #: By id, which is unique within a reply only: the last that was asked for is the one that is answered.
-        self._last: dict[str, Call] = {}
+        self._calls_by_id: dict[str, Call] = {}
 
-    def read(self, entries: Iterable[Entry]) -> list[Item]:
+    def read(self, entries: Iterable[Entry]) -> list[TranscriptItem]:
         """What the next entries tell. Entries that only move what was told before tell nothing."""
-        return [item for entry in entries if (item := self._item(entry)) is not None]
+        return [item for entry in entries if (item := self._read_entry(entry)) is not None]
 
     @property
     def unanswered(self) -> list[Call]:
         """Calls without a result."""
         return [call for call in self.calls if call.state not in ("done", "error")]
 
-    def close(self, *, live: bool, over: bool) -> None:
+    def close(self, *, owner_alive: bool, terminal: bool) -> None:
         """Say what calls without a result are, now that all there is was read."""
         for call in self.unanswered:
-            call.state = "running" if live else "open" if over else "in doubt"
+            call.state = "running" if owner_alive else "open" if terminal else "in doubt"
 
-    def _item(self, entry: Entry) -> Item | None:
+    def _read_entry(self, entry: Entry) -> TranscriptItem | None:
         match entry.kind:
             case EntryKind.BEGIN:
-                return Item(seq=entry.seq, kind="begin", text=decode(entry.body, Begin).meta.prompt)
+                return TranscriptItem(seq=entry.seq, kind="begin", text=decode(entry.body, Begin).meta.prompt)
             case EntryKind.MESSAGE:
-                return self._message(entry.seq, entry.body)
+                return self._read_message(entry.seq, entry.body)
             case EntryKind.RESULT:
                 recorded = decode(entry.body, RecordedResult)
-                return self._message(entry.seq, bytes(recorded.message), recorded.call)
+                return self._read_message(entry.seq, bytes(recorded.message), recorded.call)
             case EntryKind.STEP:
-                return _step(entry)
+                return _read_step(entry)
             case EntryKind.PHASE:
                 phase = decode(entry.body, PhaseOutput)
-                return Item(seq=entry.seq, kind="phase", text=phase.name, content=phase.output, step=phase.iteration)
+                return TranscriptItem(
+                    seq=entry.seq, kind="phase", text=phase.name, content=phase.output, step=phase.steps
+                )
             case EntryKind.OUTCOME:
                 outcome = decode(entry.body, Outcome)
                 error = outcome.error or ""
-                return Item(seq=entry.seq, kind="outcome", content=outcome.output, text=error, error=bool(error))
+                return TranscriptItem(
+                    seq=entry.seq, kind="outcome", content=outcome.output, text=error, error=bool(error)
+                )
             case EntryKind.ADOPT:
                 return None
 
-    def _message(self, seq: int, body: bytes, call_id: str = "") -> Item:
+    def _read_message(self, seq: int, body: bytes, call_id: str = "") -> TranscriptItem:
         try:
             message = NATIVE_CODEC.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return self._unknown(seq, body, call_id)
+            return self._read_unknown_message(seq, body, call_id)
         match message:
             case System(text):
-                return Item(seq=seq, kind="system", text=text)
+                return TranscriptItem(seq=seq, kind="system", text=text)
             case User(text):
-                return Item(seq=seq, kind="user", text=text)
+                return TranscriptItem(seq=seq, kind="user", text=text)
             case Reply():
-                return Item(
-                    seq=seq, kind="reply", text=message.text, calls=[self._asked(each) for each in message.tool_calls]
+                return TranscriptItem(
+                    seq=seq,
+                    kind="reply",
+                    text=message.text,
+                    calls=[self._record_call(each) for each in message.tool_calls],
                 )
             case ToolResult():
-                self._answered(message.call_id, message.content, error=message.error)
-                return Item(
-                    seq=seq, kind="result", call_id=message.call_id, tool=message.tool, content=message.content,
+                self._record_result(message.call_id, message.content, error=message.error)
+                return TranscriptItem(
+                    seq=seq,
+                    kind="result",
+                    call_id=message.call_id,
+                    tool=message.tool,
+                    content=message.content,
                     error=message.error,
-                )  # fmt: skip
+                )
         raise AssertionError(f"the native codec gave a {type(message).__name__}")
 
-    def _unknown(self, seq: int, body: bytes, call_id: str) -> Item:
+    def _read_unknown_message(self, seq: int, body: bytes, call_id: str) -> TranscriptItem:
         """A message of another loop."""
         try:
             content = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             content = body.decode(errors="replace")
         if call_id:
-            self._answered(call_id, content)
-        return Item(seq=seq, kind="result" if call_id else "message", call_id=call_id, content=content)
+            self._record_result(call_id, content)
+        return TranscriptItem(seq=seq, kind="result" if call_id else "message", call_id=call_id, content=content)
 
-    def _asked(self, given: Any) -> Call:
+    def _record_call(self, given: Any) -> Call:
         call = Call(call_id=given.id, tool=given.name, arguments=given.arguments, effect=self._effects.get(given.name))
         self.calls.append(call)
-        self._last[call.call_id] = call
+        self._calls_by_id[call.call_id] = call
         return call
 
-    def _answered(self, call_id: str, content: Any, *, error: bool = False) -> None:
-        if call := self._last.get(call_id):
+    def _record_result(self, call_id: str, content: Any, *, error: bool = False) -> None:
+        if call := self._calls_by_id.get(call_id):
             call.state = "error" if error else "done"
             call.result = content
 
 
-def _step(entry: Entry) -> Item:
+def _read_step(entry: Entry) -> TranscriptItem:
     step = decode(entry.body, Step)
     progress = decode(bytes(step.progress), Progress)
     usage = progress.usage
-    return Item(
-        seq=entry.seq, kind="step", step=progress.iteration, at=step.at, tokens=usage.total_tokens,
+    return TranscriptItem(
+        seq=entry.seq,
+        kind="step",
+        step=progress.steps,
+        at=step.at,
+        tokens=usage.total_tokens,
         cost_usd=usage.cost_usd,
-    )  # fmt: skip
+    )
+
+
+_MAX_TEXT_LENGTH = 2_000
+_MAX_CONTENT_LENGTH = 160
+
+
+class TranscriptPrinter:
+    """Writes a transcript down, item by item, in the order they come."""
+
+    def __init__(self, output: Output, *, full: bool = False) -> None:
+        """Tell it on `paper`; long texts are cut short unless `full`."""
+        self._output, self._full = output, full
+        self._last_step_at: datetime | None = None
+        self._tokens = 0
+
+    def print_item(self, item: TranscriptItem) -> None:
+        match item.kind:
+            case "begin":
+                return
+            case "step":
+                self._print_step(item)
+            case "phase":
+                self._output.print_line(f"phase {item.text} gave: {self._truncate(format_value(item.content))}", "bold")
+            case "reply":
+                self._print_reply(item)
+            case "result":
+                state = "error" if item.error else "done"
+                name = f"{item.tool} " if item.tool else ""
+                self._output.print_line(
+                    f"  {name}{item.call_id} {state}: {self._format_content(item.content)}", STYLES[state]
+                )
+            case "outcome":
+                told = f"failed: {item.text}" if item.error else f"answer: {self._truncate(format_value(item.content))}"
+                self._output.print_line(told, "red" if item.error else "bold green")
+            case "message":
+                self._output.print_line(self._truncate(format_value(item.content)))
+            case _:
+                self._output.print_line(
+                    f"{item.kind}: {self._truncate(item.text)}", "cyan" if item.kind == "user" else "dim"
+                )
+
+    def _print_step(self, item: TranscriptItem) -> None:
+        assert item.at is not None
+        took = f", {formatting.duration(item.at - self._last_step_at)}" if self._last_step_at is not None else ""
+        used = f", {formatting.number(item.tokens - self._tokens)} tokens" if item.tokens > self._tokens else ""
+        spent = f", {formatting.cost(item.cost_usd)} so far" if item.cost_usd else ""
+        self._last_step_at, self._tokens = item.at, item.tokens
+        self._output.print_line(f"--- step {item.step} finished at {format_time(item.at)}{took}{used}{spent}", "dim")
+
+    def _print_reply(self, item: TranscriptItem) -> None:
+        if item.text or not item.calls:
+            self._output.print_line(f"model: {self._truncate(item.text)}")
+        for call in item.calls:
+            self._output.print_line(f"  {format_call(call)}", "blue")
+
+    def _truncate(self, text: str) -> str:
+        return (
+            text
+            if self._full or len(text) <= _MAX_TEXT_LENGTH
+            else f"{text[:_MAX_TEXT_LENGTH]}… ({len(text)} characters: --full)"
+        )
+
+    def _format_content(self, content: object) -> str:
+        return format_value(content) if self._full else one_line(format_value(content), _MAX_CONTENT_LENGTH)
+
+
+def format_call(call: Call) -> str:
+    """`pay(amount=3) once c7`."""
+    if isinstance(call.arguments, dict):
+        arguments = ", ".join(f"{name}={one_line(format_value(value), 60)}" for name, value in call.arguments.items())
+    else:
+        arguments = one_line(format_value(call.arguments), _MAX_CONTENT_LENGTH)
+    return f"{call.tool}({arguments}) {call.effect + ' ' if call.effect else ''}{call.call_id}"
+
+
+def format_time(at: datetime) -> str:
+    """A time as people here write it, to the second."""
+    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")

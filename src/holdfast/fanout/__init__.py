@@ -3,37 +3,37 @@
 from holdfast.fanout.cells import Variant
 from holdfast.fanout.checkpoint import FanoutCheckpoint, build, clear, load, save
 from holdfast.fanout.errors import (
-    AnotherFanout,
     CorruptCheckpoint,
     FanoutBusy,
     FanoutError,
-    FolderChanged,
+    FanoutMismatch,
     PathRefused,
+    WorkspaceChanged,
 )
 from holdfast.fanout.fanout import Fanout
-from holdfast.fanout.folder import WorkFolder
 from holdfast.fanout.overlay import Overlay
-from holdfast.fanout.saver import Flushed, IncrementalSaver
+from holdfast.fanout.saver import IncrementalSaver, PendingFlush
 from holdfast.fanout.snapshot import ModelResponse, PartialResponse, ProposedWrite, Snapshot
+from holdfast.fanout.workspace import Workspace
 
 __all__ = [
-    "AnotherFanout",
     "CorruptCheckpoint",
     "Fanout",
     "FanoutBusy",
     "FanoutCheckpoint",
     "FanoutError",
-    "Flushed",
-    "FolderChanged",
+    "FanoutMismatch",
     "IncrementalSaver",
     "ModelResponse",
     "Overlay",
     "PartialResponse",
     "PathRefused",
+    "PendingFlush",
     "ProposedWrite",
     "Snapshot",
     "Variant",
-    "WorkFolder",
+    "Workspace",
+    "WorkspaceChanged",
     "build",
     "clear",
     "load",

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.run.agent import Agent, AgentSource, Bounds
-from holdfast.run.errors import DefinitionError
-from holdfast.run.info import RunInfo
-from holdfast.run.tool import Tool
+from holdfast.core.agent import Agent, AgentSource, Bounds
+from holdfast.core.errors import DefinitionError
+from holdfast.core.info import RunInfo
+from holdfast.core.tool import Tool
 
 #: A model callable, an agent of holdfast's or pydantic-ai's, or the name of a model such as `openai:gpt-5`.
-Subject = Any
+ModelSpec = Any
 #: By id; or agents and names of models, which have ids already.
-Subjects = Mapping[str, Subject] | Sequence[Subject]
+ModelSpecs = Mapping[str, ModelSpec] | Sequence[ModelSpec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CellSettings:
     """What every cell is given."""
 
     instructions: str = ""
@@ -77,37 +77,39 @@ class Cell:
     agent: CellAgent
 
     def run_id(self, fanout_id: str) -> str:
-        return run_id_of(self.id, fanout_id)
+        return make_cell_run_id(self.id, fanout_id)
 
 
-def run_id_of(cell_id: str, fanout_id: str) -> str:
+def make_cell_run_id(cell_id: str, fanout_id: str) -> str:
     """The id of a cell's run: the same whenever the fan-out is resumed."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", cell_id)[:60]
     return f"{fanout_id}:{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:8]}"
 
 
-def cells_of(subjects: Subjects, variants: Sequence[Variant], prompt: str, setting: Setting) -> tuple[Cell, ...]:
+def build_cells(
+    models: ModelSpecs, variants: Sequence[Variant], prompt: str, settings: CellSettings
+) -> tuple[Cell, ...]:
     """Every model through every lens, model by model.
 
     Raises:
         DefinitionError: there are none, two have the same id, or something is no model.
     """
-    named = subjects if isinstance(subjects, Mapping) else _named(subjects)
+    named = models if isinstance(models, Mapping) else _index_by_name(models)
     lenses: Sequence[Variant | None] = list(variants) or [None]
     if len({lens.name for lens in variants}) < len(variants):
         raise DefinitionError("two variants have the same name")
     if not named:
         raise DefinitionError("a fan-out needs at least one model")
-    cells = [_cell(model, subject, lens, prompt, setting) for model, subject in named.items() for lens in lenses]
+    cells = [_build_cell(model, subject, lens, prompt, settings) for model, subject in named.items() for lens in lenses]
     for cell_id, count in Counter(cell.id for cell in cells).items():
         if count > 1:
             raise DefinitionError(f"two cells have the id {cell_id!r}: choose other names for models or variants")
     return tuple(cells)
 
 
-def _named(subjects: Sequence[Subject]) -> dict[str, Subject]:
-    named: dict[str, Subject] = {}
-    for subject in subjects:
+def _index_by_name(models: Sequence[ModelSpec]) -> dict[str, ModelSpec]:
+    named: dict[str, ModelSpec] = {}
+    for subject in models:
         name = subject if isinstance(subject, str) else getattr(subject, "name", None)
         if not isinstance(name, str) or not name:
             raise DefinitionError(f"{subject!r:.80} has no name: give the models as a mapping from ids")
@@ -117,28 +119,28 @@ def _named(subjects: Sequence[Subject]) -> dict[str, Subject]:
     return named
 
 
-def _cell(model_id: str, subject: Subject, lens: Variant | None, prompt: str, setting: Setting) -> Cell:
-    cell_id = model_id if lens is None else f"{model_id}~{lens.name}"
-    source = _source(subject, cell_id, setting)
+def _build_cell(model_id: str, model: ModelSpec, variant: Variant | None, prompt: str, settings: CellSettings) -> Cell:
+    cell_id = model_id if variant is None else f"{model_id}~{variant.name}"
+    source = _build_source(model, cell_id, settings)
     return Cell(
         id=cell_id,
         provider=model_id.partition(":")[0],
-        prompt=f"{lens.prompt}\n\n{prompt}" if lens is not None and lens.prompt else prompt,
-        agent=CellAgent(f"fanout/{cell_id}", source, lens.instructions if lens else None, setting.file_tools),
+        prompt=f"{variant.prompt}\n\n{prompt}" if variant is not None and variant.prompt else prompt,
+        agent=CellAgent(f"fanout/{cell_id}", source, variant.instructions if variant else None, settings.file_tools),
     )
 
 
-def _source(subject: Subject, cell_id: str, setting: Setting) -> AgentSource:
-    if isinstance(getattr(subject, "name", None), str) and hasattr(subject, "build"):
-        source: AgentSource = subject
+def _build_source(model: ModelSpec, cell_id: str, settings: CellSettings) -> AgentSource:
+    if isinstance(getattr(model, "name", None), str) and hasattr(model, "build"):
+        source: AgentSource = model
         return source
-    bounds = setting.bounds or Bounds()
-    from_elsewhere = any(kind.__module__.partition(".")[0] == "pydantic_ai" for kind in type(subject).__mro__)
-    if isinstance(subject, str) or from_elsewhere:
+    bounds = settings.bounds or Bounds()
+    from_elsewhere = any(kind.__module__.partition(".")[0] == "pydantic_ai" for kind in type(model).__mro__)
+    if isinstance(model, str) or from_elsewhere:
         from holdfast.adapters.pydantic_ai import durable
 
-        agent = durable(subject, name=cell_id, bounds=bounds, stream=isinstance(subject, str))
-        return replace(agent, instructions=setting.instructions, tools=setting.tools)
-    if callable(subject):
-        return Agent(name=cell_id, model=subject, instructions=setting.instructions, tools=setting.tools, bounds=bounds)
-    raise DefinitionError(f"{cell_id}: {subject!r:.80} is neither a model nor an agent")
+        agent = durable(model, name=cell_id, bounds=bounds, stream=isinstance(model, str))
+        return replace(agent, instructions=settings.instructions, tools=settings.tools)
+    if callable(model):
+        return Agent(name=cell_id, model=model, instructions=settings.instructions, tools=settings.tools, bounds=bounds)
+    raise DefinitionError(f"{cell_id}: {model!r:.80} is neither a model nor an agent")

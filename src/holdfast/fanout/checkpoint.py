@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.fanout import atomic
+from holdfast.fanout import atomic_file
 from holdfast.fanout.errors import CorruptCheckpoint
 from holdfast.fanout.snapshot import Snapshot
 
@@ -65,7 +65,7 @@ def save(path: Path | str, checkpoint: FanoutCheckpoint) -> None:
     Raises:
         OSError: it could not be written. What was there before is there still.
     """
-    atomic.write_atomically(Path(path), msgspec.json.encode(checkpoint))
+    atomic_file.write_atomically(Path(path), msgspec.json.encode(checkpoint))
 
 
 def load(path: Path | str) -> FanoutCheckpoint | None:
@@ -85,26 +85,26 @@ def load(path: Path | str) -> FanoutCheckpoint | None:
 
 def clear(path: Path | str) -> None:
     """Remove the checkpoint. Fine if there is none."""
-    atomic.remove(Path(path))
+    atomic_file.remove_file(Path(path))
 
 
-class _Version(msgspec.Struct):
+class _VersionHeader(msgspec.Struct):
     version: int
 
 
-def decode(data: bytes | msgspec.Raw, where: str) -> FanoutCheckpoint:
+def decode(data: bytes | msgspec.Raw, location: str) -> FanoutCheckpoint:
     """The checkpoint in `data`.
 
     Raises:
         CorruptCheckpoint: it is none, or one that a newer holdfast wrote.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = msgspec.json.decode(data, type=_VersionHeader).version
         if version != VERSION:
-            raise CorruptCheckpoint(where, f"its version is {version}, this holdfast knows {VERSION}")
+            raise CorruptCheckpoint(location, f"its version is {version}, this holdfast knows {VERSION}")
         checkpoint = msgspec.json.decode(data, type=FanoutCheckpoint)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise CorruptCheckpoint(where, str(exc)) from exc
+        raise CorruptCheckpoint(location, str(exc)) from exc
     if [each.model_id for each in checkpoint.snapshots] != list(checkpoint.adapter_ids):
-        raise CorruptCheckpoint(where, "its snapshots are not those of its models")
+        raise CorruptCheckpoint(location, "its snapshots are not those of its models")
     return checkpoint

@@ -10,14 +10,14 @@ class FanoutError(HoldfastError):
 class CorruptCheckpoint(FanoutError):
     """A fan-out's checkpoint cannot be read. It was left as it is."""
 
-    def __init__(self, where: str, why: str) -> None:
+    def __init__(self, location: str, reason: str) -> None:
         super().__init__(
-            f"the checkpoint {where} cannot be read: {why}; it was kept as it is: move it away to start anew"
+            f"the checkpoint {location} cannot be read: {reason}; it was kept as it is: move it away to start anew"
         )
-        self.where, self.why = where, why
+        self.location, self.reason = location, reason
 
 
-class AnotherFanout(FanoutError):
+class FanoutMismatch(FanoutError):
     """The checkpoint is of another prompt, or of other models."""
 
 
@@ -29,7 +29,7 @@ class PathRefused(FanoutError):
     """A path leads out of the work folder, or to nothing that can be read or written."""
 
 
-class FolderChanged(FanoutError):
+class WorkspaceChanged(FanoutError):
     """A file was changed on disk while a model that had proposed edits to it was interrupted."""
 
 

@@ -10,28 +10,27 @@ from typing import Any
 import msgspec
 
 from holdfast.app import App
-from holdfast.checkpoint.opening import store_from_url
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.fanout.cells import Cell, Setting, Subjects, Variant, cells_of, run_id_of
+from holdfast.concurrency import shielded
+from holdfast.core.agent import Bounds
+from holdfast.core.errors import DefinitionError
+from holdfast.core.info import check_run_id, new_run_id
+from holdfast.core.ports import Budget, RunListener
+from holdfast.core.tool import Tool
+from holdfast.fanout.cells import Cell, CellSettings, ModelSpecs, Variant, build_cells, make_cell_run_id
 from holdfast.fanout.checkpoint import FanoutCheckpoint
-from holdfast.fanout.driving import Driver, LeftOpen, Slots
-from holdfast.fanout.errors import AnotherFanout, FanoutError
-from holdfast.fanout.folder import WorkFolder
-from holdfast.fanout.opening import opened
-from holdfast.fanout.places import FilePlace, Place, StorePlace
+from holdfast.fanout.errors import FanoutError, FanoutMismatch
+from holdfast.fanout.progress import ProgressRecorder
+from holdfast.fanout.runner import CellRunner, ConcurrencyLimits, NonClosingStore, open_store
 from holdfast.fanout.saver import IncrementalSaver
 from holdfast.fanout.snapshot import ModelResponse, Snapshot
-from holdfast.fanout.tools import file_tools
-from holdfast.fanout.watching import Observer
-from holdfast.run.agent import Bounds
-from holdfast.run.errors import DefinitionError
-from holdfast.run.info import check_run_id, new_run_id
-from holdfast.run.ports import Budget, Delivery
-from holdfast.run.tool import Tool
-from holdfast.run.uninterrupted import uninterrupted
+from holdfast.fanout.storage import CheckpointFile, CheckpointLocation, CheckpointRun
+from holdfast.fanout.tools import make_file_tools
+from holdfast.fanout.workspace import Workspace
+from holdfast.stores.url import store_from_url
 
 #: The end of a model's run stays in the store until the checkpoint has it, however long nobody resumes the fan-out.
-_RETENTION = timedelta(days=3650)
+_RUN_RETENTION = timedelta(days=3650)
 
 
 class Fanout:
@@ -44,24 +43,24 @@ class Fanout:
     def __init__(
         self,
         prompt: str,
-        models: Subjects,
+        models: ModelSpecs,
         *,
         variants: Sequence[Variant] = (),
         instructions: str = "",
         tools: Sequence[Tool | Callable[..., Any]] = (),
-        folder: Path | str | None = None,
-        limit: int = 16,
-        per_provider: int | Mapping[str, int] = 4,
+        workspace: Path | str | None = None,
+        max_concurrency: int = 16,
+        max_per_provider: int | Mapping[str, int] = 4,
         bounds: Bounds | None = None,
         store: CheckpointStore | str = "",
         checkpoint: Path | str | None = None,
         fanout_id: str = "",
         retry_failed: bool = False,
         verbose: bool = False,
-        finish: Callable[[Sequence[ModelResponse]], None] | None = None,
-        grace: timedelta = timedelta(seconds=30),
-        signals: bool = True,
-        delivery: Delivery | None = None,
+        on_complete: Callable[[Sequence[ModelResponse]], None] | None = None,
+        shutdown_timeout: timedelta = timedelta(seconds=30),
+        handle_signals: bool = True,
+        listener: RunListener | None = None,
         budget: Budget | None = None,
     ) -> None:
         """Say who is asked what.
@@ -87,23 +86,30 @@ class Fanout:
             DefinitionError: something is no model, or two have the same id. PathRefused: the folder is not there.
             InvalidRunId: no ids of runs can begin with `fanout_id`.
         """
-        self._prompt, self._verbose, self._retry_failed, self._finish = prompt, verbose, retry_failed, finish
-        self._folder = WorkFolder(folder) if folder is not None else None
-        given = file_tools(lambda run_id: self._observer.overlay(run_id)) if self._folder is not None else ()
-        setting = Setting(instructions=instructions, tools=tuple(tools), bounds=bounds, file_tools=given)
-        self._cells = cells_of(models, variants, prompt, setting)
-        bounds_of_all = [limit, *([per_provider] if isinstance(per_provider, int) else per_provider.values())]
+        self._prompt, self._verbose, self._retry_failed, self._on_complete = prompt, verbose, retry_failed, on_complete
+        self._workspace = Workspace(workspace) if workspace is not None else None
+        given = make_file_tools(lambda run_id: self._recorder.overlay(run_id)) if self._workspace is not None else ()
+        setting = CellSettings(instructions=instructions, tools=tuple(tools), bounds=bounds, file_tools=given)
+        self._cells = build_cells(models, variants, prompt, setting)
+        bounds_of_all = [
+            max_concurrency,
+            *([max_per_provider] if isinstance(max_per_provider, int) else max_per_provider.values()),
+        ]
         if min(bounds_of_all) < 1:
             raise DefinitionError("limit and per_provider have to be at least 1")
-        self._limit, self._per_provider = limit, per_provider
+        self._max_concurrency, self._max_per_provider = max_concurrency, max_per_provider
         self._store: CheckpointStore = store_from_url(store or None) if isinstance(store, str) else store
         # Whatever a tool makes the working directory meanwhile.
-        self._checkpoint = Path(checkpoint).absolute() if checkpoint is not None else None
-        self._given_id = fanout_id
+        self._checkpoint_path = Path(checkpoint).absolute() if checkpoint is not None else None
+        self._requested_id = fanout_id
         for cell in self._cells if fanout_id else ():
             check_run_id(cell.run_id(fanout_id))
-        self._options: dict[str, Any] = {"grace": grace, "signals": signals, "budget": budget}
-        self._delivery = delivery
+        self._app_options: dict[str, Any] = {
+            "shutdown_timeout": shutdown_timeout,
+            "handle_signals": handle_signals,
+            "budget": budget,
+        }
+        self._listener = listener
         #: While it is open.
         self._app: App | None = None
         self._stopped = False
@@ -128,12 +134,12 @@ class Fanout:
             resume: go on with what was left; without it, that is thrown away.
 
         Raises:
-            CorruptCheckpoint: what was left cannot be read. AnotherFanout: it is of another prompt or other models.
+            CorruptCheckpoint: what was left cannot be read. FanoutMismatch: it is of another prompt or other models.
             FanoutBusy: another process goes on with it. StoreError: the store does not work.
         """
         self._stopped = False
-        async with opened(self._store):
-            place = await self._place()
+        async with open_store(self._store):
+            place = await self._make_location()
             try:
                 kept = await place.open()
                 if kept is not None and not resume:
@@ -143,88 +149,107 @@ class Fanout:
             finally:
                 await place.close()
 
-    async def stop(self, grace: timedelta | None = None) -> None:
+    async def stop(self, timeout: timedelta | None = None) -> None:
         """Stop after the turns under way. `run` returns then."""
         self._stopped = True
         if self._app is not None:
-            await self._app.shutdown(grace)
+            await self._app.shutdown(timeout)
 
     # -- the whole ----------------------------------------------------------------------------------------------
 
-    async def _place(self) -> Place:
-        if self._checkpoint is not None:
-            return FilePlace(self._checkpoint)
-        return StorePlace(self._store, self._stable_id())
+    async def _make_location(self) -> CheckpointLocation:
+        if self._checkpoint_path is not None:
+            return CheckpointFile(self._checkpoint_path)
+        return CheckpointRun(self._store, self._stable_id())
 
     def _stable_id(self) -> str:
-        if self._given_id:
-            return self._given_id
+        if self._requested_id:
+            return self._requested_id
         digest = hashlib.sha256(msgspec.json.encode([self._prompt, self.adapter_ids])).hexdigest()
         return f"fanout-{digest[:16]}"
 
-    async def _discard(self, kept: FanoutCheckpoint, place: Place) -> None:
-        for cell_id in kept.adapter_ids:
-            await self._store.remove(run_id_of(cell_id, kept.fanout_id))
-        await asyncio.to_thread(place.write, None)
+    async def _discard(self, checkpoint: FanoutCheckpoint, location: CheckpointLocation) -> None:
+        for cell_id in checkpoint.adapter_ids:
+            await self._store.remove(make_cell_run_id(cell_id, checkpoint.fanout_id))
+        await asyncio.to_thread(location.write, None)
 
-    async def _run(self, place: Place, kept: FanoutCheckpoint | None) -> list[ModelResponse]:
-        if kept is not None and (kept.prompt, kept.adapter_ids) != (self._prompt, self.adapter_ids):
-            raise AnotherFanout(
-                f"the checkpoint is of another fan-out, of {', '.join(kept.adapter_ids)} and the prompt "
-                f"{kept.prompt[:60]!r}: resume that one, or throw it away with resume=False"
+    async def _run(self, location: CheckpointLocation, checkpoint: FanoutCheckpoint | None) -> list[ModelResponse]:
+        if checkpoint is not None and (checkpoint.prompt, checkpoint.adapter_ids) != (self._prompt, self.adapter_ids):
+            raise FanoutMismatch(
+                f"the checkpoint is of another fan-out, of {', '.join(checkpoint.adapter_ids)} and the prompt "
+                f"{checkpoint.prompt[:60]!r}: resume that one, or throw it away with resume=False"
             )
-        known = {snapshot.model_id: self._reopened(snapshot) for snapshot in kept.snapshots} if kept else {}
-        fanout_id = kept.fanout_id if kept else self._new_id()
+        known = (
+            {snapshot.model_id: self._reopen_if_failed(snapshot) for snapshot in checkpoint.snapshots}
+            if checkpoint
+            else {}
+        )
+        fanout_id = checkpoint.fanout_id if checkpoint else self._new_id()
         saver = IncrementalSaver(
-            place, self._prompt, self.adapter_ids, self._verbose, snapshots=known.values(), fanout_id=fanout_id,
-            timestamp=kept.timestamp if kept else None, keep_ended=True,
-        )  # fmt: skip
-        self._observer = Observer({cell.run_id(fanout_id): cell for cell in self._cells}, self._folder, self._delivery)
-        self._observer.report_to(saver)
+            location,
+            self._prompt,
+            self.adapter_ids,
+            self._verbose,
+            snapshots=known.values(),
+            fanout_id=fanout_id,
+            timestamp=checkpoint.timestamp if checkpoint else None,
+            keep_finished=True,
+        )
+        self._recorder = ProgressRecorder(
+            {cell.run_id(fanout_id): cell for cell in self._cells}, self._workspace, self._listener
+        )
+        self._recorder.attach_saver(saver)
         open_cells = [each for each in self._cells if each.id not in known or known[each.id].interrupted]
         try:
-            await self._ask(open_cells, saver)
-            responses = [snapshot.response() for snapshot in saver.snapshots]
+            await self._run_cells(open_cells, saver)
+            responses = [snapshot.to_response() for snapshot in saver.snapshots]
             if not any(response.interrupted for response in responses):
-                await self._end(responses, saver)
+                await self._complete(responses, saver)
             return responses
         finally:
-            await uninterrupted(saver.aclose())
+            await shielded(saver.aclose())
 
     def _new_id(self) -> str:
-        return self._given_id or (f"fanout-{new_run_id()}" if self._checkpoint is not None else self._stable_id())
+        return self._requested_id or (
+            f"fanout-{new_run_id()}" if self._checkpoint_path is not None else self._stable_id()
+        )
 
-    def _reopened(self, snapshot: Snapshot) -> Snapshot:
-        if self._retry_failed and snapshot.standing == "failed":
+    def _reopen_if_failed(self, snapshot: Snapshot) -> Snapshot:
+        if self._retry_failed and snapshot.status == "failed":
             return msgspec.structs.replace(snapshot, interrupted=True, error=None)
         return snapshot
 
-    async def _end(self, responses: Sequence[ModelResponse], saver: IncrementalSaver) -> None:
+    async def _complete(self, responses: Sequence[ModelResponse], saver: IncrementalSaver) -> None:
         """Every model has ended: leave nothing behind but what `finish` keeps."""
-        if self._finish is not None:
-            await asyncio.to_thread(self._finish, responses)
+        if self._on_complete is not None:
+            await asyncio.to_thread(self._on_complete, responses)
         for cell in self._cells:
             await self._store.remove(cell.run_id(saver.fanout_id))
         await saver.clear()
 
-    async def _ask(self, cells: Sequence[Cell], saver: IncrementalSaver) -> None:
+    async def _run_cells(self, cells: Sequence[Cell], saver: IncrementalSaver) -> None:
         if not cells:
             return
         # Recorded first: whatever happens from here on can be resumed.
-        waiting = [saver.update(each.partial()) for each in saver.snapshots if each.interrupted]
+        waiting = [saver.update(each.to_partial()) for each in saver.snapshots if each.interrupted]
         if not await waiting[-1]:
             raise FanoutError("the checkpoint could not be written, so no model was asked: see the log")
         app = App(
-            [cell.agent for cell in cells], LeftOpen(self._store).as_store(), recover=False, retention=_RETENTION,
-            audit=self._observer, delivery=self._observer, **self._options,
-        )  # fmt: skip
-        slots = Slots(self._limit, self._per_provider)
-        driver = Driver(app, self._store, self._observer, saver, retry_failed=self._retry_failed)
+            [cell.agent for cell in cells],
+            NonClosingStore(self._store).as_store(),
+            recover_on_start=False,
+            result_retention=_RUN_RETENTION,
+            audit=self._recorder,
+            listener=self._recorder,
+            **self._app_options,
+        )
+        slots = ConcurrencyLimits(self._max_concurrency, self._max_per_provider)
+        driver = CellRunner(app, self._store, self._recorder, saver, retry_failed=self._retry_failed)
 
         async def drive(cell: Cell) -> None:
             # First the provider's slot: who waits for that does not keep others from running.
-            async with slots.of(cell.provider), slots.overall:
-                await driver.drive(cell)
+            async with slots.for_provider(cell.provider), slots.total:
+                await driver.run(cell)
 
         async with app:
             self._app = app
@@ -236,7 +261,7 @@ class Fanout:
             finally:
                 if not all(task.done() for task in tasks):
                     # The models' runs are left, and a store that does not answer is not waited for.
-                    await uninterrupted(app.shutdown(timedelta(0)), swallow=True)
-                    await uninterrupted(asyncio.wait(tasks), swallow=True)
+                    await shielded(app.shutdown(timedelta(0)), suppress_cancel=True)
+                    await shielded(asyncio.wait(tasks), suppress_cancel=True)
             for task in tasks:
                 task.result()

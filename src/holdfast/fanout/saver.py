@@ -12,16 +12,16 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.core.info import new_run_id
 from holdfast.fanout.checkpoint import VERSION, load
 from holdfast.fanout.errors import FanoutError
-from holdfast.fanout.places import FilePlace, Place, StorePlace
 from holdfast.fanout.snapshot import ModelResponse, PartialResponse, Snapshot
-from holdfast.run.info import new_run_id
+from holdfast.fanout.storage import CheckpointFile, CheckpointLocation, CheckpointRun
 
 log = logging.getLogger("holdfast.fanout")
 
 
-class Flushed:
+class PendingFlush:
     """The flush that carries an update: `await` it in a task, or `wait()` for it in a thread.
 
     Both give whether the update is kept: `False` if the flush failed, and the next one carries it.
@@ -54,7 +54,7 @@ class IncrementalSaver:
 
     def __init__(
         self,
-        where: Path | str | CheckpointStore | Place,
+        location: Path | str | CheckpointStore | CheckpointLocation,
         prompt: str,
         adapter_ids: Sequence[str],
         verbose: bool = False,
@@ -62,7 +62,7 @@ class IncrementalSaver:
         snapshots: Iterable[Snapshot] = (),
         fanout_id: str = "",
         timestamp: datetime | None = None,
-        keep_ended: bool = False,
+        keep_finished: bool = False,
     ) -> None:
         """Make a saver.
 
@@ -76,44 +76,44 @@ class IncrementalSaver:
         """
         self._adapter_ids = tuple(adapter_ids)
         self.fanout_id = fanout_id or new_run_id()
-        self._place, self._owns_place = _place(where, self.fanout_id)
-        self._head = (prompt, timestamp or datetime.now(UTC), verbose)
-        self._keep_ended = keep_ended
+        self._location, self._owns_location = _resolve_location(location, self.fanout_id)
+        self._header = (prompt, timestamp or datetime.now(UTC), verbose)
+        self._keep_finished = keep_finished
         self._newest: dict[str, Snapshot] = {}
         self._changed: set[str] = set()
         #: Touched by the writer alone.
         self._encoded: dict[str, msgspec.Raw] = {}
         self._condition = threading.Condition()
-        self._next = _new_future()
-        self._asked = False
+        self._next_flush = _new_future()
+        self._flush_requested = False
         self._closing = False
         self._writer: threading.Thread | None = None
         for snapshot in snapshots:
-            self._take(snapshot)
+            self._merge_snapshot(snapshot)
 
     # -- from any task or thread --------------------------------------------------------------------------------
 
-    def update(self, partial: PartialResponse) -> Flushed:
+    def update(self, partial: PartialResponse) -> PendingFlush:
         """A model has finished a turn. One that has ended already stays ended."""
-        return self._report(Snapshot.of_partial(partial))
+        return self._enqueue(Snapshot.from_partial(partial))
 
-    def mark_completed(self, response: ModelResponse) -> Flushed:
+    def mark_completed(self, response: ModelResponse) -> PendingFlush:
         """A model has ended, with its answer or its error."""
-        return self._report(Snapshot.of_response(response))
+        return self._enqueue(Snapshot.from_response(response))
 
-    def _report(self, snapshot: Snapshot) -> Flushed:
+    def _enqueue(self, snapshot: Snapshot) -> PendingFlush:
         with self._condition:
             if self._closing:
                 raise FanoutError("this saver is closed")
-            self._take(snapshot)
-            self._asked = True
+            self._merge_snapshot(snapshot)
+            self._flush_requested = True
             if self._writer is None:
-                self._writer = threading.Thread(target=self._write_on, name="holdfast fan-out saver", daemon=True)
+                self._writer = threading.Thread(target=self._run_writer, name="holdfast fan-out saver", daemon=True)
                 self._writer.start()
             self._condition.notify()
-            return Flushed(self._next)
+            return PendingFlush(self._next_flush)
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _merge_snapshot(self, snapshot: Snapshot) -> None:
         model = snapshot.model_id
         if model not in self._adapter_ids:
             raise FanoutError(f"{model!r} is none of the models of this fan-out: {', '.join(self._adapter_ids)}")
@@ -132,54 +132,54 @@ class IncrementalSaver:
 
     async def clear(self) -> None:
         """Write what is left to write, end the writer, and remove the checkpoint."""
-        await asyncio.to_thread(self._end_writer)
-        await asyncio.to_thread(self._place.write, None)
+        await asyncio.to_thread(self._stop_writer)
+        await asyncio.to_thread(self._location.write, None)
         await self.aclose()
 
     async def aclose(self) -> None:
         """Write what is left to write and end the writer. May be called again."""
-        await asyncio.to_thread(self._end_writer)
-        if self._owns_place:
-            await self._place.close()
+        await asyncio.to_thread(self._stop_writer)
+        if self._owns_location:
+            await self._location.close()
 
     def close(self) -> None:
         """`aclose` for a saver on a path, in code without an event loop."""
-        self._end_writer()
+        self._stop_writer()
 
     # -- the writer ---------------------------------------------------------------------------------------------
 
-    def _end_writer(self) -> None:
+    def _stop_writer(self) -> None:
         with self._condition:
             self._closing = True
             self._condition.notify()
         if self._writer is not None:
             self._writer.join()
 
-    def _write_on(self) -> None:
+    def _run_writer(self) -> None:
         while True:
             with self._condition:
-                while not self._asked and not self._closing:
+                while not self._flush_requested and not self._closing:
                     self._condition.wait()
-                if not self._asked and not self._changed:
+                if not self._flush_requested and not self._changed:
                     return
-                last, self._asked = self._closing, False
+                last, self._flush_requested = self._closing, False
                 changed = {model: self._newest[model] for model in self._changed}
                 self._changed = set()
-                flush, self._next = self._next, _new_future()
-                over = not self._keep_ended and self._is_over()
-            flush.set_result(self._flush(changed, over=over))
+                flush, self._next_flush = self._next_flush, _new_future()
+                over = not self._keep_finished and self._all_finished()
+            flush.set_result(self._flush(changed, finished=over))
             if last:
                 return
 
-    def _is_over(self) -> bool:
+    def _all_finished(self) -> bool:
         ended = [each for each in self._newest.values() if not each.interrupted]
         return len(ended) == len(self._adapter_ids)
 
-    def _flush(self, changed: dict[str, Snapshot], *, over: bool) -> bool:
+    def _flush(self, changed: dict[str, Snapshot], *, finished: bool) -> bool:
         try:
             for model, snapshot in changed.items():
                 self._encoded[model] = msgspec.Raw(msgspec.json.encode(snapshot))
-            self._place.write(None if over else self._whole())
+            self._location.write(None if finished else self._encode_checkpoint())
         except Exception as exc:  # whatever a disk or a store says: it must never end a model's run
             log.warning("a fan-out's checkpoint was not written, the next write carries it: %s", exc)
             with self._condition:
@@ -187,21 +187,21 @@ class IncrementalSaver:
             return False
         return True
 
-    def _whole(self) -> bytes:
-        prompt, timestamp, verbose = self._head
-        whole = _Encoded(
+    def _encode_checkpoint(self) -> bytes:
+        prompt, timestamp, verbose = self._header
+        whole = _EncodedCheckpoint(
             version=VERSION,
             fanout_id=self.fanout_id,
             prompt=prompt,
             timestamp=timestamp,
             adapter_ids=self._adapter_ids,
             verbose=verbose,
-            snapshots=[self._encoded.get(each) or _not_begun(each) for each in self._adapter_ids],
+            snapshots=[self._encoded.get(each) or _encode_not_started(each) for each in self._adapter_ids],
         )
         return msgspec.json.encode(whole)
 
 
-class _Encoded(msgspec.Struct, kw_only=True):
+class _EncodedCheckpoint(msgspec.Struct, kw_only=True):
     """A `FanoutCheckpoint` whose snapshots are encoded already: only those that changed are encoded anew."""
 
     version: int
@@ -213,7 +213,7 @@ class _Encoded(msgspec.Struct, kw_only=True):
     snapshots: list[msgspec.Raw]
 
 
-def _not_begun(model: str) -> msgspec.Raw:
+def _encode_not_started(model: str) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(Snapshot(model_id=model, interrupted=True)))
 
 
@@ -224,13 +224,15 @@ def _new_future() -> "Future[bool]":
     return future
 
 
-def _place(where: Path | str | CheckpointStore | Place, fanout_id: str) -> tuple[Place, bool]:
+def _resolve_location(
+    location: Path | str | CheckpointStore | CheckpointLocation, fanout_id: str
+) -> tuple[CheckpointLocation, bool]:
     """The place, and whether it was made here."""
-    if isinstance(where, str | Path):
-        load(where)
-        return FilePlace(Path(where).absolute()), True
-    if isinstance(where, FilePlace | StorePlace):
-        return where, False
-    if hasattr(where, "claim_next"):
-        return StorePlace(cast(CheckpointStore, where), fanout_id), True
-    return where, False
+    if isinstance(location, str | Path):
+        load(location)
+        return CheckpointFile(Path(location).absolute()), True
+    if isinstance(location, CheckpointFile | CheckpointRun):
+        return location, False
+    if hasattr(location, "claim_next"):
+        return CheckpointRun(cast(CheckpointStore, location), fanout_id), True
+    return location, False

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 #: How a model stands: it answered, it failed, or it goes on when the fan-out is resumed.
-Standing = Literal["completed", "failed", "interrupted"]
+ResponseStatus = Literal["completed", "failed", "interrupted"]
 
 
 class ProposedWrite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -17,7 +17,7 @@ class ProposedWrite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     delete: bool = False
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseData(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one model at any time."""
 
     #: Of the cell: the model's id, with its variant if there are variants.
@@ -34,14 +34,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: dict[str, int] = {}
 
 
-class PartialResponse(Figures, frozen=True, kw_only=True):
+class PartialResponse(ResponseData, frozen=True, kw_only=True):
     """A model's response in progress, as of its last finished turn."""
 
     #: Why it does not go on at the moment, if it does not.
     error: str | None = None
 
 
-class ModelResponse(Figures, frozen=True, kw_only=True):
+class ModelResponse(ResponseData, frozen=True, kw_only=True):
     """What a model gave."""
 
     error: str | None = None
@@ -53,7 +53,7 @@ class ModelResponse(Figures, frozen=True, kw_only=True):
         return self.error is None and not self.interrupted
 
 
-class Snapshot(Figures, frozen=True, kw_only=True):
+class Snapshot(ResponseData, frozen=True, kw_only=True):
     """One model in a fan-out's checkpoint."""
 
     error: str | None = None
@@ -61,28 +61,28 @@ class Snapshot(Figures, frozen=True, kw_only=True):
     completed: bool = False
 
     @classmethod
-    def of_response(cls, response: ModelResponse) -> "Snapshot":
-        return cls(**_fields(response), completed=response.ok)
+    def from_response(cls, response: ModelResponse) -> "Snapshot":
+        return cls(**_field_values(response), completed=response.ok)
 
     @classmethod
-    def of_partial(cls, partial: PartialResponse) -> "Snapshot":
+    def from_partial(cls, partial: PartialResponse) -> "Snapshot":
         """In progress: whoever finds it in a checkpoint has to go on with it."""
-        return cls(**_fields(partial), interrupted=True)
+        return cls(**_field_values(partial), interrupted=True)
 
-    def response(self) -> ModelResponse:
-        return ModelResponse(**{name: value for name, value in _fields(self).items() if name != "completed"})
+    def to_response(self) -> ModelResponse:
+        return ModelResponse(**{name: value for name, value in _field_values(self).items() if name != "completed"})
 
-    def partial(self) -> PartialResponse:
+    def to_partial(self) -> PartialResponse:
         return PartialResponse(
-            **{name: value for name, value in _fields(self).items() if name not in ("completed", "interrupted")}
+            **{name: value for name, value in _field_values(self).items() if name not in ("completed", "interrupted")}
         )
 
     @property
-    def standing(self) -> Standing:
+    def status(self) -> ResponseStatus:
         if self.interrupted:
             return "interrupted"
         return "completed" if self.completed else "failed"
 
 
-def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+def _field_values(struct: msgspec.Struct) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}

@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.effects import Effect
+from holdfast.core.tool import Tool, tool
+from holdfast.core.tool_context import current_call
 from holdfast.fanout.overlay import Change, Overlay
-from holdfast.run.call import current_call
-from holdfast.run.effects import Effect
-from holdfast.run.tool import Tool, tool
 
 
-def file_tools(overlay_of: Callable[[str], Overlay]) -> tuple[Tool, ...]:
+def make_file_tools(get_overlay: Callable[[str], Overlay]) -> tuple[Tool, ...]:
     """`read_file`, `write_file`, `edit_file`, `delete_file` and `search`.
 
     Args:
@@ -19,7 +19,7 @@ def file_tools(overlay_of: Callable[[str], Overlay]) -> tuple[Tool, ...]:
     """
 
     def overlay() -> Overlay:
-        return overlay_of(current_call().run_id)
+        return get_overlay(current_call().run_id)
 
     @tool(effect=Effect.PURE)
     def read_file(path: str) -> str:
@@ -36,22 +36,22 @@ def file_tools(overlay_of: Callable[[str], Overlay]) -> tuple[Tool, ...]:
     @tool(effect=Effect.IDEMPOTENT)
     async def write_file(path: str, content: str) -> dict[str, Any]:
         """Write a text file, new or in place of the old one."""
-        return _told(overlay().write(path, content))
+        return _to_builtins(overlay().write(path, content))
 
     @tool(effect=Effect.IDEMPOTENT)
     async def edit_file(path: str, old: str, new: str) -> dict[str, Any]:
         """Replace a piece of text in a file. The old text has to be in the file exactly once."""
-        return _told(overlay().edit(path, old, new))
+        return _to_builtins(overlay().edit(path, old, new))
 
     @tool(effect=Effect.IDEMPOTENT)
     async def delete_file(path: str) -> dict[str, Any]:
         """Delete a file."""
-        return _told(overlay().delete(path))
+        return _to_builtins(overlay().delete(path))
 
     return read_file, write_file, edit_file, delete_file, search
 
 
-def _told(change: Change) -> dict[str, Any]:
+def _to_builtins(change: Change) -> dict[str, Any]:
     """As plain data, which every kind of agent can record."""
     told: dict[str, Any] = msgspec.to_builtins(change)
     return told

@@ -22,7 +22,7 @@ class ManualTimer:
     def cancel(self) -> None:
         self._waiting = False
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         """Call the callback, unless that was done or cancelled."""
         if self._waiting:
             self._waiting = False
@@ -74,7 +74,7 @@ class ManualClock:
         while self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)
             self._now = max(self._now, when)
-            timer.ring()
+            timer.fire()
             await _let_others_run()
         self._now = end
 

@@ -1,10 +1,15 @@
-"""A store in a process of its own, for tests in which processes die, stop and race."""
+"""What a test and the store in its child process say to each other, typed by the store protocol itself.
+
+A store in a process of its own, for tests in which processes die, stop and race.
+"""
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
+import typing
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
@@ -13,27 +18,82 @@ from typing import Any, Self
 import msgspec
 
 from holdfast.checkpoint import errors
-from holdfast.checkpoint.claim import Claim, Worker
-from holdfast.checkpoint.journal import Write
-from holdfast.checkpoint.lifecycle import CLAIMABLE, Status
-from holdfast.checkpoint.liveness import ProcessIdentity
-from holdfast.checkpoint.record import Ending, NewRun, RunFilter, RunRecord, StoredRun
-from holdfast.testing.store_wire import (
-    LENGTH_BYTES,
-    OPEN,
-    Answer,
-    Begun,
-    Call,
-    Hello,
-    Raised,
-    Returned,
-    arguments_of,
-    frame,
-    result_of,
-)
+from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity
+from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.store import CheckpointStore
+
+#: A frame is its length in so many bytes, big-endian, and then a message.
+LENGTH_BYTES = 4
+#: The first word to the child, a frame with nothing in it: open the store.
+OPEN_REQUEST = bytes(LENGTH_BYTES)
 
 
-class ProcessGone(Exception):
+def format_connection_name(pid: int) -> str:
+    """How a child process calls itself to a database server: its connections have to be told apart from others."""
+    return f"holdfast-child-{pid}"
+
+
+class StoreOpened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first word of the child: its store is open."""
+
+    process: ProcessIdentity
+    durable: bool
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """To the child: call this method of the store."""
+
+    number: int
+    method: str
+    arguments: msgspec.Raw
+
+
+class CallStarted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the child: the call is about to be made."""
+
+    number: int
+
+
+class CallReturned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the child: the call has returned, and what."""
+
+    number: int
+    value: msgspec.Raw
+
+
+class CallRaised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the child: the call has raised, and what."""
+
+    number: int
+    error: str
+    message: str
+    attributes: dict[str, Any]
+
+
+Answer = StoreOpened | CallStarted | CallReturned | CallRaised
+
+
+@functools.cache
+def get_arguments_type(method: str) -> type[msgspec.Struct]:
+    """The arguments of a method of the store, as a struct of their declared types."""
+    hints = typing.get_type_hints(getattr(CheckpointStore, method))
+    return msgspec.defstruct(method, [(name, hint) for name, hint in hints.items() if name != "return"])
+
+
+@functools.cache
+def get_result_type(method: str) -> Any:
+    """The declared type of what a method of the store returns; a stream comes as a list."""
+    hint = typing.get_type_hints(getattr(CheckpointStore, method))["return"]
+    return list[typing.get_args(hint)[0]] if typing.get_origin(hint) is AsyncIterator else hint  # type: ignore[misc]
+
+
+def encode_frame(message: Call | Answer) -> bytes:
+    packed = msgspec.msgpack.encode(message)
+    return len(packed).to_bytes(LENGTH_BYTES, "big") + packed
+
+
+class ProcessExited(Exception):
     """The child process ended before it answered. Whether the call had an effect is not known."""
 
 
@@ -41,10 +101,10 @@ class CallFailed(Exception):
     """The store in the child process raised something that is no error of holdfast's."""
 
 
-class _Waiting(msgspec.Struct):
+class _PendingCall(msgspec.Struct):
     method: str
     answer: asyncio.Future[Any]
-    begun: bool = False
+    started: bool = False
 
 
 class ChildProcess:
@@ -56,17 +116,17 @@ class ChildProcess:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._last_number = 0
-        self._waiting: dict[int, _Waiting] = {}
-        self._begun = asyncio.Condition()
-        self._listener: asyncio.Future[None] | None = None
+        self._pending_calls: dict[int, _PendingCall] = {}
+        self._call_started = asyncio.Condition()
+        self._reader_task: asyncio.Future[None] | None = None
         #: The methods that were under way when the process ended.
-        self.cut_short: Sequence[str] = ()
+        self.interrupted_calls: Sequence[str] = ()
 
     @classmethod
     async def start(cls, factory: str, location: str) -> Self:
         """A new process, whose store is not open yet."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "holdfast.testing.store_child", factory, location),
+            *(sys.executable, "-m", "holdfast.testing.store_process_main", factory, location),
             stdin=PIPE,
             stdout=PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -77,67 +137,67 @@ class ChildProcess:
         """Returns once the store in the process is open.
 
         Raises:
-            ProcessGone: it could not be opened.
+            ProcessExited: it could not be opened.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(OPEN)
-        hello = await _next_answer(self._process)
-        if not isinstance(hello, Hello):
+        self._process.stdin.write(OPEN_REQUEST)
+        hello = await _read_answer(self._process)
+        if not isinstance(hello, StoreOpened):
             await self._reap()
-            raise ProcessGone("the child process could not open its store; its standard error says why")
+            raise ProcessExited("the child process could not open its store; its standard error says why")
         self.identity, self.durable = hello.process, hello.durable
-        self._listener = asyncio.ensure_future(self._listen())
+        self._reader_task = asyncio.ensure_future(self._read_answers())
 
     async def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the store over there.
 
         Raises:
-            ProcessGone: the process ended before it answered.
+            ProcessExited: the process ended before it answered.
             CallFailed: something was raised that is no error of holdfast's.
         """
-        if self._listener is None or self._listener.done():
-            raise ProcessGone("the child process is gone")
+        if self._reader_task is None or self._reader_task.done():
+            raise ProcessExited("the child process is gone")
         self._last_number += 1
-        waiting = _Waiting(method, asyncio.get_running_loop().create_future())
-        self._waiting[self._last_number] = waiting
-        packed = msgspec.Raw(msgspec.msgpack.encode(arguments_of(method)(**arguments)))
+        waiting = _PendingCall(method, asyncio.get_running_loop().create_future())
+        self._pending_calls[self._last_number] = waiting
+        packed = msgspec.Raw(msgspec.msgpack.encode(get_arguments_type(method)(**arguments)))
         assert self._process.stdin is not None
-        self._process.stdin.write(frame(Call(number=self._last_number, method=method, arguments=packed)))
+        self._process.stdin.write(encode_frame(Call(number=self._last_number, method=method, arguments=packed)))
         return await waiting.answer
 
-    async def until_begun(self) -> None:
+    async def wait_until_call_started(self) -> None:
         """Return when a call is under way over there."""
-        async with self._begun:
-            await self._begun.wait_for(self._under_way)
+        async with self._call_started:
+            await self._call_started.wait_for(self._running_methods)
 
     async def kill(self) -> None:
         """SIGKILL. Returns once the process is gone and everything it said was heard."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self._end()
+        await self._wait_for_exit()
 
     async def finish(self) -> None:
         """Let the process make the calls it has heard, close its store and end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        await self._end()
+        await self._wait_for_exit()
         assert self._process.returncode == 0, f"the child process ended with {self._process.returncode}"
 
-    async def stop(self) -> None:
+    async def pause(self) -> None:
         """SIGSTOP. Returns once the process stands still."""
         self._process.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(os.waitid, os.P_PID, self.identity.pid, os.WSTOPPED | os.WNOWAIT)
 
-    def cont(self) -> None:
+    def unpause(self) -> None:
         """SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
-    def _under_way(self) -> list[str]:
-        return [waiting.method for waiting in self._waiting.values() if waiting.begun]
+    def _running_methods(self) -> list[str]:
+        return [waiting.method for waiting in self._pending_calls.values() if waiting.started]
 
-    async def _end(self) -> None:
-        if self._listener is not None:
-            await self._listener
+    async def _wait_for_exit(self) -> None:
+        if self._reader_task is not None:
+            await self._reader_task
         await self._reap()
 
     async def _reap(self) -> None:
@@ -148,18 +208,18 @@ class ChildProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await self._process.stdin.wait_closed()
 
-    async def _listen(self) -> None:
-        while (answer := await _next_answer(self._process)) is not None:
-            if isinstance(answer, Begun):
-                self._waiting[answer.number].begun = True
-                async with self._begun:
-                    self._begun.notify_all()
-            elif isinstance(answer, Returned | Raised):
-                _settle(self._waiting.pop(answer.number), answer)
-        self.cut_short = self._under_way()
-        for waiting in self._waiting.values():
+    async def _read_answers(self) -> None:
+        while (answer := await _read_answer(self._process)) is not None:
+            if isinstance(answer, CallStarted):
+                self._pending_calls[answer.number].started = True
+                async with self._call_started:
+                    self._call_started.notify_all()
+            elif isinstance(answer, CallReturned | CallRaised):
+                _resolve(self._pending_calls.pop(answer.number), answer)
+        self.interrupted_calls = self._running_methods()
+        for waiting in self._pending_calls.values():
             if not waiting.answer.done():
-                waiting.answer.set_exception(ProcessGone(f"the child process ended during {waiting.method}"))
+                waiting.answer.set_exception(ProcessExited(f"the child process ended during {waiting.method}"))
 
 
 class StoreProcess:
@@ -172,10 +232,10 @@ class StoreProcess:
 
     def __init__(self, factory: str, location: str, child: ChildProcess | None = None) -> None:
         self._factory, self._location = factory, location
-        self._started = child
+        self._given_child = child
 
     async def open(self) -> None:
-        self.child = self._started or await ChildProcess.start(self._factory, self._location)
+        self.child = self._given_child or await ChildProcess.start(self._factory, self._location)
         await self.child.open()
         self.durable = self.child.durable
 
@@ -189,35 +249,35 @@ class StoreProcess:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.child.kill()
 
-    async def enlist(self, worker: Worker) -> None:
-        await self.child.call("enlist", worker=worker)
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        await self.child.call("register_worker", worker=worker)
 
-    async def discharge(self, worker_id: str) -> None:
-        await self.child.call("discharge", worker_id=worker_id)
+    async def deregister_worker(self, worker_id: str) -> None:
+        await self.child.call("deregister_worker", worker_id=worker_id)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         claim: Claim | None = await self.child.call("create", run=run, worker_id=worker_id)
         return claim
 
-    async def append(self, claim: Claim, write: Write) -> None:
+    async def append(self, claim: Claim, write: Append) -> None:
         await self.child.call("append", claim=claim, write=write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         stored: StoredRun = await self.child.call("load", run_id=run_id, after=after)
         return stored
 
-    async def settle(self, claim: Claim, ending: Ending) -> None:
-        await self.child.call("settle", claim=claim, ending=ending)
+    async def release(self, claim: Claim, release: Release) -> None:
+        await self.child.call("release", claim=claim, release=release)
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         await self.child.call("remove", run_id=run_id, claim=claim)
 
-    async def records(self, wanted: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        for record in await self.child.call("records", wanted=wanted):
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        for record in await self.child.call("list_runs", filter=filter):
             yield record
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[Status] = CLAIMABLE, steal: bool = False
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
         claim: Claim = await self.child.call(
             "claim", run_id=run_id, worker_id=worker_id, statuses=list(statuses), steal=steal
@@ -233,12 +293,12 @@ class StoreProcess:
     async def request_cancel(self, run_id: str) -> None:
         await self.child.call("request_cancel", run_id=run_id)
 
-    async def cancels(self, worker_id: str) -> Sequence[str]:
-        cancels: Sequence[str] = await self.child.call("cancels", worker_id=worker_id)
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        cancels: Sequence[str] = await self.child.call("pending_cancellations", worker_id=worker_id)
         return cancels
 
-    async def changed(self, within: timedelta) -> bool:
-        changed: bool = await self.child.call("changed", within=within)
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        changed: bool = await self.child.call("wait_for_change", timeout=timeout)
         return changed
 
     async def purge(self, *, limit: int = 100) -> int:
@@ -246,7 +306,7 @@ class StoreProcess:
         return purged
 
 
-async def _next_answer(process: Process) -> Answer | None:
+async def _read_answer(process: Process) -> Answer | None:
     """What the process says next; `None` if it ended, perhaps in the middle of a word."""
     assert process.stdout is not None
     try:
@@ -258,11 +318,11 @@ async def _next_answer(process: Process) -> Answer | None:
     return answer
 
 
-def _settle(waiting: _Waiting, answer: Returned | Raised) -> None:
+def _resolve(waiting: _PendingCall, answer: CallReturned | CallRaised) -> None:
     if waiting.answer.done():
         return  # nobody waits any more
-    if isinstance(answer, Returned):
-        waiting.answer.set_result(msgspec.msgpack.decode(answer.value, type=result_of(waiting.method)))
+    if isinstance(answer, CallReturned):
+        waiting.answer.set_result(msgspec.msgpack.decode(answer.value, type=get_result_type(waiting.method)))
         return
     known = getattr(errors, answer.error, None)
     if known is None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.crash.agents import Plan, look
 
-from holdfast import DID_NOT_HAPPEN, Agent, CallContext, Message, Reply, ToolSchema, tool
-from holdfast.run.effects import Verdict
+from holdfast import NOT_EXECUTED, Agent, Message, Reply, ToolContext, ToolSchema, tool
+from holdfast.core.effects import Reconciliation
 from holdfast.testing import TRIAL_FOLDER
 
 
@@ -18,8 +18,8 @@ async def moody(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
     return Reply(text=f"answer {secrets.token_hex(8)}")
 
 
-async def _never_happened(call: CallContext) -> Verdict:
-    return DID_NOT_HAPPEN
+async def _never_happened(call: ToolContext) -> Reconciliation:
+    return NOT_EXECUTED
 
 
 @tool(reconcile=_never_happened)

@@ -5,27 +5,27 @@ from typing import Any
 
 from tests.crash.agents import single
 
-from holdfast.checkpoint.handle import StoreCheckpointer
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
 
 _save = StoreCheckpointer.save
-_under_way: set[asyncio.Task[None]] = set()
+_pending_saves: set[asyncio.Task[None]] = set()
 
 
-async def _save_some_time(self: StoreCheckpointer, state: Any, *, urgent: bool = False) -> None:
+async def _save_later(self: StoreCheckpointer, state: Any, *, force: bool = False) -> None:
     if self.claim is None:
-        await _save(self, state, urgent=urgent)
+        await _save(self, state, force=force)
         return
 
     async def later() -> None:
         # Long enough for a tool to start meanwhile: else a quick store hides the bug.
         await asyncio.sleep(0.2)
-        await _save(self, state, urgent=urgent)
+        await _save(self, state, force=force)
 
     task = asyncio.create_task(later())
-    _under_way.add(task)
-    task.add_done_callback(_under_way.discard)
+    _pending_saves.add(task)
+    task.add_done_callback(_pending_saves.discard)
 
 
-StoreCheckpointer.save = _save_some_time  # type: ignore[method-assign]
+StoreCheckpointer.save = _save_later  # type: ignore[method-assign]
 
 agent = single

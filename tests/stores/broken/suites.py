@@ -1,6 +1,6 @@
 """The suite for each broken store: `pytest tests/stores/broken/suites.py` shows how they fail.
 
-Not collected with the other tests; `test_suite_goes_red.py` runs it.
+Not collected with the other tests; `test_suite_detects_broken_stores.py` runs it.
 """
 
 import inspect
@@ -10,16 +10,16 @@ from types import ModuleType
 
 import pytest
 from tests.stores import snapshot_store
-from tests.stores.broken import claiming, durable, ending, finding, living, writing
+from tests.stores.broken import claims, durability, journal, lifecycle, listing, release
 
 from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
 
-PARTS = (writing, claiming, ending, finding, living, durable)
+PARTS = (journal, claims, release, listing, lifecycle, durability)
 
 
 class Suite(StoreSuite, DurableStoreSuite):
     # Short, because they wait in vain; and long, because they stop when they have found something.
-    patience = timedelta(seconds=3)
+    timeout = timedelta(seconds=3)
     sequence_seconds = 30
 
     @pytest.fixture

@@ -12,21 +12,21 @@ from pydantic_ai.messages import ModelRequest, ModelRequestPart, ModelResponse, 
 from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.tools import ToolDefinition, ToolDenied
 
-from holdfast.adapters.pydantic_ai.notes import Deferral, Notes
-from holdfast.adapters.pydantic_ai.policy import NO_TOOL, ToolPolicies, ToolPolicy
 from holdfast.adapters.pydantic_ai.results import (
-    TOLD,
-    ToolResults,
+    RESOLUTION,
+    ToolResultBuilder,
+    await_outcome,
+    get_return_part,
+    get_value,
     has_mark,
     is_error,
-    outcome_of,
-    part_of,
-    value_of,
-    verdict,
+    parse_approval,
 )
-from holdfast.run.drive import CallRequest, Drive
-from holdfast.run.effects import Effect
-from holdfast.run.errors import InvalidReply, NotKnownHere, RunParked
+from holdfast.adapters.pydantic_ai.state import AdapterState, Deferral
+from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, ToolPolicies, ToolPolicy
+from holdfast.core.effects import Effect
+from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
+from holdfast.core.execution.steps import CallRequest, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class OpenCall:
     definition: ToolDefinition | None
     policy: ToolPolicy
     #: It is made only after calls before it have ended.
-    waits_for_turn: bool = False
+    starts_after_others: bool = False
 
     @property
     def call_id(self) -> str:
@@ -48,40 +48,51 @@ class OpenCall:
         return self.policy.effect
 
     @property
-    def waits(self) -> bool:
+    def starts_later(self) -> bool:
         """It is not made when the model asks for it, but later: then somebody has to remember that it was begun."""
         waits_for_answer = self.definition is not None and self.definition.kind in ("external", "unapproved")
-        return waits_for_answer or self.waits_for_turn
+        return waits_for_answer or self.starts_after_others
 
 
 class Batch:
     """Makes the calls of the reply that is being answered. One object serves a conversation, reply after reply."""
 
-    def __init__(self, drive: Drive, notes: Notes, policies: ToolPolicies, closed: Mapping[str, ModelRequest]) -> None:
+    def __init__(
+        self,
+        context: StepContext,
+        adapter_state: AdapterState,
+        policies: ToolPolicies,
+        final_results: Mapping[str, ModelRequest],
+    ) -> None:
         """Begin with no reply.
 
         Args:
             closed: results that are in the conversation already, of a reply whose answers an earlier life completed.
         """
-        self._drive, self._notes, self._policies, self._closed = drive, notes, policies, closed
+        self._context, self._adapter_state, self._policies, self._final_results = (
+            context,
+            adapter_state,
+            policies,
+            final_results,
+        )
         self._calls: dict[str, OpenCall] = {}
         self._answers = DeferredToolResults()
 
     async def open(self, tools: ToolManager[Any], reply: ModelResponse, *, resumed: bool) -> None:
         """Announce the calls of `reply`. Once this returns they may be made."""
-        self._calls = self._calls_of(tools, reply)
+        self._calls = self._collect_calls(tools, reply)
         unknown = [call.call_id for call in self._calls.values() if call.definition is None]
         if resumed:
-            self._check_removed(unknown)
-            self._take_answers()
+            self._check_missing_tools(unknown)
+            self._collect_answers()
         elif unknown:
-            self._notes.unknown = unknown
-            self._notes.keep(self._drive.state)
+            self._adapter_state.unknown_calls = unknown
+            self._adapter_state.write_to(self._context.state)
         if self._calls:
-            untried = [call.call_id for call in self._calls.values() if self._is_untried(call)]
-            await self._drive.intend(list(self._calls.values()), resumed=resumed, untried=untried)
+            untried = [call.call_id for call in self._calls.values() if self._is_not_started(call)]
+            await self._context.announce_calls(list(self._calls.values()), resumed=resumed, not_started=untried)
 
-    def _calls_of(self, tools: ToolManager[Any], reply: ModelResponse) -> dict[str, OpenCall]:
+    def _collect_calls(self, tools: ToolManager[Any], reply: ModelResponse) -> dict[str, OpenCall]:
         calls: dict[str, OpenCall] = {}
         parts = [(part, tools.get_tool_def(part.tool_name)) for part in reply.tool_calls]
         functions = [(part, tool) for part, tool in parts if tool is None or tool.kind != "output"]
@@ -93,26 +104,30 @@ class Batch:
         for part, definition in functions:
             if part.tool_call_id in calls:
                 raise InvalidReply(f"two tool calls of one reply share the id {part.tool_call_id}")
-            policy = NO_TOOL if definition is None else self._policies.of(definition, self._drive.profile.tools)
+            policy = (
+                UNKNOWN_TOOL_POLICY
+                if definition is None
+                else self._policies.get_policy(definition, self._context.profile.tools)
+            )
             alone = several and (one_by_one or tools.is_sequential(part))
             calls[part.tool_call_id] = OpenCall(part, definition, policy, waits or (alone and bool(calls)))
             waits = waits or alone
         return calls
 
-    def _is_untried(self, call: OpenCall) -> bool:
-        waits = call.waits or call.call_id in self._notes.deferred
-        return waits and call.call_id not in self._notes.begun
+    def _is_not_started(self, call: OpenCall) -> bool:
+        waits = call.starts_later or call.call_id in self._adapter_state.deferred
+        return waits and call.call_id not in self._adapter_state.started
 
-    def _check_removed(self, unknown: Sequence[str]) -> None:
+    def _check_missing_tools(self, unknown: Sequence[str]) -> None:
         """A saved reply may ask for a tool that a deploy has removed: that is not the model's mistake."""
         missing = [
             self._calls[call_id].part.tool_name
             for call_id in unknown
-            if call_id not in self._notes.unknown and call_id not in self._drive.state.results
+            if call_id not in self._adapter_state.unknown_calls and call_id not in self._context.state.results
         ]
-        policy = self._drive.profile.removed_tools
-        if missing and policy == "leave":
-            raise NotKnownHere(f"run {self._drive.run_id} was about to call {missing}, which this process lacks")
+        policy = self._context.profile.missing_tools
+        if missing and policy == "defer":
+            raise MissingDefinition(f"run {self._context.run_id} was about to call {missing}, which this process lacks")
         if missing and policy == "park":
             raise RunParked("removed tool", f"the run was about to call {missing}, which its agent no longer has")
 
@@ -129,103 +144,116 @@ class Batch:
         call = self._calls.get(part.tool_call_id)
         if call is None:  # no call of the reply but of a tool: that tool's doing
             return await handler(args)
-        if call.call_id in self._closed:
-            return value_of(self._closed[call.call_id])
-        if call.call_id not in self._drive.state.results:
-            if call.call_id in self._notes.deferred and not ctx.tool_call_approved:
-                raise self._notes.deferred[call.call_id].error()
-            if call.waits or ctx.tool_call_approved:
-                await self._begin(call)
-        return await self._call(ctx, call, args, handler)
+        if call.call_id in self._final_results:
+            return get_value(self._final_results[call.call_id])
+        if call.call_id not in self._context.state.results:
+            if call.call_id in self._adapter_state.deferred and not ctx.tool_call_approved:
+                raise self._adapter_state.deferred[call.call_id].to_exception()
+            if call.starts_later or ctx.tool_call_approved:
+                await self._mark_started(call)
+        return await self._execute_call(ctx, call, args, handler)
 
-    async def _call(
+    async def _execute_call(
         self, ctx: RunContext[Any], call: OpenCall, args: dict[str, Any], handler: WrapToolExecuteHandler
     ) -> Any:
-        results = ToolResults(call.part.tool_name, call.call_id, call.definition)
+        results = ToolResultBuilder(call.part.tool_name, call.call_id, call.definition)
         seen = None
 
         async def execute() -> ModelRequest:
             nonlocal seen
-            work = _made(handler, args)
-            own = self._drive.profile.tools.get(call.part.tool_name)
+            work = _invoke(handler, args)
+            own = self._context.profile.tools.get(call.part.tool_name)
             in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
-            live = self._drive.live
-            seen, result = await outcome_of(live.outlast(work) if in_thread else work, results)
-            if is_error(result) and live.ended_by is not None and not in_thread:
+            live = self._context.run
+            seen, result = await await_outcome(live.await_uninterruptible(work) if in_thread else work, results)
+            if is_error(result) and live.stop_reason is not None and not in_thread:
                 raise asyncio.CancelledError  # what a call that is stopped half-way raises is not its outcome
             self.count_usage()
             return result
 
         request = CallRequest(
-            call_id=call.call_id, tool=call.part.tool_name, arguments=call.part.args_as_dict(), effect=call.effect,
-            execute=execute, tell=results.failed, found=results.returned,
-            reconcile=call.policy.reconcile, in_doubt=call.policy.in_doubt, failed=is_error,
-        )  # fmt: skip
+            call_id=call.call_id,
+            tool=call.part.tool_name,
+            arguments=call.part.args_as_dict(),
+            effect=call.effect,
+            execute=execute,
+            error_result=results.make_error_result,
+            reconciled_result=results.make_result,
+            reconcile=call.policy.reconcile,
+            in_doubt=call.policy.in_doubt,
+            is_error=is_error,
+        )
         try:
-            result = await self._drive.call(request)
+            result = await self._context.call(request)
         except (ApprovalRequired, CallDeferred) as exc:
             kind: Literal["approval", "external"] = "approval" if isinstance(exc, ApprovalRequired) else "external"
-            self._notes.deferred[call.call_id] = Deferral.of(kind, exc.metadata)
-            self._notes.begun = [call_id for call_id in self._notes.begun if call_id != call.call_id]
-            self._notes.keep(self._drive.state)
+            self._adapter_state.deferred[call.call_id] = Deferral.create(kind, exc.metadata)
+            self._adapter_state.started = [
+                call_id for call_id in self._adapter_state.started if call_id != call.call_id
+            ]
+            self._adapter_state.write_to(self._context.state)
             raise
         except Exception as exc:
-            if self._drive.live.is_left_by(exc):
-                self._drive.live.failing = exc
+            if self._context.run.is_resumable_after(exc):
+                self._context.run.call_error = exc
             raise
         if seen is not None:
             return seen()
-        if part_of(result).outcome == "retried" and ctx.tool_manager is not None:
+        if get_return_part(result).outcome == "retried" and ctx.tool_manager is not None:
             ctx.tool_manager.failed_tools.add(call.part.tool_name)
-        return value_of(result)
+        return get_value(result)
 
-    async def _begin(self, call: OpenCall) -> None:
+    async def _mark_started(self, call: OpenCall) -> None:
         """From here on the call is in doubt until its result is recorded. Durable before it starts."""
-        if call.call_id in self._notes.begun:
+        if call.call_id in self._adapter_state.started:
             return
-        self._notes.begun.append(call.call_id)
-        self._notes.keep(self._drive.state)
+        self._adapter_state.started.append(call.call_id)
+        self._adapter_state.write_to(self._context.state)
         if call.effect is Effect.ONCE:
-            await self._drive.live.save(essential=True)
+            await self._context.run.save(must_succeed=True)
 
     def count_usage(self) -> None:
         """Bring the run's usage up to pydantic-ai's."""
-        used = self._notes.count()
+        used = self._adapter_state.take_usage()
         if used is not None:
-            self._drive.used(used)
-            self._notes.keep(self._drive.state)
+            self._context.add_usage(used)
+            self._adapter_state.write_to(self._context.state)
 
     # -- calls that wait for a person ---------------------------------------------------------------------------
 
-    def defer(self, requests: DeferredToolRequests) -> RunParked:
+    def park_deferred(self, requests: DeferredToolRequests) -> RunParked:
         """Some calls wait for an answer: why the run is parked."""
         for part in requests.approvals:
-            self._notes.deferred[part.tool_call_id] = Deferral.of("approval", requests.metadata.get(part.tool_call_id))
+            self._adapter_state.deferred[part.tool_call_id] = Deferral.create(
+                "approval", requests.metadata.get(part.tool_call_id)
+            )
         for part in requests.calls:
-            self._notes.deferred[part.tool_call_id] = Deferral.of("external", requests.metadata.get(part.tool_call_id))
-        self._notes.keep(self._drive.state)
+            self._adapter_state.deferred[part.tool_call_id] = Deferral.create(
+                "external", requests.metadata.get(part.tool_call_id)
+            )
+        self._adapter_state.write_to(self._context.state)
         asked = {part.tool_call_id for part in (*requests.approvals, *requests.calls)}
         waiting = [call.part for call in self._calls.values() if call.call_id in asked]
         return RunParked("approval", ", ".join(f"{part.tool_name} {part.tool_call_id}" for part in waiting))
 
-    def _take_answers(self) -> None:
+    def _collect_answers(self) -> None:
         """What was answered since the run was parked, now or in an earlier life."""
-        results = self._drive.state.results
+        results = self._context.state.results
         for call_id in self._calls.keys() & results.keys():
             result = results[call_id]
-            part, deferral = part_of(result), self._notes.deferred.get(call_id)
-            if not has_mark(result, TOLD) or deferral is None:
+            part, deferral = get_return_part(result), self._adapter_state.deferred.get(call_id)
+            if not has_mark(result, RESOLUTION) or deferral is None:
                 # An approved call that has been made, and gives its result again; or a denied one.
                 self._answers.approvals[call_id] = part.outcome != "denied" or ToolDenied(str(part.content))
             elif deferral.kind == "external":
                 self._answers.calls[call_id] = part.content
             else:
-                said = self._answers.approvals[call_id] = verdict(part.content)
+                said = self._answers.approvals[call_id] = parse_approval(part.content)
                 del results[call_id]
                 if isinstance(said, ToolDenied):
-                    results[call_id] = ToolResults(part.tool_name, call_id).returned(said)
+                    results[call_id] = ToolResultBuilder(part.tool_name, call_id).make_result(said)
 
-    def answers(self, requests: DeferredToolRequests) -> DeferredToolResults | None:
+    def find_answers(self, requests: DeferredToolRequests) -> DeferredToolResults | None:
         """The answers to these requests, as far as there are any."""
         approvals = {part.tool_call_id for part in requests.approvals} & set(self._answers.approvals)
         calls = {part.tool_call_id for part in requests.calls} & set(self._answers.calls)
@@ -236,7 +264,7 @@ class Batch:
             calls={call_id: self._answers.calls[call_id] for call_id in calls},
             metadata={
                 call_id: deferral.metadata
-                for call_id, deferral in self._notes.deferred.items()
+                for call_id, deferral in self._adapter_state.deferred.items()
                 if call_id in approvals and deferral.metadata
             },
         )
@@ -245,8 +273,8 @@ class Batch:
 
     def close(self, parts: Sequence[ModelRequestPart]) -> list[ModelRequest]:
         """The answers to the reply as they enter the conversation: recorded results, and what else pydantic-ai says."""
-        recorded = {call_id: self._drive.state.results.get(call_id) for call_id in self._calls}
-        said = [part.content for result in recorded.values() if result for part in _prompts(result)]
+        recorded = {call_id: self._context.state.results.get(call_id) for call_id in self._calls}
+        said = [part.content for result in recorded.values() if result for part in _find_user_prompts(result)]
         messages: list[ModelRequest] = []
         loose: list[ModelRequestPart] = []
         for part in parts:
@@ -257,15 +285,15 @@ class Batch:
                 else:
                     loose.append(part)
             elif not any(result is message for message in messages):
-                messages.extend(_joined(loose))
+                messages.extend(_make_requests(loose))
                 messages.append(result)
                 loose = []
         self._calls, self._answers = {}, DeferredToolResults()
-        self._notes.end_batch()
-        return [*messages, *_joined(loose)]
+        self._adapter_state.end_batch()
+        return [*messages, *_make_requests(loose)]
 
 
-async def _made(handler: WrapToolExecuteHandler, args: dict[str, Any]) -> Any:
+async def _invoke(handler: WrapToolExecuteHandler, args: dict[str, Any]) -> Any:
     return await handler(args)
 
 
@@ -277,9 +305,9 @@ def _runs_in_thread(ctx: RunContext[Any], name: str) -> bool:
     return getattr(tool, "is_async", True) is False
 
 
-def _prompts(result: ModelRequest) -> list[UserPromptPart]:
+def _find_user_prompts(result: ModelRequest) -> list[UserPromptPart]:
     return [part for part in result.parts if isinstance(part, UserPromptPart)]
 
 
-def _joined(parts: list[ModelRequestPart]) -> list[ModelRequest]:
+def _make_requests(parts: list[ModelRequestPart]) -> list[ModelRequest]:
     return [ModelRequest(parts=parts)] if parts else []

@@ -19,13 +19,13 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tools import ToolDefinition
 
 from holdfast.adapters.pydantic_ai.batch import Batch
-from holdfast.adapters.pydantic_ai.conversation import Conversation, open_parts
-from holdfast.adapters.pydantic_ai.notes import Notes
-from holdfast.run.drive import Drive
-from holdfast.run.ports import RunEvent
+from holdfast.adapters.pydantic_ai.state import AdapterState
+from holdfast.adapters.pydantic_ai.transcript import Transcript, get_open_parts
+from holdfast.core.execution.steps import StepContext
+from holdfast.core.ports import RunEvent
 
 
-class Journal(WrapperCapability[Any]):
+class DurableCapability(WrapperCapability[Any]):
     """Stands between one run of an agent and its tools and model, around all capabilities that the run has.
 
     Outside of the agent's own: what they made of a result is what is recorded, and a recorded result does not go
@@ -34,20 +34,30 @@ class Journal(WrapperCapability[Any]):
     """
 
     def __init__(
-        self, wrapped: AbstractCapability[Any], drive: Drive, conversation: Conversation, batch: Batch, notes: Notes
+        self,
+        wrapped: AbstractCapability[Any],
+        context: StepContext,
+        transcript: Transcript,
+        batch: Batch,
+        adapter_state: AdapterState,
     ) -> None:
         super().__init__(wrapped=wrapped)
-        self._drive, self._conversation, self._batch, self._notes = drive, conversation, batch, notes
+        self._context, self._transcript, self._batch, self._adapter_state = context, transcript, batch, adapter_state
 
     @classmethod
-    def around(
-        cls, run: AgentRun[Any, Any], drive: Drive, conversation: Conversation, batch: Batch, notes: Notes
+    def install(
+        cls,
+        run: AgentRun[Any, Any],
+        context: StepContext,
+        transcript: Transcript,
+        batch: Batch,
+        adapter_state: AdapterState,
     ) -> Self:
         """Let all hooks of a run that has not begun go through a journal."""
         deps = run.ctx.deps
         tools = deps.tool_manager
         assert tools.root_capability is deps.root_capability, "tools are called through the run's capabilities"
-        journal = cls(deps.root_capability, drive, conversation, batch, notes)
+        journal = cls(deps.root_capability, context, transcript, batch, adapter_state)
         deps.root_capability = tools.root_capability = journal
         return journal
 
@@ -55,18 +65,18 @@ class Journal(WrapperCapability[Any]):
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         # Before history processors see it; what tools have put into the queue joins the request only within.
-        queued = _queued(ctx)
-        await self._ask([*request_context.messages, *queued] if queued else request_context.messages)
-        self._notes.restore_tool_retries(ctx.tool_manager)
+        queued = _get_queued_messages(ctx)
+        await self._record_request([*request_context.messages, *queued] if queued else request_context.messages)
+        self._adapter_state.restore_tool_retries(ctx.tool_manager)
         request_context = await self.wrapped.before_model_request(ctx, request_context)
-        queued = _queued(ctx)
+        queued = _get_queued_messages(ctx)
         if queued and isinstance(request_context.messages[-1], ModelRequest):
-            await self._ask(queued)  # by hooks, just now: it joins this request, too
+            await self._record_request(queued)  # by hooks, just now: it joins this request, too
         return request_context
 
-    async def _ask(self, messages: Sequence[ModelMessage]) -> None:
-        if self._conversation.ask(open_parts(messages)):
-            await self._drive.live.save()
+    async def _record_request(self, messages: Sequence[ModelMessage]) -> None:
+        if self._transcript.add_request(get_open_parts(messages)):
+            await self._context.run.save()
 
     async def wrap_tool_execute(
         self,
@@ -85,7 +95,7 @@ class Journal(WrapperCapability[Any]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        answers = self._batch.answers(requests)
+        answers = self._batch.find_answers(requests)
         rest = requests if answers is None else requests.remaining(answers)
         others = None if rest is None else await self.wrapped.handle_deferred_tool_calls(ctx, requests=rest)
         if answers is None or others is None:
@@ -94,25 +104,25 @@ class Journal(WrapperCapability[Any]):
         return answers
 
 
-class StreamingJournal(Journal):
+class StreamingDurableCapability(DurableCapability):
     """A journal that lets the run's text out as the model writes it. pydantic-ai streams because it listens."""
 
     @on_event(PartStartEvent)
-    async def _begins(self, ctx: RunContext[Any], event: PartStartEvent) -> None:
+    async def _on_part_start(self, ctx: RunContext[Any], event: PartStartEvent) -> None:
         if isinstance(event.part, TextPart):
-            await self._wrote(event.part.content)
+            await self._emit_text(event.part.content)
 
     @on_event(PartDeltaEvent)
-    async def _goes_on(self, ctx: RunContext[Any], event: PartDeltaEvent) -> None:
+    async def _on_part_delta(self, ctx: RunContext[Any], event: PartDeltaEvent) -> None:
         if isinstance(event.delta, TextPartDelta):
-            await self._wrote(event.delta.content_delta)
+            await self._emit_text(event.delta.content_delta)
 
-    async def _wrote(self, text: str) -> None:
+    async def _emit_text(self, text: str) -> None:
         if text:
-            live = self._drive.live
-            await live.emit(RunEvent(kind="text", iteration=live.state.iteration + 1, text=text))
+            live = self._context.run
+            await live.emit(RunEvent(kind="text", step=live.state.steps + 1, text=text))
 
 
-def _queued(ctx: RunContext[Any]) -> list[ModelMessage]:
+def _get_queued_messages(ctx: RunContext[Any]) -> list[ModelMessage]:
     """What waits in the run's queue to join the next request."""
     return [message for each in ctx.pending_messages or () if each.priority == "asap" for message in each.messages]

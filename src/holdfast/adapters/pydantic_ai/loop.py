@@ -1,4 +1,7 @@
-"""Drives an agent of pydantic-ai, turn by turn."""
+"""Drives an agent of pydantic-ai, turn by turn.
+
+One call from an agent of pydantic-ai to one of holdfast.
+"""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -7,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from pydantic_ai import Agent as PydanticAIAgent
 from pydantic_ai import AgentRun
 from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.exceptions import (
@@ -19,23 +23,23 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Tool
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from holdfast.adapters.pydantic_ai.batch import Batch
-from holdfast.adapters.pydantic_ai.capability import Journal, StreamingJournal
-from holdfast.adapters.pydantic_ai.codec import CODEC
-from holdfast.adapters.pydantic_ai.conversation import Conversation
-from holdfast.adapters.pydantic_ai.notes import Notes
-from holdfast.adapters.pydantic_ai.outputs import Outputs
-from holdfast.adapters.pydantic_ai.own_tools import as_toolset
-from holdfast.adapters.pydantic_ai.policy import ToolPolicies
-from holdfast.adapters.pydantic_ai.results import ToolResults
-from holdfast.adapters.pydantic_ai.turns import Turns
-from holdfast.run.drive import Drive
-from holdfast.run.errors import ModelUnavailable
-from holdfast.run.info import RunInfo
-from holdfast.run.loop import FinishedCall, PendingCall
-from holdfast.run.message import MessageCodec
+from holdfast.adapters.pydantic_ai.capability import DurableCapability, StreamingDurableCapability
+from holdfast.adapters.pydantic_ai.codec import CODEC, OutputCodec
+from holdfast.adapters.pydantic_ai.graph_runner import GraphRunner
+from holdfast.adapters.pydantic_ai.results import ToolResultBuilder
+from holdfast.adapters.pydantic_ai.state import AdapterState
+from holdfast.adapters.pydantic_ai.tools import Effects, ToolPolicies, make_toolset
+from holdfast.adapters.pydantic_ai.transcript import Transcript
+from holdfast.core.agent import Agent, Bounds, Compact, MissingTools
+from holdfast.core.effects import InDoubt, Reconcile
+from holdfast.core.errors import DefinitionError, ModelUnavailable
+from holdfast.core.execution.loop import FinishedCall, PendingCall
+from holdfast.core.execution.steps import StepContext
+from holdfast.core.info import RunInfo
+from holdfast.core.message import MessageCodec
 
 #: Makes something for a run, when it begins and again whenever it is resumed.
-ForRun = Callable[[RunInfo], Any | Awaitable[Any]]
+PerRunFactory = Callable[[RunInfo], Any | Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class RunOptions:
     """What a run of the agent is given beside its prompt."""
 
     deps: Any = None
-    history: ForRun | None = None
+    history: PerRunFactory | None = None
     policies: ToolPolicies = field(default_factory=ToolPolicies)
     usage_limits: UsageLimits | None = None
     stream: bool = False
@@ -54,7 +58,7 @@ class PydanticAILoop:
 
     def __init__(self, agent: AbstractAgent[Any, Any], options: RunOptions) -> None:
         self._agent, self._options = agent, options
-        self._outputs = Outputs(agent.output_type)
+        self._output_codec = OutputCodec(agent.output_type)
 
     @property
     def codec(self) -> MessageCodec:
@@ -80,85 +84,87 @@ class PydanticAILoop:
                 found.update((part.tool_call_id, part) for part in message.parts if isinstance(part, ToolReturnPart))
             else:
                 # The ids of calls are unique within a reply, and may be used again in later ones.
-                finished += [_finished(call, found[call.tool_call_id]) for call in asked if call.tool_call_id in found]
+                finished += [
+                    _make_finished_call(call, found[call.tool_call_id]) for call in asked if call.tool_call_id in found
+                ]
                 asked, found = (message.tool_calls if message is not None else ()), {}
         return finished
 
-    def told(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
-        return ToolResults(call.tool, call.call_id).told(content, error=error)
+    def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
+        return ToolResultBuilder(call.tool, call.call_id).make_resolution(content, error=error)
 
     def dump_output(self, output: Any) -> Any:
-        return self._outputs.dump(output)
+        return self._output_codec.dump(output)
 
     def load_output(self, stored: Any) -> Any:
-        return self._outputs.load(stored)
+        return self._output_codec.load(stored)
 
-    async def drive(self, drive: Drive) -> Any:
+    async def run(self, context: StepContext) -> Any:
         """The agent's output.
 
         Raises:
             RunParked: calls wait for an approval, or for their results.
             ModelUnavailable: the provider does not answer; recovery goes on with the run.
         """
-        notes, conversation = Notes(drive.state), Conversation(drive)
-        if not conversation.has_begun:
-            notes.new_conversation()
-        batch = Batch(drive, notes, self._options.policies, conversation.final_results())
-        journal = StreamingJournal if self._options.stream else Journal
+        notes, conversation = AdapterState(context.state), Transcript(context)
+        if not conversation.has_started:
+            notes.start_phase()
+        batch = Batch(context, notes, self._options.policies, conversation.final_results())
+        journal = StreamingDurableCapability if self._options.stream else DurableCapability
         try:
             async with AsyncExitStack() as stack:
-                run = await self._open(drive, conversation, notes.usage, stack)
-                journal.around(run, drive, conversation, batch, notes)
-                turns = Turns(drive, run, conversation, batch, notes)
-                output = await turns.take()
+                run = await self._start_run(context, conversation, notes.usage, stack)
+                journal.install(run, context, conversation, batch, notes)
+                turns = GraphRunner(context, run, conversation, batch, notes)
+                output = await turns.run()
         except (ModelAPIError, FallbackExceptionGroup) as exc:
-            if not _passes(exc):
+            if not _is_transient(exc):
                 raise
             wait = getattr(exc, "retry_after", None)
             waits = [] if wait is None else [timedelta(seconds=wait)]
-            raise ModelUnavailable(f"run {drive.run_id} waits for its model: {exc}", *waits) from exc
+            raise ModelUnavailable(f"run {context.run_id} waits for its model: {exc}", *waits) from exc
         finally:
             batch.count_usage()  # also of a request that failed in the end
-        if turns.parked is not None:
-            raise turns.parked
+        if turns.park_error is not None:
+            raise turns.park_error
         return output
 
-    async def _open(
-        self, drive: Drive, conversation: Conversation, usage: RunUsage, stack: AsyncExitStack
+    async def _start_run(
+        self, context: StepContext, transcript: Transcript, usage: RunUsage, stack: AsyncExitStack
     ) -> AgentRun[Any, Any]:
-        begins = not conversation.has_begun
-        toolsets = [as_toolset(drive.profile.tools)] if drive.profile.tools else None
+        begins = not transcript.has_started
+        toolsets = [make_toolset(context.profile.tools)] if context.profile.tools else None
         return await stack.enter_async_context(
             self._agent.iter(
-                drive.prompt if begins else None,
-                message_history=await self._beginning(drive) if begins else conversation.messages,
-                deps=await self._deps(drive.live.info, stack),
-                instructions=drive.profile.instructions or None,
+                context.prompt if begins else None,
+                message_history=await self._load_initial_history(context) if begins else transcript.messages,
+                deps=await self._make_deps(context.run.info, stack),
+                instructions=context.profile.instructions or None,
                 usage=usage,
                 # How far a run may go is said by its bounds; pydantic-ai's own default would end it at 50 requests.
                 usage_limits=self._options.usage_limits or UsageLimits(request_limit=None),
-                conversation_id=drive.run_id,
+                conversation_id=context.run_id,
                 toolsets=toolsets,
                 infer_name=False,
             )
         )
 
-    async def _beginning(self, drive: Drive) -> list[ModelMessage]:
+    async def _load_initial_history(self, context: StepContext) -> list[ModelMessage]:
         make = self._options.history
-        return list(await _made(make, drive.live.info)) if make is not None else []
+        return list(await _call_factory(make, context.run.info)) if make is not None else []
 
-    async def _deps(self, info: RunInfo, stack: AsyncExitStack) -> Any:
+    async def _make_deps(self, info: RunInfo, stack: AsyncExitStack) -> Any:
         given = self._options.deps
         if not callable(given) or isinstance(given, self._agent.deps_type):
             return given
-        made = await _made(given, info)
+        made = await _call_factory(given, info)
         # An @asynccontextmanager function: it is entered, and left when the run is over.
         if isinstance(made, AsyncContextDecorator) and isinstance(made, AbstractAsyncContextManager):
             return await stack.enter_async_context(made)
         return made
 
 
-def _finished(call: ToolCallPart, result: ToolReturnPart) -> FinishedCall:
+def _make_finished_call(call: ToolCallPart, result: ToolReturnPart) -> FinishedCall:
     return FinishedCall(
         call_id=call.tool_call_id,
         tool=call.tool_name,
@@ -168,15 +174,73 @@ def _finished(call: ToolCallPart, result: ToolReturnPart) -> FinishedCall:
     )
 
 
-async def _made(make: ForRun, info: RunInfo) -> Any:
-    made = make(info)
+async def _call_factory(factory: PerRunFactory, info: RunInfo) -> Any:
+    made = factory(info)
     return await made if inspect.isawaitable(made) else made
 
 
-def _passes(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     """Whether it is the provider's trouble and not the request's: then asking again later may do."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_passes(each) for each in error.exceptions)
+        return all(_is_transient(each) for each in error.exceptions)
     return isinstance(error, ModelAPIError) and not isinstance(
         error, ModelRequestRejectedError | ModelQuotaExceededError
+    )
+
+
+def durable(
+    agent: AbstractAgent[Any, Any] | str,
+    *,
+    name: str | None = None,
+    deps: Any = None,
+    history: PerRunFactory | None = None,
+    effects: Effects | None = None,
+    reconcile: Mapping[str, Reconcile] | None = None,
+    in_doubt: Mapping[str, InDoubt] | None = None,
+    bounds: Bounds | None = None,
+    usage_limits: UsageLimits | None = None,
+    compact: Compact | None = None,
+    missing_tools: MissingTools = "defer",
+    stream: bool = False,
+    agent_id: str = "",
+    model_tier: str = "",
+) -> Agent:
+    """Make an agent of pydantic-ai durable: its runs survive, on every store, with every promise.
+
+    The agent itself is not changed, and can be used as before beside this.
+
+    Args:
+        agent: an agent; or a model by its name, such as `openai:gpt-5`, for an agent without tools.
+        name: interrupted runs find their agent by it; without it the agent's own name.
+        deps: the agent's dependencies, or a function of `RunInfo` that makes them, sync or async, for each run and
+            again at each resume. An `@asynccontextmanager` function is entered and left with the run.
+        history: a function of `RunInfo` for the messages that a new run begins with. Asked once per run.
+        effects: what calling each tool twice would do, by the tool's name or as a function of its definition. What it
+            does not say may be said on the tool, as `metadata={"effect": "pure"}`; a tool of which nobody says
+            anything is `once`.
+        reconcile: asked, after a crash, what became of a call of this tool whose result was never recorded.
+        in_doubt: what is done about such a call if nobody knows: `tell` the model, or `park` the run for a person.
+        usage_limits: pydantic-ai's, over the whole run, resumes included. Without them only `bounds` hold.
+        compact: looks at the messages before a step and returns fewer to go on with, or `None`.
+        missing_tools: what becomes of a resumed run that was about to call a tool that the agent no longer has.
+        stream: ask for replies as streams and let their text out as it comes, as `text` events of the delivery.
+
+    Raises:
+        DefinitionError: the agent has no name, or the options contradict each other.
+    """
+    if isinstance(agent, str):
+        agent = PydanticAIAgent(agent, name=agent)
+    name = name or agent.name
+    if not name:
+        raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")
+    policies = ToolPolicies(effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {})
+    options = RunOptions(deps=deps, history=history, policies=policies, usage_limits=usage_limits, stream=stream)
+    return Agent(
+        name=name,
+        loop=PydanticAILoop(agent, options),
+        bounds=bounds or Bounds(),
+        compact=compact,
+        missing_tools=missing_tools,
+        agent_id=agent_id,
+        model_tier=model_tier,
     )

@@ -21,41 +21,41 @@ from pydantic_ai.messages import (
 from pydantic_ai.tools import ToolApproved, ToolDefinition, ToolDenied
 
 #: In a message's metadata: what it is to holdfast.
-_MARK = "holdfast"
+_MARK_KEY = "holdfast"
 #: Said by a person, or by whoever unparked the run.
-TOLD = "told"
+RESOLUTION = "told"
 #: The last of the answers to a reply that holds the run's output.
 FINAL = "final"
 
 #: By its kind, which has to be said: an empty answer is no approval.
-_VERDICT: TypeAdapter[ToolApproved | ToolDenied] = TypeAdapter(
+_APPROVAL_ADAPTER: TypeAdapter[ToolApproved | ToolDenied] = TypeAdapter(
     Annotated[ToolApproved | ToolDenied, Discriminator("kind")]
 )
 
 
-def marked(parts: list[ModelRequestPart], mark: str) -> ModelRequest:
+def make_marked_request(parts: list[ModelRequestPart], mark: str) -> ModelRequest:
     """A request that is recognised after a resume."""
-    return ModelRequest(parts=parts, metadata={_MARK: mark})
+    return ModelRequest(parts=parts, metadata={_MARK_KEY: mark})
 
 
 def has_mark(message: ModelMessage, mark: str) -> bool:
-    return bool(message.metadata) and message.metadata is not None and message.metadata.get(_MARK) == mark
+    return bool(message.metadata) and message.metadata is not None and message.metadata.get(_MARK_KEY) == mark
 
 
-class ToolResults:
+class ToolResultBuilder:
     """Makes the results of calls of one tool."""
 
     def __init__(self, tool: str, call_id: str, definition: ToolDefinition | None = None) -> None:
         self._tool, self._call_id = tool, call_id
         self._kind = definition.tool_kind if definition is not None else None
 
-    def returned(self, value: Any) -> ModelRequest:
+    def make_result(self, value: Any) -> ModelRequest:
         """The tool returned `value`."""
         if isinstance(value, ToolDenied):
-            return ModelRequest(parts=[self._part(value.message, outcome="denied")])
+            return ModelRequest(parts=[self._make_part(value.message, outcome="denied")])
         if not isinstance(value, ToolReturn):
-            return ModelRequest(parts=[self._part(value)])
-        parts: list[ModelRequestPart] = [self._part(value.return_value, metadata=value.metadata)]
+            return ModelRequest(parts=[self._make_part(value)])
+        parts: list[ModelRequestPart] = [self._make_part(value.return_value, metadata=value.metadata)]
         if value.tools:
             parts.append(
                 ToolAvailabilityDeltaPart(tools_added=list(dict.fromkeys(value.tools)), tool_call_id=self._call_id)
@@ -64,29 +64,29 @@ class ToolResults:
             parts.append(UserPromptPart(value.content))
         return ModelRequest(parts=parts)
 
-    def failed(self, text: str) -> ModelRequest:
+    def make_error_result(self, text: str) -> ModelRequest:
         """The model is told something instead."""
-        return ModelRequest(parts=[self._part(text, outcome="failed")])
+        return ModelRequest(parts=[self._make_part(text, outcome="failed")])
 
-    def told(self, content: Any, *, error: bool = False) -> ModelRequest:
+    def make_resolution(self, content: Any, *, error: bool = False) -> ModelRequest:
         """Somebody says what became of the call, or what shall become of it."""
         if isinstance(content, ToolApproved | ToolDenied):
-            content = _VERDICT.dump_python(content, mode="json")
-        return marked([self._part(content, outcome="failed" if error else "success")], TOLD)
+            content = _APPROVAL_ADAPTER.dump_python(content, mode="json")
+        return make_marked_request([self._make_part(content, outcome="failed" if error else "success")], RESOLUTION)
 
-    def _part(self, content: Any, **options: Any) -> ToolReturnPart:
+    def _make_part(self, content: Any, **options: Any) -> ToolReturnPart:
         return ToolReturnPart(
             tool_name=self._tool, tool_call_id=self._call_id, content=content, tool_kind=self._kind, **options
         )
 
 
-def value_of(result: ModelRequest) -> Any:
+def get_value(result: ModelRequest) -> Any:
     """What the tool returned when this was recorded, for pydantic-ai to go on with.
 
     Raises:
         ToolRetryError: it asked the model to try again. ToolFailedError: it failed, and the model is told.
     """
-    part = part_of(result)
+    part = get_return_part(result)
     if part.outcome == "retried":
         raise ToolRetryError(part)
     if part.outcome == "denied":
@@ -102,17 +102,17 @@ def value_of(result: ModelRequest) -> Any:
     )
 
 
-def part_of(result: ModelRequest) -> ToolReturnPart:
+def get_return_part(result: ModelRequest) -> ToolReturnPart:
     part = result.parts[0]
     assert isinstance(part, ToolReturnPart), "every result begins with one"
     return part
 
 
 def is_error(result: Any) -> bool:
-    return part_of(result).outcome != "success"
+    return get_return_part(result).outcome != "success"
 
 
-async def outcome_of(call: Awaitable[Any], results: ToolResults) -> tuple[Callable[[], Any], ModelRequest]:
+async def await_outcome(call: Awaitable[Any], results: ToolResultBuilder) -> tuple[Callable[[], Any], ModelRequest]:
     """Make the call: what pydantic-ai is to see of its outcome, and the same as it is recorded.
 
     What is no outcome comes out as it is: a deferral, an error that ends the run.
@@ -120,24 +120,24 @@ async def outcome_of(call: Awaitable[Any], results: ToolResults) -> tuple[Callab
     try:
         value = await call
     except ToolRetryError as exc:
-        return _raising(exc), ModelRequest(parts=[exc.tool_retry])
+        return _make_raiser(exc), ModelRequest(parts=[exc.tool_retry])
     except ToolFailedError as exc:
-        return _raising(exc), ModelRequest(parts=[exc.tool_failed])
-    return lambda: value, results.returned(value)
+        return _make_raiser(exc), ModelRequest(parts=[exc.tool_failed])
+    return lambda: value, results.make_result(value)
 
 
-def _raising(error: Exception) -> Callable[[], Any]:
+def _make_raiser(error: Exception) -> Callable[[], Any]:
     def again() -> Any:
         raise error
 
     return again
 
 
-def verdict(answer: Any) -> ToolApproved | ToolDenied:
+def parse_approval(answer: Any) -> ToolApproved | ToolDenied:
     """What a person's answer to a call that needs approval means. Only a clear yes is one."""
     if isinstance(answer, bool):
         return ToolApproved() if answer else ToolDenied()
     try:
-        return _VERDICT.validate_python(answer)
+        return _APPROVAL_ADAPTER.validate_python(answer)
     except ValidationError:
         return ToolDenied(answer) if isinstance(answer, str) and answer else ToolDenied()

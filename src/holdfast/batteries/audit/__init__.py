@@ -3,10 +3,8 @@
 `App(agents, audit=Audit())` is all it takes; `Audit(TablesAudit(tables))` survives the process.
 """
 
-from holdfast.batteries.audit.audit import Audit
-from holdfast.batteries.audit.errors import AuditError
-from holdfast.batteries.audit.rows import AuditQuery, AuditRow
-from holdfast.batteries.audit.store import AuditStore, MemoryAudit
+from holdfast.batteries.audit.audit import Audit, AuditError
+from holdfast.batteries.audit.store import AuditQuery, AuditRow, AuditStore, MemoryAudit
 from holdfast.batteries.audit.tables import TablesAudit
 
 __all__ = ["Audit", "AuditError", "AuditQuery", "AuditRow", "AuditStore", "MemoryAudit", "TablesAudit"]

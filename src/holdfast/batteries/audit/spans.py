@@ -7,14 +7,14 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanContext, StatusCode, TraceFlags
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.run.call import CallContext
-from holdfast.run.info import RunInfo
-from holdfast.run.ports import Recorder
-from holdfast.run.state import RunState
-from holdfast.run.usage import Usage
+from holdfast.core.info import RunInfo
+from holdfast.core.message import Usage
+from holdfast.core.ports import Recorder
+from holdfast.core.state import RunState
+from holdfast.core.tool_context import ToolContext
 
 #: Where the run's span is kept among its notes, so that a later life can link to it.
-NOTE = "otel"
+ANNOTATION_KEY = "otel"
 
 
 class Spans:
@@ -41,20 +41,20 @@ class RunSpan:
             "holdfast.parent_run_id": info.parent_run_id or "",
         }
         self._span: Span = tracer.start_span(
-            f"run {info.agent_name}", links=_earlier(state), attributes=attributes, start_time=self._now()
+            f"run {info.agent_name}", links=_link_previous_attempt(state), attributes=attributes, start_time=self._now()
         )
         context = self._span.get_span_context()
-        state.notes[NOTE] = {"trace": f"{context.trace_id:032x}", "span": f"{context.span_id:016x}"}
+        state.annotations[ANNOTATION_KEY] = {"trace": f"{context.trace_id:032x}", "span": f"{context.span_id:016x}"}
 
     def start(self, *, resumed: bool) -> None:
         """The run begins, or goes on."""
         self._span.set_attribute("holdfast.resumed", resumed)
 
-    def step(self, iteration: int, usage: Usage) -> None:
+    def step(self, step: int, usage: Usage) -> None:
         """A step is finished."""
-        self._span.add_event("step", _usage(usage) | {"holdfast.iteration": iteration}, timestamp=self._now())
+        self._span.add_event("step", _format_usage(usage) | {"holdfast.step": step}, timestamp=self._now())
 
-    def tool(self, call: CallContext, *, effect: str, error: bool, took: timedelta) -> None:
+    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
         """A tool call was made. Its arguments are not put into spans."""
         end = self._now()
         attributes = {"holdfast.call_id": call.call_id, "holdfast.effect": effect}
@@ -74,7 +74,7 @@ class RunSpan:
 
     def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
         """The run is over, or left."""
-        self._span.set_attributes(_usage(usage) | {"holdfast.settlement": status})
+        self._span.set_attributes(_format_usage(usage) | {"holdfast.outcome": status})
         if error is not None and status == "fail":
             self._span.set_status(StatusCode.ERROR, type(error).__name__)
         self._span.end(end_time=self._now())
@@ -83,17 +83,17 @@ class RunSpan:
         return int(self._clock.now().timestamp() * 1e9)
 
 
-def _earlier(state: RunState) -> list[Link]:
-    note: Any = state.notes.get(NOTE)
+def _link_previous_attempt(state: RunState) -> list[Link]:
+    note: Any = state.annotations.get(ANNOTATION_KEY)
     if not note:
         return []
     context = SpanContext(
         int(note["trace"], 16), int(note["span"], 16), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
     )
-    return [Link(context, {"holdfast.link": "earlier life of the same run"})]
+    return [Link(context, {"holdfast.link": "previous attempt of the same run"})]
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _format_usage(usage: Usage) -> dict[str, Any]:
     return {
         "holdfast.input_tokens": usage.input_tokens,
         "holdfast.output_tokens": usage.output_tokens,

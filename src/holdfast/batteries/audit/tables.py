@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.batteries.audit.rows import AuditQuery, AuditRow
-from holdfast.batteries.database.tables import Cursor, Schema, Tables
+from holdfast.batteries.audit.store import AuditQuery, AuditRow
+from holdfast.db.tables import Cursor, Schema, Tables
 
 SCHEMA = Schema(
-    battery="audit",
-    steps=[
+    name="audit",
+    migrations=[
         [
             # What is asked for has a column; the row itself is kept whole beside it.
             "CREATE TABLE audit (seq BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL, kind TEXT NOT NULL, "
@@ -26,9 +26,9 @@ SCHEMA = Schema(
 )
 
 #: Rows that are dropped in one transaction.
-_AT_ONCE = 10_000
+_PURGE_BATCH = 10_000
 
-_TREE = """
+_IN_RUN_TREE = """
     run_id IN (
         WITH RECURSIVE tree(run_id) AS (
             SELECT CAST(? AS TEXT) UNION SELECT audit.run_id FROM audit JOIN tree ON audit.parent_run_id = tree.run_id
@@ -66,36 +66,36 @@ class TablesAudit:
                     ),
                 )
 
-        await self._tables.write(work, alone=["audit"])
+        await self._tables.transaction(work, lock=["audit"])
 
-    async def query(self, wanted: AuditQuery) -> Sequence[AuditRow]:
+    async def query(self, query: AuditQuery) -> Sequence[AuditRow]:
         """The rows that fit, oldest first."""
-        clauses, parameters = _where(wanted)
+        clauses, parameters = _build_where(query)
         sql = f"SELECT body FROM audit WHERE {' AND '.join(clauses)} ORDER BY seq DESC LIMIT ?"
-        rows = await self._tables.read(lambda cursor: cursor.execute(sql, (*parameters, wanted.limit)))
+        rows = await self._tables.read(lambda cursor: cursor.execute(sql, (*parameters, query.limit)))
         return [msgspec.json.decode(body, type=AuditRow) for (body,) in reversed(rows)]
 
     async def purge(self, before: datetime) -> int:
         """Drop rows older than that, some at a time: others use the database meanwhile, and no statement takes long."""
         sql = "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit WHERE at < ? LIMIT ?) RETURNING seq"
-        dropped, parameters = 0, (before.timestamp(), _AT_ONCE)
-        while rows := await self._tables.write(lambda cursor: cursor.execute(sql, parameters)):
+        dropped, parameters = 0, (before.timestamp(), _PURGE_BATCH)
+        while rows := await self._tables.transaction(lambda cursor: cursor.execute(sql, parameters)):
             dropped += len(rows)
         return dropped
 
 
-def _where(wanted: AuditQuery) -> tuple[list[str], list[Any]]:
+def _build_where(query: AuditQuery) -> tuple[list[str], list[Any]]:
     clauses, parameters = ["1 = 1"], list[Any]()
     for name in ("run_id", "caller_id", "agent_name", "kind", "status"):
-        value = getattr(wanted, name)
+        value = getattr(query, name)
         if value is not None:
             clauses.append(f"{name} = ?")
             parameters.append(value)
-    for sign, at in ((">=", wanted.since), ("<", wanted.until)):
+    for sign, at in ((">=", query.since), ("<", query.until)):
         if at is not None:
             clauses.append(f"at {sign} ?")
             parameters.append(at.timestamp())
-    if wanted.tree_of is not None:
-        clauses.append(_TREE)
-        parameters.append(wanted.tree_of)
+    if query.tree_of is not None:
+        clauses.append(_IN_RUN_TREE)
+        parameters.append(query.tree_of)
     return clauses, parameters

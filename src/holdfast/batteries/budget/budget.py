@@ -1,4 +1,9 @@
-"""The budget: asks the ledger before a run spends, and tells it after."""
+"""What can go wrong with a budget.
+
+Limits: who may spend how much in which time.
+
+The budget: asks the ledger before a run spends, and tells it after.
+"""
 
 import math
 from collections.abc import Iterator
@@ -7,23 +12,79 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from holdfast.batteries.budget.amounts import NOTHING, Amounts
-from holdfast.batteries.budget.errors import BudgetError, BudgetExhausted, BudgetUnavailable
-from holdfast.batteries.budget.ledger import Ledger, MemoryLedger, Reservation
-from holdfast.batteries.budget.policies import Limit
-from holdfast.batteries.database.errors import TablesError
+from holdfast.batteries.budget.ledger import NO_SPEND, UNITS, Ledger, MemoryLedger, Reservation, Spend
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.run.info import RunInfo
-from holdfast.run.state import RunState
+from holdfast.core.errors import RunInterrupted, RunParked
+from holdfast.core.info import RunInfo
+from holdfast.core.state import RunState
+from holdfast.db.errors import TablesError
+from holdfast.errors import HoldfastError
+
+
+class BudgetError(HoldfastError):
+    """A budget was put together in a way that cannot work."""
+
+
+class BudgetExhausted(BudgetError, RunParked):
+    """There is nothing left to spend. The run is parked; unpark it when the budget was raised or the window moved."""
+
+    def __init__(self, account: str, unit: str, spent: float, limit: float) -> None:
+        RunParked.__init__(
+            self, "budget", f"{account} has spent {spent:g} of {limit:g} {unit}: raise it, then unpark the run"
+        )
+        self.account, self.unit, self.spent, self.limit = account, unit, spent, limit
+
+
+class BudgetUnavailable(BudgetError, RunInterrupted):
+    """The ledger cannot be asked or told. Nothing is wrong with the run: it goes on when the ledger is back."""
+
+    retry_after = timedelta(seconds=5)
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """At most this much in any stretch of time as long as the window. A unit that is `None` is not limited."""
+
+    tokens: int | None = None
+    cost_usd: float | None = None
+    runs: int | None = None
+    #: Of driven time.
+    seconds: float | None = None
+    window: timedelta = timedelta(days=7)
+    #: Whose spending is added up: `caller`, `agent`, `all`, or `label:NAME`.
+    per: str = "caller"
+
+    def __post_init__(self) -> None:
+        if self.per not in ("caller", "agent", "all") and not self.per.removeprefix("label:") != self.per:
+            raise BudgetError(f"per is {self.per!r}: use caller, agent, all, or label:NAME")
+        if all(getattr(self, unit) is None for unit in UNITS):
+            raise BudgetError(f"a limit that limits nothing: give one of {', '.join(UNITS)}")
+        if self.window <= timedelta(0):
+            raise BudgetError(f"window is {self.window}: give a positive duration")
+
+    def account(self, info: RunInfo) -> str:
+        """Under which name the spending of this run is added up."""
+        if self.per == "caller":
+            return f"caller:{info.caller_id}"
+        if self.per == "agent":
+            return f"agent:{info.agent_name}"
+        if self.per == "all":
+            return "all"
+        name = self.per.removeprefix("label:")
+        return f"label:{name}={info.labels.get(name, '')}"
+
+    def limits(self) -> dict[str, float]:
+        """The limited units."""
+        return {unit: getattr(self, unit) for unit in UNITS if getattr(self, unit) is not None}
+
 
 #: Where the budget keeps, among a run's notes, what it has learned of the run.
-NOTE = "budget"
+ANNOTATION_KEY = "budget"
 
 
-class _Note(msgspec.Struct, frozen=True, kw_only=True):
-    total: Amounts = NOTHING
+class _BudgetAnnotation(msgspec.Struct, frozen=True, kw_only=True):
+    total: Spend = NO_SPEND
     #: The largest step so far: what the next one is expected to cost.
-    step: Amounts = NOTHING
+    step: Spend = NO_SPEND
     #: When the total was booked, in seconds since the epoch.
     at: float = math.inf
 
@@ -54,15 +115,15 @@ class Budget:
             BudgetExhausted: there is no room for it.
             BudgetUnavailable: the ledger does not answer.
         """
-        note = _read(state)
+        note = _load_annotation(state)
         begins = info.parent_run_id is None and not note.total.runs
         estimate = msgspec.structs.replace(note.step, runs=1 if begins else 0)
         wanted = [
             Reservation(account=limit.account(info), window=limit.window, limits=limit.limits(), estimate=estimate)
             for limit in self._limits
         ]
-        with _leaving(info):
-            await self._ready()
+        with _interrupt_on_error(info):
+            await self._ensure_open()
             shortage = await self._ledger.reserve(info.run_id, wanted, self._clock.now())
         if shortage is not None:
             raise BudgetExhausted(shortage.account, shortage.unit, shortage.spent, shortage.limit)
@@ -74,32 +135,34 @@ class Budget:
             BudgetUnavailable: the ledger does not answer.
         """
         top = info.parent_run_id is None
-        total = Amounts(
+        total = Spend(
             tokens=state.own_usage.total_tokens,
             cost_usd=state.own_usage.cost_usd,
             runs=1 if top else 0,
             # A child's time is part of its parent's.
             seconds=state.elapsed.total_seconds() if top else 0.0,
         )
-        note, now = _read(state), self._clock.now()
+        note, now = _load_annotation(state), self._clock.now()
         accounts = {limit.account(info) for limit in self._limits}
         # What no limit looks at any more may be forgotten, and the ledger would take it for new.
-        forgotten = note.total if note.at < self._horizon(now).timestamp() else NOTHING
-        with _leaving(info):
-            await self._ready()
-            await self._ledger.settle(info.run_id, accounts, total, now, booked=forgotten)
-        step = msgspec.structs.replace(total.since(note.total).at_least(note.step), runs=0)
-        state.notes[NOTE] = msgspec.to_builtins(_Note(total=total, step=step, at=now.timestamp()))
+        forgotten = note.total if note.at < self._window_start(now).timestamp() else NO_SPEND
+        with _interrupt_on_error(info):
+            await self._ensure_open()
+            await self._ledger.commit(info.run_id, accounts, total, now, already_booked=forgotten)
+        step = msgspec.structs.replace(total.since(note.total).elementwise_max(note.step), runs=0)
+        state.annotations[ANNOTATION_KEY] = msgspec.to_builtins(
+            _BudgetAnnotation(total=total, step=step, at=now.timestamp())
+        )
 
-    async def spent(self, account: str, window: timedelta = timedelta(days=7)) -> Amounts:
+    async def spent(self, account: str, window: timedelta = timedelta(days=7)) -> Spend:
         """What an account, such as `caller:alice`, has spent in the last `window`."""
-        await self._ready()
+        await self._ensure_open()
         return await self._ledger.spent(account, self._clock.now() - window)
 
-    async def forget(self) -> None:
+    async def purge(self) -> None:
         """Drop what no limit looks at any more."""
-        await self._ready()
-        await self._ledger.forget(self._horizon(self._clock.now()))
+        await self._ensure_open()
+        await self._ledger.purge(self._window_start(self._clock.now()))
 
     async def close(self) -> None:
         """Let go of the ledger."""
@@ -107,18 +170,18 @@ class Budget:
             self._open = False
             await self._ledger.close()
 
-    def _horizon(self, now: datetime) -> datetime:
+    def _window_start(self, now: datetime) -> datetime:
         """Since when a limit looks at what was spent."""
         return now - max(limit.window for limit in self._limits)
 
-    async def _ready(self) -> None:
+    async def _ensure_open(self) -> None:
         if not self._open:
             await self._ledger.open()
             self._open = True
 
 
 @contextmanager
-def _leaving(info: RunInfo) -> Iterator[None]:
+def _interrupt_on_error(info: RunInfo) -> Iterator[None]:
     """Trouble with the tables must never become the run's result."""
     try:
         yield
@@ -126,5 +189,5 @@ def _leaving(info: RunInfo) -> Iterator[None]:
         raise BudgetUnavailable(f"run {info.run_id} waits for recovery, its budget cannot be kept: {exc}") from exc
 
 
-def _read(state: RunState) -> _Note:
-    return msgspec.convert(state.notes.get(NOTE, {}), _Note)
+def _load_annotation(state: RunState) -> _BudgetAnnotation:
+    return msgspec.convert(state.annotations.get(ANNOTATION_KEY, {}), _BudgetAnnotation)

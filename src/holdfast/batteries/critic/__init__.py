@@ -4,8 +4,6 @@
 """
 
 from holdfast.batteries.critic.critic import Critic
-from holdfast.batteries.critic.decision import Decision, Escalator, Silence
-from holdfast.batteries.critic.errors import CriticError
-from holdfast.batteries.critic.policies import ExtendOnce
+from holdfast.batteries.critic.escalation import CriticError, Decision, Escalator, ExtendOnce, IdleRun
 
-__all__ = ["Critic", "CriticError", "Decision", "Escalator", "ExtendOnce", "Silence"]
+__all__ = ["Critic", "CriticError", "Decision", "Escalator", "ExtendOnce", "IdleRun"]

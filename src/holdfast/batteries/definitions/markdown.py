@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.batteries.definitions.errors import MalformedDefinition
+from holdfast.batteries.definitions.store import MalformedDefinition
 
 _FENCE = "---"
 

@@ -1,12 +1,40 @@
-"""The contract of what keeps definitions, and the one in memory."""
+"""What can go wrong with stored definitions.
+
+The contract of what keeps definitions, and the one in memory.
+"""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
 
-from holdfast.batteries.definitions.errors import DefinitionNotFound
+from holdfast.core.errors import RunInterrupted
+from holdfast.errors import HoldfastError
+
+
+class DefinitionStoreError(HoldfastError):
+    """A stored definition could not be read or written."""
+
+
+class DefinitionNotFound(DefinitionStoreError):
+    """There is no such definition, or it is not shared with the one who asks."""
+
+    def __init__(self, kind: str, owner: str, name: str, version: int | None = None) -> None:
+        which = "" if version is None else f" version {version}"
+        super().__init__(f"no {kind} {owner}/{name}{which}: it never was, was removed, or is not shared")
+        self.kind, self.owner, self.name, self.version = kind, owner, name, version
+
+
+class DefinitionsUnavailable(DefinitionStoreError, RunInterrupted):
+    """The definitions could not be read now. Nothing is wrong with the run: it goes on when they can."""
+
+    retry_after = timedelta(seconds=5)
+
+
+class MalformedDefinition(DefinitionStoreError):
+    """A document is not what it should be: its front matter, a field, or a name."""
+
 
 #: Shared with this: shared with everybody.
 EVERYBODY = "*"

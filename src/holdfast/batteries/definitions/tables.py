@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.batteries.database.tables import Cursor, Schema, Tables
-from holdfast.batteries.definitions.errors import DefinitionNotFound
-from holdfast.batteries.definitions.store import EVERYBODY, Version
+from holdfast.batteries.definitions.store import EVERYBODY, DefinitionNotFound, Version
+from holdfast.db.tables import Cursor, Schema, Tables
 
 SCHEMA = Schema(
-    battery="definitions",
-    steps=[
+    name="definitions",
+    migrations=[
         [
             "CREATE TABLE definition (kind TEXT, owner TEXT, name TEXT, number BIGINT, at DOUBLE PRECISION NOT NULL, "
             "body TEXT NOT NULL, PRIMARY KEY (kind, owner, name, number))",
@@ -26,19 +25,19 @@ SCHEMA = Schema(
 )
 
 _COLUMNS = "owner, name, number, at, body"
-_LAST = """
+_SELECT_LAST_NUMBER = """
     SELECT COALESCE(MAX(number), 0) FROM (
         SELECT number FROM definition WHERE kind = ? AND owner = ? AND name = ?
         UNION ALL SELECT number FROM definition_removed WHERE kind = ? AND owner = ? AND name = ?
     ) AS numbers
 """
-_NEWEST = f"""
+_SELECT_NEWEST = f"""
     SELECT {_COLUMNS} FROM definition WHERE kind = ? AND number = (
         SELECT MAX(number) FROM definition AS d
         WHERE d.kind = definition.kind AND d.owner = definition.owner AND d.name = definition.name
     )
 """
-_READABLE = """
+_AND_READABLE = """
     AND (owner = ? OR EXISTS (
         SELECT 1 FROM definition_reader AS r
         WHERE r.kind = definition.kind AND r.owner = definition.owner AND r.name = definition.name
@@ -65,7 +64,7 @@ class TablesDefinitions:
         """Keep a new version, with the next number."""
 
         def work(cursor: Cursor) -> int:
-            rows = cursor.execute(_LAST, (self._kind, owner, name) * 2)
+            rows = cursor.execute(_SELECT_LAST_NUMBER, (self._kind, owner, name) * 2)
             number = int(rows[0][0]) + 1
             cursor.execute(
                 "INSERT INTO definition VALUES (?, ?, ?, ?, ?, ?)",
@@ -73,7 +72,7 @@ class TablesDefinitions:
             )
             return number
 
-        number = await self._tables.write(work, alone=[self._lock(owner, name)])
+        number = await self._tables.transaction(work, lock=[self._lock_name(owner, name)])
         return Version(owner=owner, name=name, number=number, at=now, body=body)
 
     async def get(self, owner: str, name: str, number: int | None = None) -> Version:
@@ -85,15 +84,15 @@ class TablesDefinitions:
         rows = await self._tables.read(lambda cursor: cursor.execute(f"{sql} ORDER BY number DESC LIMIT 1", parameters))
         if not rows:
             raise DefinitionNotFound(self._kind, owner, name, number)
-        return _version(rows[0])
+        return _parse_version(rows[0])
 
     async def newest(self, reader: str | None = None) -> Sequence[Version]:
         """The newest version of every definition that `reader` may see."""
-        sql, parameters = _NEWEST, [self._kind]
+        sql, parameters = _SELECT_NEWEST, [self._kind]
         if reader is not None:
-            sql, parameters = sql + _READABLE, [self._kind, reader, reader, EVERYBODY]
+            sql, parameters = sql + _AND_READABLE, [self._kind, reader, reader, EVERYBODY]
         rows = await self._tables.read(lambda cursor: cursor.execute(f"{sql} ORDER BY owner, name", parameters))
-        return [_version(row) for row in rows]
+        return [_parse_version(row) for row in rows]
 
     async def history(self, owner: str, name: str) -> Sequence[Version]:
         """Every version, oldest first."""
@@ -101,13 +100,13 @@ class TablesDefinitions:
         rows = await self._tables.read(lambda cursor: cursor.execute(sql, (self._kind, owner, name)))
         if not rows:
             raise DefinitionNotFound(self._kind, owner, name)
-        return [_version(row) for row in rows]
+        return [_parse_version(row) for row in rows]
 
     async def share(self, owner: str, name: str, reader: str) -> None:
         """Let `reader` see it."""
         await self.get(owner, name)
         sql = "INSERT INTO definition_reader VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-        await self._tables.write(lambda cursor: cursor.execute(sql, (self._kind, owner, name, reader)))
+        await self._tables.transaction(lambda cursor: cursor.execute(sql, (self._kind, owner, name, reader)))
 
     async def remove(self, owner: str, name: str) -> None:
         """Forget all versions."""
@@ -125,13 +124,13 @@ class TablesDefinitions:
                 )
             return bool(numbers)
 
-        if not await self._tables.write(work, alone=[self._lock(owner, name)]):
+        if not await self._tables.transaction(work, lock=[self._lock_name(owner, name)]):
             raise DefinitionNotFound(*key)
 
-    def _lock(self, owner: str, name: str) -> str:
+    def _lock_name(self, owner: str, name: str) -> str:
         return f"{self._kind} {owner} {name}"
 
 
-def _version(row: Sequence[Any]) -> Version:
+def _parse_version(row: Sequence[Any]) -> Version:
     owner, name, number, at, body = row
     return Version(owner=owner, name=name, number=number, at=datetime.fromtimestamp(at, UTC), body=body.encode())

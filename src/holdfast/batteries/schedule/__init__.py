@@ -3,9 +3,16 @@
 `Schedule(app.submit)` with `add` and `loop` is all it takes; `ScheduleRunner` is the same without cron or jobs.
 """
 
-from holdfast.batteries.schedule.errors import JobExists, JobNotFound, ScheduleError
-from holdfast.batteries.schedule.jobs import Job, JobStore, MemoryJobs
-from holdfast.batteries.schedule.policies import Missed, cron_next
+from holdfast.batteries.schedule.jobs import (
+    Job,
+    JobExists,
+    JobNotFound,
+    JobStore,
+    MemoryJobs,
+    Missed,
+    ScheduleError,
+    cron_next,
+)
 from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
 from holdfast.batteries.schedule.schedule import Fire, Schedule, Submit
 from holdfast.batteries.schedule.tables import TablesJobs

@@ -1,15 +1,71 @@
-"""Jobs, the contract of what keeps them, and the one in memory."""
+"""What can go wrong with schedules.
+
+When a job fires: a cron expression in a time zone, and what is done about fires that were missed.
+
+Jobs, the contract of what keeps them, and the one in memory.
+"""
 
 import hashlib
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Protocol
+from datetime import UTC, datetime, timedelta
+from typing import Literal, Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from holdfast.batteries.schedule.errors import JobExists, JobNotFound
-from holdfast.batteries.schedule.policies import Missed
+from holdfast.errors import HoldfastError
+
+
+class ScheduleError(HoldfastError):
+    """A schedule, or its runner, was put together in a way that cannot work."""
+
+
+class JobExists(ScheduleError):
+    """A job of this name exists already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a job named {name!r} exists already: remove it first, or choose another name")
+        self.name = name
+
+
+class JobNotFound(ScheduleError):
+    """There is no job of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no job named {name!r}")
+        self.name = name
+
+
+#: What becomes of fires that were missed while nothing ran: one for all of them, every one, or none.
+Missed = Literal["once", "all", "none"]
+
+#: A fire that is late by no more than this was not missed.
+MISFIRE_GRACE_TIME = timedelta(minutes=1)
+
+
+def cron_next(expression: str, timezone: str, after: datetime) -> datetime:
+    """The first fire after a time, in UTC. Summer time is as one expects: nothing is skipped, nothing fires twice.
+
+    Raises:
+        ScheduleError: the expression or the time zone cannot be read, or never fires; or the library is not installed.
+    """
+    try:
+        from cronsim import CronSim, CronSimError
+    except ImportError as exc:
+        raise ScheduleError("cron schedules need the package cronsim: pip install 'holdfast[schedule]'") from exc
+    try:
+        zone = ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:  # such as a directory of zones, or a name too long
+        raise ScheduleError(f"{timezone!r} is no time zone: use a name such as Europe/Lisbon") from exc
+    try:
+        fires = (fire.astimezone(UTC) for fire in CronSim(expression, after.astimezone(zone)))
+        # In the hour that the end of summer time repeats, it may begin with one of the hour before.
+        return next(fire for fire in fires if fire > after)
+    except CronSimError as exc:
+        raise ScheduleError(f"{expression!r} is no cron expression: {exc}") from exc
+    except StopIteration as exc:
+        raise ScheduleError(f"{expression!r} never fires") from exc
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

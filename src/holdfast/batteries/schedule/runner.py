@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
-from holdfast.batteries.schedule.errors import ScheduleError
+from holdfast.batteries.schedule.jobs import ScheduleError
 from holdfast.clock import SYSTEM_CLOCK, Clock
 
 log = logging.getLogger("holdfast.schedule")
@@ -58,17 +58,17 @@ class ScheduleRunner(Generic[J]):
         """One pass: run what is due now, side by side. Returns when all of it is done."""
         done: Pass[J] = Pass()
         now = self._clock.now()
-        await asyncio.gather(*(self._do(job, now, done) for job in await self._due_at(now)))
+        await asyncio.gather(*(self._run_job(job, now, done) for job in await self._find_due(now)))
         return done
 
-    async def _due_at(self, now: datetime) -> list[J]:
+    async def _find_due(self, now: datetime) -> list[J]:
         try:
             return list(await self._due(now))
         except Exception as exc:  # the host's code; the next pass asks again
             log.error("could not find out which jobs are due: %s", exc, exc_info=exc)
             return []
 
-    async def _do(self, job: J, now: datetime, done: Pass[J]) -> None:
+    async def _run_job(self, job: J, now: datetime, done: Pass[J]) -> None:
         # Before the run: a schedule that cannot be computed must not run its job again and again.
         try:
             upcoming = self._next(job, now)
@@ -85,7 +85,7 @@ class ScheduleRunner(Generic[J]):
             return
         done.ran.append(job)
 
-    async def loop(self, every: timedelta = timedelta(seconds=5)) -> None:
+    async def loop(self, poll_interval: timedelta = timedelta(seconds=5)) -> None:
         """Pass after pass, until cancelled. No job that fails, hangs on, or cannot be computed stalls another.
 
         A job that is still under way, one that equals it that is, is not run a second time. What is under way when the
@@ -97,12 +97,12 @@ class ScheduleRunner(Generic[J]):
                 now = self._clock.now()
                 # Those that end while the list is made may still be on it.
                 busy = list(under_way.values())
-                for job in await self._due_at(now):
+                for job in await self._find_due(now):
                     if job not in busy:
-                        task = asyncio.create_task(self._do(job, now, Pass()))
+                        task = asyncio.create_task(self._run_job(job, now, Pass()))
                         under_way[task] = job
                         task.add_done_callback(under_way.pop)
-                await self._clock.sleep(every)
+                await self._clock.sleep(poll_interval)
         finally:
             for task in under_way:
                 task.cancel()

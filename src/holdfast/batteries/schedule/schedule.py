@@ -7,8 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.batteries.schedule.jobs import Job, JobStore, MemoryJobs
-from holdfast.batteries.schedule.policies import PUNCTUAL, Missed, cron_next
+from holdfast.batteries.schedule.jobs import MISFIRE_GRACE_TIME, Job, JobStore, MemoryJobs, Missed, cron_next
 from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
 from holdfast.clock import SYSTEM_CLOCK, Clock
 
@@ -76,20 +75,20 @@ class Schedule:
             caller_id=caller_id,
             next_at=cron_next(cron, timezone, self._clock.now()),
         )
-        await (await self._ready()).add(job)
+        await (await self._ensure_open()).add(job)
         return job
 
     async def remove(self, name: str) -> None:
         """Forget a job. Runs that it started go on."""
-        await (await self._ready()).remove(name)
+        await (await self._ensure_open()).remove(name)
 
     async def jobs(self) -> Sequence[Job]:
         """All jobs, by name."""
-        return await (await self._ready()).jobs()
+        return await (await self._ensure_open()).jobs()
 
     async def upcoming(self, name: str, count: int = 1) -> Sequence[datetime]:
         """The next fires of a job."""
-        job = await (await self._ready()).get(name)
+        job = await (await self._ensure_open()).get(name)
         fires = [job.next_at]
         while len(fires) < count:
             fires.append(cron_next(job.cron, job.timezone, fires[-1]))
@@ -97,8 +96,8 @@ class Schedule:
 
     async def run_now(self, name: str) -> str:
         """Submit a run of the job now, beside its fires: a new one each time. Returns the run's id."""
-        job = await (await self._ready()).get(name)
-        return await self._fire(job, f"{job.run_id(self._clock.now())}:now:{secrets.token_hex(4)}")
+        job = await (await self._ensure_open()).get(name)
+        return await self._submit_run(job, f"{job.run_id(self._clock.now())}:now:{secrets.token_hex(4)}")
 
     # -- fires ----------------------------------------------------------------------------------------------------
 
@@ -106,9 +105,9 @@ class Schedule:
         """One pass: submit what is due now."""
         return await self._runner.tick()
 
-    async def loop(self, every: timedelta = timedelta(seconds=5)) -> None:
+    async def loop(self, poll_interval: timedelta = timedelta(seconds=5)) -> None:
         """Pass after pass, until cancelled."""
-        await self._runner.loop(every)
+        await self._runner.loop(poll_interval)
 
     async def close(self) -> None:
         """Let go of the jobs."""
@@ -116,7 +115,7 @@ class Schedule:
             self._open = False
             await self._jobs.close()
 
-    async def _ready(self) -> JobStore:
+    async def _ensure_open(self) -> JobStore:
         if not self._open:
             await self._jobs.open()
             self._open = True
@@ -124,8 +123,8 @@ class Schedule:
 
     async def _due(self, now: datetime) -> list[Fire]:
         fires = []
-        for job in await (await self._ready()).due(now):
-            late = now - job.next_at > PUNCTUAL
+        for job in await (await self._ensure_open()).due(now):
+            late = now - job.next_at > MISFIRE_GRACE_TIME
             fires.append(Fire(job=job, at=job.next_at, skipped=late and job.missed == "none"))
         return fires
 
@@ -136,11 +135,11 @@ class Schedule:
 
     async def _run(self, fire: Fire) -> None:
         if not fire.skipped:
-            await self._fire(fire.job, fire.job.run_id(fire.at))
+            await self._submit_run(fire.job, fire.job.run_id(fire.at))
 
-    async def _fire(self, job: Job, run_id: str) -> str:
+    async def _submit_run(self, job: Job, run_id: str) -> str:
         return await self._submit(job.agent, job.prompt, run_id=run_id, caller_id=job.caller_id)
 
     async def _mark(self, fire: Fire, upcoming: datetime) -> None:
         # If another process was quicker, it has submitted the same run: all is well.
-        await (await self._ready()).advance(fire.job, upcoming)
+        await (await self._ensure_open()).advance(fire.job, upcoming)

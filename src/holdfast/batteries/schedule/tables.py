@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.batteries.database.tables import Cursor, Schema, Tables
-from holdfast.batteries.schedule.errors import JobExists, JobNotFound
-from holdfast.batteries.schedule.jobs import Job
+from holdfast.batteries.schedule.jobs import Job, JobExists, JobNotFound
+from holdfast.db.tables import Cursor, Schema, Tables
 
 SCHEMA = Schema(
-    battery="schedule",
-    steps=[
+    name="schedule",
+    migrations=[
         [
             "CREATE TABLE schedule_job (name TEXT PRIMARY KEY, agent TEXT NOT NULL, prompt TEXT NOT NULL, "
             "cron TEXT NOT NULL, timezone TEXT NOT NULL, missed TEXT NOT NULL, caller_id TEXT NOT NULL, "
@@ -20,7 +19,7 @@ SCHEMA = Schema(
     ],
 )
 
-_SELECT = "SELECT name, agent, prompt, cron, timezone, missed, caller_id, next_at FROM schedule_job"
+_SELECT_JOBS = "SELECT name, agent, prompt, cron, timezone, missed, caller_id, next_at FROM schedule_job"
 
 
 class TablesJobs:
@@ -51,48 +50,54 @@ class TablesJobs:
                     job.timezone,
                     job.missed,
                     job.caller_id,
-                    _second(job.next_at),
+                    _to_epoch_seconds(job.next_at),
                 ),
             )
             return bool(rows)
 
-        if not await self._tables.write(work):
+        if not await self._tables.transaction(work):
             raise JobExists(job.name)
 
     async def get(self, name: str) -> Job:
         """The job of this name."""
-        rows = await self._tables.read(lambda cursor: cursor.execute(f"{_SELECT} WHERE name = ?", (name,)))
+        rows = await self._tables.read(lambda cursor: cursor.execute(f"{_SELECT_JOBS} WHERE name = ?", (name,)))
         if not rows:
             raise JobNotFound(name)
-        return _job(rows[0])
+        return _parse_job(rows[0])
 
     async def jobs(self) -> Sequence[Job]:
         """All jobs, by name."""
-        return [_job(row) for row in await self._tables.read(lambda cursor: cursor.execute(f"{_SELECT} ORDER BY name"))]
+        return [
+            _parse_job(row)
+            for row in await self._tables.read(lambda cursor: cursor.execute(f"{_SELECT_JOBS} ORDER BY name"))
+        ]
 
     async def remove(self, name: str) -> None:
         """Forget a job."""
         sql = "DELETE FROM schedule_job WHERE name = ? RETURNING name"
-        if not await self._tables.write(lambda cursor: cursor.execute(sql, (name,))):
+        if not await self._tables.transaction(lambda cursor: cursor.execute(sql, (name,))):
             raise JobNotFound(name)
 
     async def due(self, now: datetime) -> Sequence[Job]:
         """The jobs whose time has come."""
-        sql = f"{_SELECT} WHERE next_at <= ? ORDER BY next_at"
-        return [_job(row) for row in await self._tables.read(lambda cursor: cursor.execute(sql, (_second(now),)))]
+        sql = f"{_SELECT_JOBS} WHERE next_at <= ? ORDER BY next_at"
+        return [
+            _parse_job(row)
+            for row in await self._tables.read(lambda cursor: cursor.execute(sql, (_to_epoch_seconds(now),)))
+        ]
 
     async def advance(self, job: Job, upcoming: datetime) -> bool:
         """Move the next fire, if nobody else has."""
         sql = "UPDATE schedule_job SET next_at = ? WHERE name = ? AND next_at = ? RETURNING name"
-        parameters = (_second(upcoming), job.name, _second(job.next_at))
-        return bool(await self._tables.write(lambda cursor: cursor.execute(sql, parameters)))
+        parameters = (_to_epoch_seconds(upcoming), job.name, _to_epoch_seconds(job.next_at))
+        return bool(await self._tables.transaction(lambda cursor: cursor.execute(sql, parameters)))
 
 
-def _second(at: datetime) -> int:
+def _to_epoch_seconds(at: datetime) -> int:
     return int(at.timestamp())
 
 
-def _job(row: Sequence[Any]) -> Job:
+def _parse_job(row: Sequence[Any]) -> Job:
     name, agent, prompt, cron, timezone, missed, caller_id, next_at = row
     return Job(
         name=name,

@@ -5,7 +5,7 @@ import asyncio
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import print_json
-from holdfast.cli.stores import operating, record_of
+from holdfast.cli.stores import get_record, open_client
 
 
 def cancel(run: RunArgument, store: StoreOption = "", as_json: JsonOption = False) -> None:
@@ -21,10 +21,10 @@ def cancel(run: RunArgument, store: StoreOption = "", as_json: JsonOption = Fals
 
 async def _cancel(store_url: str, run_id: str) -> str | None:
     """The live worker that was asked; `None` if the run is cancelled already."""
-    async with operating(store_url) as (operations, store):
+    async with open_client(store_url) as (operations, store):
         await operations.cancel(run_id)
         try:
-            record = await record_of(store, run_id)
+            record = await get_record(store, run_id)
         except RunNotFound:
             return None
-        return None if record.over else record.owner
+        return None if record.is_terminal else record.owner

@@ -9,17 +9,22 @@ from typing import Annotated
 import msgspec
 import typer
 
-from holdfast.cli.comparing import FOLDER, PREFERENCES, Comparison, Kept, apply, watched
-from holdfast.cli.errors import CommandError, WrongUsage
-from holdfast.cli.options import JsonOption, QuietOption, StoreOption
-from holdfast.cli.output import Paper, print_json, talk
-from holdfast.cli.panels import Panels
-from holdfast.cli.progress import Watcher
-from holdfast.cli.stores import store_for, url_of
-from holdfast.cli.words import prompt_of
-from holdfast.fanout.preferences import scores
-from holdfast.fanout.recipe import Recipe, Task, read_recipe
-from holdfast.fanout.report import COLUMNS, NUMBERS, Report, table
+from holdfast.cli.compare_session import (
+    COMPARE_DIR,
+    PREFERENCES_FILE,
+    Comparison,
+    TaskFiles,
+    apply_response,
+    run_fanout,
+)
+from holdfast.cli.errors import CommandError, UsageError
+from holdfast.cli.options import JsonOption, QuietOption, StoreOption, read_prompt
+from holdfast.cli.output import Output, print_diagnostic, print_json
+from holdfast.cli.progress import LivePanels, ProgressListener
+from holdfast.cli.stores import make_store, resolve_store_url
+from holdfast.compare.preferences import compute_scores
+from holdfast.compare.recipe import Recipe, Task, read_recipe
+from holdfast.compare.report import COLUMNS, NUMERIC_COLUMNS, Report, format_rows
 
 
 def compare(
@@ -62,89 +67,94 @@ def compare(
     if wins:
         sys.exit(_print_wins(as_json_text=as_json))
     if apply_cell:
-        sys.exit(_print_applied(apply(Kept(name, task), apply_cell), apply_cell, as_json_text=as_json))
-    wanted = _recipe(recipe, prompt, task, model or [], agent or [])
+        sys.exit(_print_applied(apply_response(TaskFiles(name, task), apply_cell), apply_cell, as_json_text=as_json))
+    wanted = _build_recipe(recipe, prompt, task, model or [], agent or [])
     place = Path(folder) if folder else Path() if "files" in wanted.tools else None
-    store_for(store, create=True)
-    comparison = Comparison(wanted, place, name, url_of(store), retry_failed=retry_failed)
-    _check_left(comparison, resume=resume, fresh=fresh)
+    make_store(store, create=True)
+    comparison = Comparison(wanted, place, name, resolve_store_url(store), retry_failed=retry_failed)
+    _check_interrupted(comparison, resume=resume, fresh=fresh)
     reports: list[Report] = []
     stopped = False
     for each in comparison.tasks:
         if not stopped:
-            whole, stopped = asyncio.run(_one(comparison, each, resume=resume, quiet=quiet))
+            whole, stopped = asyncio.run(_run_task(comparison, each, resume=resume, quiet=quiet))
             reports.append(whole)
             if not as_json:
-                _print(each, whole)
+                _print_report(each, whole)
     if as_json:
         print_json(reports if recipe else reports[0])
     all_begun = len(reports) == len(comparison.tasks)
-    if not all_begun or any(row.standing == "interrupted" for whole in reports for row in whole.rows):
-        talk(f"go on with: {_again()}")
+    if not all_begun or any(row.status == "interrupted" for whole in reports for row in whole.rows):
+        print_diagnostic(f"go on with: {_format_resume_command()}")
     sys.exit(0 if all_begun and all(whole.ok for whole in reports) else 1)
 
 
-def _recipe(path: str, prompt: str, task: str, models: list[str], agents: list[str]) -> Recipe:
+def _build_recipe(path: str, prompt: str, task: str, models: list[str], agents: list[str]) -> Recipe:
     """What is written in the file, and what is typed beside it."""
     read = read_recipe(path) if path else Recipe()
     tasks = [each for each in read.tasks if not task or each.name == task]
     if task and not tasks:
-        raise WrongUsage(f"the recipe has no task {task!r}: it has {', '.join(each.name for each in read.tasks)}")
+        raise UsageError(f"the recipe has no task {task!r}: it has {', '.join(each.name for each in read.tasks)}")
     if prompt or not tasks:
-        tasks = [Task(name="", prompt=prompt_of(prompt))]
+        tasks = [Task(name="", prompt=read_prompt(prompt))]
     whole = msgspec.structs.replace(
         read, tasks=tuple(tasks), models=(*read.models, *models), agents=(*read.agents, *agents)
     )
     if not whole.models and not whole.agents:
-        raise WrongUsage("who is compared? Name models with -m PROVIDER:NAME, or agents with --agent MODULE:ATTR")
+        raise UsageError("who is compared? Name models with -m PROVIDER:NAME, or agents with --agent MODULE:ATTR")
     return whole
 
 
-def _check_left(comparison: Comparison, *, resume: bool, fresh: bool) -> None:
+def _check_interrupted(comparison: Comparison, *, resume: bool, fresh: bool) -> None:
     """Nothing that has cost money is thrown away unasked."""
-    left = [task.name for task in comparison.tasks if comparison.kept(task).is_interrupted]
+    left = [task.name for task in comparison.tasks if comparison.task_files(task).is_interrupted]
     if left and not resume and not fresh:
         raise CommandError("a comparison was interrupted: go on with --resume, or throw it away with --fresh")
     if not resume:
         for task in comparison.tasks:
-            comparison.kept(task).forget_results()
+            comparison.task_files(task).remove_results()
 
 
-async def _one(comparison: Comparison, task: Task, *, resume: bool, quiet: bool) -> tuple[Report, bool]:
+async def _run_task(comparison: Comparison, task: Task, *, resume: bool, quiet: bool) -> tuple[Report, bool]:
     """The report on one task, and whether it was stopped."""
-    cells = comparison.fanout(task).adapter_ids
+    cells = comparison.build_fanout(task).adapter_ids
     stopped = False
-    responses = comparison.finished(task, cells) if resume else None
+    responses = comparison.load_finished(task, cells) if resume else None
     if responses is None:
-        watcher = Watcher() if quiet else Panels(cells)
-        fanout = comparison.fanout(task, watcher)
+        watcher = ProgressListener() if quiet else LivePanels(cells)
+        fanout = comparison.build_fanout(task, watcher)
         with watcher:
-            responses, stopped = await watched(
-                fanout, watcher, resume=resume, stopped_at_once=lambda: talk(f"stopped at once. Go on with: {_again()}")
+            responses, stopped = await run_fanout(
+                fanout,
+                watcher,
+                resume=resume,
+                on_force_quit=lambda: print_diagnostic(f"stopped at once. Go on with: {_format_resume_command()}"),
             )
-    return await comparison.judged(task, responses), stopped
+    return await comparison.evaluate(task, responses), stopped
 
 
-def _again() -> str:
+def _format_resume_command() -> str:
     given = [each for each in sys.argv[1:] if each not in ("--resume", "--fresh")]
     return shlex.join(["holdfast", *given, "--resume"])
 
 
-def _print(task: Task, whole: Report) -> None:
-    paper = Paper(sys.stdout)
+def _print_report(task: Task, report: Report) -> None:
+    paper = Output(sys.stdout)
     if task.name:
-        paper.line(f"task {task.name}", "bold")
-    for row in whole.rows:
-        paper.line(f"== {row.model_id}", "bold")
-        paper.line(row.text or row.error or row.standing)
+        paper.print_line(f"task {task.name}", "bold")
+    for row in report.rows:
+        paper.print_line(f"== {row.model_id}", "bold")
+        paper.print_line(row.text or row.error or row.status)
         if row.text and row.error:
-            paper.line(row.error, "red")
+            paper.print_line(row.error, "red")
         for path in row.writes:
-            paper.line(f"   {path}", "dim")
+            paper.print_line(f"   {path}", "dim")
         for check in row.checks:
-            paper.line(f"   {'ok' if check.passed else 'no'}: {check.criterion}", "green" if check.passed else "red")
-    paper.line()
-    paper.table(COLUMNS, table(whole), right=NUMBERS)
+            paper.print_line(
+                f"   {'ok' if check.passed else 'no'}: {check.criterion}", "green" if check.passed else "red"
+            )
+    paper.print_line()
+    paper.print_table(COLUMNS, format_rows(report), right=NUMERIC_COLUMNS)
 
 
 def _print_applied(changed: list[str], cell: str, *, as_json_text: bool) -> int:
@@ -153,15 +163,15 @@ def _print_applied(changed: list[str], cell: str, *, as_json_text: bool) -> int:
     else:
         for path in changed:
             print(path)
-        talk(f"{len(changed)} files of {cell} applied")
+        print_diagnostic(f"{len(changed)} files of {cell} applied")
     return 0
 
 
 def _print_wins(*, as_json_text: bool) -> int:
-    found = scores(FOLDER / PREFERENCES)
+    found = compute_scores(COMPARE_DIR / PREFERENCES_FILE)
     if as_json_text:
         print_json(found)
     else:
         rows = [[score.model_id, f"{score.wins}", f"{score.comparisons}"] for score in found]
-        Paper(sys.stdout).table(("model", "wins", "comparisons"), rows, right=("wins", "comparisons"))
+        Output(sys.stdout).print_table(("model", "wins", "comparisons"), rows, right=("wins", "comparisons"))
     return 0

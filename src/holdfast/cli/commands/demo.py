@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.demo.stage import MOST_KILLS, Demo
-from holdfast.cli.output import Paper
+from holdfast.cli.demo.demo import MAX_KILLS, Demo
+from holdfast.cli.output import Output
 
 
 def demo(
     kills: Annotated[
-        int, typer.Option("--kills", metavar="N", min=1, max=MOST_KILLS, help="How often to kill the agent.")
+        int, typer.Option("--kills", metavar="N", min=1, max=MAX_KILLS, help="How often to kill the agent.")
     ] = 5,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Decides when the kills come. Any, without one.")
@@ -33,15 +33,15 @@ def demo(
     exits with 0 only if that is nothing.
     """
     chosen = secrets.randbelow(10_000) if seed is None else seed
-    paper = Paper()
+    paper = Output()
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-demo-")))
         folder.mkdir(parents=True, exist_ok=True)
-        paper.line(f"seed {chosen}: {kills} kills")
+        paper.print_line(f"seed {chosen}: {kills} kills")
         play = Demo(folder, chosen, kills, 0.2 if fast else 1.0, paper)
-        verdict = asyncio.run(play.play())
+        verdict = asyncio.run(play.run())
         if keep is not None:
-            paper.line(f"look at it with: holdfast show demo --store {play.store_url}", "dim")
-    paper.line()
-    paper.line(str(verdict), "bold green" if verdict.holds else "bold red")
-    sys.exit(0 if verdict.holds else 1)
+            paper.print_line(f"look at it with: holdfast show demo --store {play.store_url}", "dim")
+    paper.print_line()
+    paper.print_line(str(verdict), "bold green" if verdict.passed else "bold red")
+    sys.exit(0 if verdict.passed else 1)

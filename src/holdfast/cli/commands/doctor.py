@@ -10,13 +10,13 @@ import typer
 from holdfast.app import App
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.code import agents_of, find
-from holdfast.cli.errors import CommandError, one_line
-from holdfast.cli.examination import Examination, Finding
+from holdfast.cli.doctor import Doctor, Finding
+from holdfast.cli.errors import CommandError, format_error
+from holdfast.cli.loading import load_agents, load_object
 from holdfast.cli.options import JsonOption, StoreOption
-from holdfast.cli.output import STYLES, Paper, print_json
-from holdfast.cli.stores import store_for, url_of, waiting_is_told, without_secret
-from holdfast.run.agent import AgentSource
+from holdfast.cli.output import STYLES, Output, print_json
+from holdfast.cli.stores import make_store, redact_url, report_slow_open, resolve_store_url
+from holdfast.core.agent import AgentSource
 
 
 def doctor(
@@ -32,32 +32,32 @@ def doctor(
     Changes nothing; exits with 1 if something is wrong. With MODULE:APP it is a preflight before a deploy: would every
     stored run load and go on under this code? The App's own store is looked at then, unless --store names another.
     """
-    found = find(code) if code else None
+    found = load_object(code) if code else None
     own = found.store if isinstance(found, App) and not store else None
-    where = "the App's own store" if own is not None else without_secret(url_of(store))
-    findings = asyncio.run(_examine(own, store, where, agents_of(code) if code else None))
+    where = "the App's own store" if own is not None else redact_url(resolve_store_url(store))
+    findings = asyncio.run(_run_checks(own, store, where, load_agents(code) if code else None))
     if as_json:
         print_json(findings)
     else:
-        paper = Paper()
+        paper = Output()
         for finding in findings:
-            paper.line(f"{finding.level:<8} {finding.check}: {finding.detail}", STYLES[finding.level])
+            paper.print_line(f"{finding.level:<8} {finding.check}: {finding.detail}", STYLES[finding.level])
     sys.exit(1 if any(finding.level == "wrong" for finding in findings) else 0)
 
 
-async def _examine(
+async def _run_checks(
     own: CheckpointStore | None, store_url: str, where: str, agents: Mapping[str, AgentSource] | None
 ) -> list[Finding]:
     try:
-        store = own if own is not None else store_for(store_url)
-        with waiting_is_told():
+        store = own if own is not None else make_store(store_url)
+        with report_slow_open():
             await store.open()
     except (CommandError, CheckpointError) as exc:
-        return [Finding(check="store", level="wrong", detail=one_line(exc))]
+        return [Finding(check="store", level="wrong", detail=format_error(exc))]
     try:
         return [
             Finding(check="store", level="ok", detail=f"{where} can be opened"),
-            *await Examination(store, agents).findings(),
+            *await Doctor(store, agents).run(),
         ]
     finally:
         await store.close()

@@ -8,10 +8,10 @@ import msgspec
 
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import StoredRun
-from holdfast.cli.listing import listed
+from holdfast.cli.listing import summarize_run
 from holdfast.cli.options import RunArgument, StoreOption
 from holdfast.cli.output import print_json_line
-from holdfast.cli.stores import opened
+from holdfast.cli.stores import open_store
 
 
 def export(run: RunArgument, store: StoreOption = "") -> None:
@@ -21,17 +21,17 @@ def export(run: RunArgument, store: StoreOption = "") -> None:
     nothing is decoded further than JSON, so it works for runs of any agent.
     """
     stored = asyncio.run(_load(store, run))
-    print_json_line({"kind": "run", **msgspec.to_builtins(listed(stored.record))})
+    print_json_line({"kind": "run", **msgspec.to_builtins(summarize_run(stored.record))})
     for entry in stored.entries:
-        print_json_line({"kind": entry.kind, "seq": entry.seq, **_body(entry)})
+        print_json_line({"kind": entry.kind, "seq": entry.seq, **_encode_body(entry)})
 
 
 async def _load(store_url: str, run_id: str) -> StoredRun:
-    async with opened(store_url) as store:
+    async with open_store(store_url) as store:
         return await store.load(run_id)
 
 
-def _body(entry: Entry) -> dict[str, Any]:
+def _encode_body(entry: Entry) -> dict[str, Any]:
     try:
         # As it is, so that no number and no order of keys changes on the way.
         msgspec.json.decode(entry.body)

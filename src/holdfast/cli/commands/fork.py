@@ -7,8 +7,8 @@ import typer
 
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import print_json
-from holdfast.cli.stores import operating
-from holdfast.run.info import check_run_id
+from holdfast.cli.stores import open_client
+from holdfast.core.info import check_run_id
 
 
 def fork(
@@ -30,5 +30,5 @@ def fork(
 
 
 async def _fork(store_url: str, run_id: str, at: int, new_id: str | None) -> str:
-    async with operating(store_url) as (operations, _):
+    async with open_client(store_url) as (operations, _):
         return await operations.fork(run_id, at, new_id=new_id)

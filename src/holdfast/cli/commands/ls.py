@@ -6,16 +6,15 @@ from typing import Annotated
 
 import typer
 
-from holdfast.checkpoint.lifecycle import Status
-from holdfast.checkpoint.record import RunFilter
-from holdfast.cli import amounts
-from holdfast.cli.errors import WrongUsage
-from holdfast.cli.listing import Listed, listed, now
+from holdfast.checkpoint.record import RunFilter, RunStatus
+from holdfast.cli import formatting
+from holdfast.cli.errors import UsageError
+from holdfast.cli.listing import RunSummary, summarize_run, utc_now
 from holdfast.cli.options import JsonOption, StoreOption
-from holdfast.cli.output import Paper, one_of, print_json
-from holdfast.cli.stores import opened
+from holdfast.cli.output import Output, one_line, print_json
+from holdfast.cli.stores import open_store
 
-_STATES = [status.value for status in Status if status is not Status.REMOVED]
+_STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
 
 
 def ls(
@@ -24,8 +23,8 @@ def ls(
         typer.Option(
             "--status",
             metavar="STATE",
-            help=f"Only runs in this state ({', '.join(_STATES)}); may be repeated.",
-            autocompletion=lambda incomplete: [state for state in _STATES if state.startswith(incomplete)],
+            help=f"Only runs in this state ({', '.join(_STATUSES)}); may be repeated.",
+            autocompletion=lambda incomplete: [state for state in _STATUSES if state.startswith(incomplete)],
         ),
     ] = None,
     agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.")] = "",
@@ -39,52 +38,52 @@ def ls(
 
     A run whose owner died is shown as interrupted, whatever its owner last wrote about it.
     """
-    unknown = sorted(set(status or []) - set(_STATES))
+    unknown = sorted(set(status or []) - set(_STATUSES))
     if unknown:
-        raise WrongUsage(f"no run is ever {', '.join(unknown)}: --status takes {', '.join(_STATES)}")
+        raise UsageError(f"no run is ever {', '.join(unknown)}: --status takes {', '.join(_STATUSES)}")
     wanted = RunFilter(agent_name=agent or None, caller_id=caller or None, parent_run_id=parent or None)
-    runs = asyncio.run(_find(store, wanted, frozenset(status or _STATES), limit))
+    runs = asyncio.run(_list_runs(store, wanted, frozenset(status or _STATUSES), limit))
     if as_json:
         print_json(runs)
     else:
-        _print(Paper(), runs)
+        _print_runs(Output(), runs)
 
 
-async def _find(store_url: str, wanted: RunFilter, states: frozenset[str], limit: int) -> list[Listed]:
-    async with opened(store_url) as store:
-        newest: deque[Listed] = deque(maxlen=limit or None)
-        async for record in store.records(wanted):
-            run = listed(record)
-            if run.status in states:
+async def _list_runs(store_url: str, run_filter: RunFilter, statuses: frozenset[str], limit: int) -> list[RunSummary]:
+    async with open_store(store_url) as store:
+        newest: deque[RunSummary] = deque(maxlen=limit or None)
+        async for record in store.list_runs(run_filter):
+            run = summarize_run(record)
+            if run.status in statuses:
                 newest.append(run)
         return list(newest)
 
 
-def _print(paper: Paper, runs: list[Listed]) -> None:
+def _print_runs(output: Output, runs: list[RunSummary]) -> None:
     if not runs:
-        paper.line("no runs")
+        output.print_line("no runs")
         return
-    at = now()
+    at = utc_now()
     columns = ["RUN", "STATE", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "OWNER", "WHY"]
     rows = [
         [
             run.run_id,
             run.status,
             run.agent,
-            amounts.duration(at - run.created_at),
-            amounts.number(run.steps),
-            amounts.number(run.tokens),
-            amounts.cost(run.cost_usd),
-            amounts.size(run.size),
+            formatting.duration(at - run.created_at),
+            formatting.number(run.steps),
+            formatting.number(run.tokens),
+            formatting.cost(run.cost_usd),
+            formatting.size(run.size),
             run.owner if run.owner and run.owner_alive else "",
-            one_of(run.reason, 200),
+            one_line(run.reason, 200),
         ]
         for run in runs
     ]
     # Most stores have no prices and no reasons to show: on a terminal there is room for the rest then.
-    optional = ("COST", "OWNER", "WHY") if paper.console else ()
+    optional = ("COST", "OWNER", "WHY") if output.console else ()
     kept = [place for place, name in enumerate(columns) if name not in optional or any(row[place] for row in rows)]
-    paper.table(
+    output.print_table(
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=("AGE", "STEPS", "TOKENS", "COST", "SIZE"),

@@ -8,15 +8,20 @@ import typer
 
 from holdfast.app import App
 from holdfast.checkpoint.record import RunFilter
-from holdfast.cli.code import app_of, app_of_model, find
-from holdfast.cli.completion import complete_run
-from holdfast.cli.driving import drive
-from holdfast.cli.ending import Ending, ending_of, print_ending, resume_command, unpark_command
-from holdfast.cli.errors import CommandError, WrongUsage
-from holdfast.cli.options import CodeStoreOption, JsonOption, ModelOption, QuietOption
-from holdfast.cli.output import talk
-from holdfast.cli.progress import Display, Watcher
-from holdfast.cli.stores import record_of
+from holdfast.cli.errors import CommandError, UsageError
+from holdfast.cli.loading import build_app, build_model_app, load_object
+from holdfast.cli.options import CodeStoreOption, JsonOption, ModelOption, QuietOption, complete_run
+from holdfast.cli.output import print_diagnostic
+from holdfast.cli.progress import ProgressDisplay, ProgressListener
+from holdfast.cli.runner import (
+    CommandResult,
+    collect_result,
+    format_resume_command,
+    format_unpark_command,
+    print_result,
+    run_app,
+)
+from holdfast.cli.stores import get_record
 
 
 def resume(
@@ -43,41 +48,41 @@ def resume(
     The code is named by you each time: a store never decides what is imported.
     """
     if model:
-        code, run = "", _only(code, run)
-    watcher = Watcher() if quiet else Display()
+        code, run = "", _get_run_argument(code, run)
+    watcher = ProgressListener() if quiet else ProgressDisplay()
     if model:
-        app = app_of_model(model, store=store, create=False, delivery=watcher)
+        app = build_model_app(model, store=store, create=False, listener=watcher)
     else:
         if ":" not in code:
-            raise WrongUsage(f"name the code to go on with: holdfast resume MODULE:AGENT {code or '[RUN]'}")
-        app = app_of(find(code), code, store=store, create=False, delivery=watcher)
+            raise UsageError(f"name the code to go on with: holdfast resume MODULE:AGENT {code or '[RUN]'}")
+        app = build_app(load_object(code), code, store=store, create=False, listener=watcher)
     target = ["--model", model] if model else [code]
     driven = [run]
 
-    async def work() -> Ending:
-        run_id = driven[0] = run or await _only_interrupted(app)
+    async def work() -> CommandResult:
+        run_id = driven[0] = run or await _find_only_interrupted(app)
         await _check_agent(app, run_id)
-        watcher.say(f"run {run_id}", "bold")
-        return await ending_of(
+        watcher.print_status(f"run {run_id}", "bold")
+        return await collect_result(
             app,
             run_id,
             lambda: app.resume(run_id),
-            resume_command(target, run_id, store),
-            unpark_command(run_id, store),
+            format_resume_command(target, run_id, store),
+            format_unpark_command(run_id, store),
         )
 
     def stopped_at_once() -> None:
-        talk(f"stopped at once. Go on with: {resume_command(target, driven[0], store)}")
+        print_diagnostic(f"stopped at once. Go on with: {format_resume_command(target, driven[0], store)}")
 
     with watcher:
-        ending = asyncio.run(drive(app, watcher, work, stopped_at_once=stopped_at_once))
-    sys.exit(print_ending(ending, as_json_text=as_json))
+        ending = asyncio.run(run_app(app, watcher, work, on_force_quit=stopped_at_once))
+    sys.exit(print_result(ending, as_json_text=as_json))
 
 
-def _only(code: str, run: str) -> str:
+def _get_run_argument(code: str, run: str) -> str:
     """With --model the first argument is the run."""
     if run:
-        raise WrongUsage("give either MODULE:AGENT or --model, not both")
+        raise UsageError("give either MODULE:AGENT or --model, not both")
     return code
 
 
@@ -85,20 +90,20 @@ async def _check_agent(app: App, run_id: str) -> None:
     """Raise unless the run is there and its agent is known."""
     if app.store is None:
         raise CommandError("this App has no store: there is nothing to resume")
-    app.agent((await record_of(app.store, run_id)).agent_name)
+    app.agent((await get_record(app.store, run_id)).agent_name)
 
 
-async def _only_interrupted(app: App) -> str:
+async def _find_only_interrupted(app: App) -> str:
     if app.store is None:
         raise CommandError("this App has no store: there is nothing to resume")
     found = [
         record.run_id
-        async for record in app.store.records(RunFilter(interrupted=True))
+        async for record in app.store.list_runs(RunFilter(interrupted=True))
         if record.agent_name in app.agents and record.parent_run_id is None
     ]
     if not found:
         raise CommandError(f"no run of {', '.join(sorted(app.agents))} is interrupted")
     if len(found) > 1:
         some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-        raise WrongUsage(f"{len(found)} runs are interrupted ({some}): name one, or go on with all by holdfast recover")
+        raise UsageError(f"{len(found)} runs are interrupted ({some}): name one, or go on with all by holdfast recover")
     return found[0]

@@ -7,12 +7,11 @@ import typer
 
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.completion import complete_run
 from holdfast.cli.errors import CommandError
-from holdfast.cli.listing import shown_state
-from holdfast.cli.options import JsonOption, StoreOption
+from holdfast.cli.listing import display_status
+from holdfast.cli.options import JsonOption, StoreOption, complete_run
 from holdfast.cli.output import print_json
-from holdfast.cli.stores import opened, record_of
+from holdfast.cli.stores import get_record, open_store
 
 
 def rm(
@@ -37,21 +36,21 @@ def rm(
 
 
 async def _remove(store_url: str, runs: list[str], *, force: bool) -> None:
-    async with opened(store_url) as store:
+    async with open_store(store_url) as store:
         for run_id in runs:
-            await _check(store, run_id, force=force)
+            await _check_removable(store, run_id, force=force)
         for run_id in runs:
             await store.remove(run_id)
 
 
-async def _check(store: CheckpointStore, run_id: str, *, force: bool) -> None:
+async def _check_removable(store: CheckpointStore, run_id: str, *, force: bool) -> None:
     try:
-        record = await record_of(store, run_id)
+        record = await get_record(store, run_id)
     except RunDamaged as exc:
         if force:
             return
         raise CommandError(f"{exc}. Remove it all the same with --force") from exc
-    if not record.over and not force:
+    if not record.is_terminal and not force:
         raise CommandError(
-            f"run {run_id} is {shown_state(record)} and could still go on: remove it all the same with --force"
+            f"run {run_id} is {display_status(record)} and could still go on: remove it all the same with --force"
         )

@@ -7,15 +7,29 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.code import agent_name, app_of, app_of_model, find
-from holdfast.cli.driving import drive
-from holdfast.cli.ending import Ending, ending_of, print_ending, resume_command, unpark_command
-from holdfast.cli.errors import WrongUsage
-from holdfast.cli.options import AgentOption, CodeStoreOption, JsonOption, LabelOption, ModelOption, QuietOption
-from holdfast.cli.output import talk
-from holdfast.cli.progress import Display, Watcher
-from holdfast.cli.words import labels_of, prompt_of
-from holdfast.run.info import check_run_id, new_run_id
+from holdfast.cli.errors import UsageError
+from holdfast.cli.loading import build_app, build_model_app, load_object, select_agent_name
+from holdfast.cli.options import (
+    AgentOption,
+    CodeStoreOption,
+    JsonOption,
+    LabelOption,
+    ModelOption,
+    QuietOption,
+    parse_labels,
+    read_prompt,
+)
+from holdfast.cli.output import print_diagnostic
+from holdfast.cli.progress import ProgressDisplay, ProgressListener
+from holdfast.cli.runner import (
+    CommandResult,
+    collect_result,
+    format_resume_command,
+    format_unpark_command,
+    print_result,
+    run_app,
+)
+from holdfast.core.info import check_run_id, new_run_id
 
 
 def run(
@@ -43,36 +57,38 @@ def run(
     model without any code of yours.
     """
     if model:
-        code, prompt = "", _only(code, prompt)
-    watcher = Watcher() if quiet else Display()
+        code, prompt = "", _get_prompt_argument(code, prompt)
+    watcher = ProgressListener() if quiet else ProgressDisplay()
     if model:
-        app = app_of_model(model, store=store, create=True, delivery=watcher)
+        app = build_model_app(model, store=store, create=True, listener=watcher)
         target = ["--model", model]
     else:
-        app = app_of(find(code), code, store=store, create=True, delivery=watcher)
+        app = build_app(load_object(code), code, store=store, create=True, listener=watcher)
         target = [code]
-    name = agent_name(app, agent)
-    text = prompt_of(prompt)
+    name = select_agent_name(app, agent)
+    text = read_prompt(prompt)
     the_id = check_run_id(run_id) if run_id else new_run_id()
-    resume = resume_command(target, the_id, store)
-    labels = {**labels_of(label), "command": " ".join(target)}
+    resume = format_resume_command(target, the_id, store)
+    labels = {**parse_labels(label), "command": " ".join(target)}
     if app.store is None:
-        talk("this App has no store: the run cannot be resumed")
+        print_diagnostic("this App has no store: the run cannot be resumed")
 
-    async def work() -> Ending:
+    async def work() -> CommandResult:
         drive_it = partial(app.run, name, text, run_id=the_id, caller_id=caller, labels=labels)
-        return await ending_of(app, the_id, drive_it, resume, unpark_command(the_id, store))
+        return await collect_result(app, the_id, drive_it, resume, format_unpark_command(the_id, store))
 
     with watcher:
-        watcher.say(f"run {the_id} of {name}", "bold")
+        watcher.print_status(f"run {the_id} of {name}", "bold")
         ending = asyncio.run(
-            drive(app, watcher, work, stopped_at_once=lambda: talk(f"stopped at once. Go on with: {resume}"))
+            run_app(
+                app, watcher, work, on_force_quit=lambda: print_diagnostic(f"stopped at once. Go on with: {resume}")
+            )
         )
-    sys.exit(print_ending(ending, as_json_text=as_json))
+    sys.exit(print_result(ending, as_json_text=as_json))
 
 
-def _only(code: str, prompt: str) -> str:
+def _get_prompt_argument(code: str, prompt: str) -> str:
     """With --model the first argument is the prompt."""
     if prompt:
-        raise WrongUsage("give either MODULE:AGENT or --model, not both")
+        raise UsageError("give either MODULE:AGENT or --model, not both")
     return code

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.errors import WrongUsage
+from holdfast.cli.errors import UsageError
 from holdfast.cli.options import JsonOption, StoreOption
-from holdfast.cli.output import Paper, print_json, talk
-from holdfast.cli.stores import operating, store_for, url_of
-from holdfast.run.info import RunInfo
+from holdfast.cli.output import Output, print_diagnostic, print_json
+from holdfast.cli.stores import make_store, open_client, resolve_store_url
+from holdfast.core.info import RunInfo
 
 if TYPE_CHECKING:
     from holdfast.batteries.schedule import Schedule
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
 
-_MISSED = ("once", "all", "none")
+_MISSED_POLICIES = ("once", "all", "none")
 
 
 def add(
@@ -38,37 +38,43 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Keep a job that submits a run at every fire."""
-    if missed not in _MISSED:
-        raise WrongUsage(f"--missed is {missed!r}: use one of {', '.join(_MISSED)}")
+    if missed not in _MISSED_POLICIES:
+        raise UsageError(f"--missed is {missed!r}: use one of {', '.join(_MISSED_POLICIES)}")
     from holdfast.batteries.schedule import cron_next
 
     cron_next(cron, timezone, datetime.now(UTC))  # what it cannot read is refused before a store is made
 
     async def work() -> datetime:
-        async with _schedule(store, create=True) as schedule:
+        async with _open_schedule(store, create=True) as schedule:
             job = await schedule.add(
-                name, agent, prompt, cron, timezone=timezone, missed=missed, caller_id=caller  # type: ignore[arg-type]
-            )  # fmt: skip
+                name,
+                agent,
+                prompt,
+                cron,
+                timezone=timezone,
+                missed=missed,  # type: ignore[arg-type]
+                caller_id=caller,
+            )
             return job.next_at
 
     first = asyncio.run(work())
     if as_json:
         print_json({"name": name, "next_at": first})
     else:
-        print(f"job {name} fires first at {_told(first)}")
+        print(f"job {name} fires first at {_format_time(first)}")
 
 
 def ls(store: StoreOption = "", as_json: JsonOption = False) -> None:
     """List the jobs, and when each fires next."""
 
     async def work() -> None:
-        async with _schedule(store) as schedule:
+        async with _open_schedule(store) as schedule:
             jobs = await schedule.jobs()
         if as_json:
             print_json(jobs)
             return
-        rows = [[job.name, job.agent, job.cron, job.timezone, job.missed, _told(job.next_at)] for job in jobs]
-        Paper().table(["JOB", "AGENT", "CRON", "TIMEZONE", "MISSED", "NEXT"], rows)
+        rows = [[job.name, job.agent, job.cron, job.timezone, job.missed, _format_time(job.next_at)] for job in jobs]
+        Output().print_table(["JOB", "AGENT", "CRON", "TIMEZONE", "MISSED", "NEXT"], rows)
 
     asyncio.run(work())
 
@@ -77,7 +83,7 @@ def rm(name: NameArgument, store: StoreOption = "", as_json: JsonOption = False)
     """Forget a job. Runs that it started go on."""
 
     async def work() -> None:
-        async with _schedule(store) as schedule:
+        async with _open_schedule(store) as schedule:
             await schedule.remove(name)
 
     asyncio.run(work())
@@ -96,13 +102,13 @@ def next_(
     """Show the next fires of a job."""
 
     async def work() -> None:
-        async with _schedule(store) as schedule:
+        async with _open_schedule(store) as schedule:
             fires = await schedule.upcoming(name, count)
         if as_json:
             print_json(fires)
             return
         for fire in fires:
-            print(_told(fire))
+            print(_format_time(fire))
 
     asyncio.run(work())
 
@@ -111,7 +117,7 @@ def run_now(name: NameArgument, store: StoreOption = "", as_json: JsonOption = F
     """Submit a run of a job now, beside its fires, and print its id."""
 
     async def work() -> str:
-        async with _schedule(store) as schedule:
+        async with _open_schedule(store) as schedule:
             return await schedule.run_now(name)
 
     run_id = asyncio.run(work())
@@ -131,8 +137,8 @@ def loop(
     """
 
     async def work() -> None:
-        async with _schedule(store, create=True) as schedule:
-            talk("firing jobs; Ctrl-C stops")
+        async with _open_schedule(store, create=True) as schedule:
+            print_diagnostic("firing jobs; Ctrl-C stops")
             await schedule.loop(timedelta(seconds=every))
 
     asyncio.run(work())
@@ -150,14 +156,14 @@ SCHEDULE_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 @asynccontextmanager
-async def _schedule(store_url: str, *, create: bool = False) -> AsyncIterator["Schedule"]:
+async def _open_schedule(store_url: str, *, create: bool = False) -> AsyncIterator["Schedule"]:
     """The schedule beside the runs of a store, which is made if it may be and can keep jobs."""
-    from holdfast.batteries.database.opening import tables_from_url
     from holdfast.batteries.schedule import Schedule, TablesJobs
+    from holdfast.db.url import tables_from_url
 
-    store_for(store_url, create=True)
-    jobs = TablesJobs(tables_from_url(url_of(store_url)))
-    async with operating(store_url, create=create) as (operations, _):
+    make_store(store_url, create=True)
+    jobs = TablesJobs(tables_from_url(resolve_store_url(store_url)))
+    async with open_client(store_url, create=create) as (operations, _):
 
         async def submit(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
             return await operations.submit(
@@ -171,5 +177,5 @@ async def _schedule(store_url: str, *, create: bool = False) -> AsyncIterator["S
             await schedule.close()
 
 
-def _told(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC"

@@ -6,14 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.checkpoint.record import RunFilter, StoredRun
-from holdfast.cli import amounts
-from holdfast.cli.code import agents_of, effects_of
-from holdfast.cli.listing import Listed, listed, now
+from holdfast.cli import formatting
+from holdfast.cli.listing import RunSummary, summarize_run, utc_now
+from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
-from holdfast.cli.output import Paper, one_of, print_json
-from holdfast.cli.stores import opened
-from holdfast.cli.telling import Teller, call_text, clock
-from holdfast.cli.transcript import Item, Transcript
+from holdfast.cli.output import Output, one_line, print_json
+from holdfast.cli.stores import open_store
+from holdfast.cli.transcript import Transcript, TranscriptItem, TranscriptPrinter, format_call, format_time
 
 
 def show(
@@ -30,33 +29,35 @@ def show(
     No agent's code is needed; with --app the effects of the tools are shown, too.
     """
     stored, children = asyncio.run(_load(store, run))
-    transcript = Transcript(effects_of(agents_of(app).get(stored.record.agent_name)))
+    transcript = Transcript(get_tool_effects(load_agents(app).get(stored.record.agent_name)))
     items = transcript.read(stored.entries)
-    transcript.close(live=stored.record.owner_alive, over=stored.record.over)
-    shown = listed(stored.record)
+    transcript.close(owner_alive=stored.record.owner_alive, terminal=stored.record.is_terminal)
+    shown = summarize_run(stored.record)
     if as_json:
-        print_json(_as_data(shown, items, transcript, children))
+        print_json(_to_json_value(shown, items, transcript, children))
         return
-    paper = Paper()
-    _head(paper, shown)
-    teller = Teller(paper, full=full)
+    paper = Output()
+    _print_summary(paper, shown)
+    teller = TranscriptPrinter(paper, full=full)
     for item in items:
-        teller.tell(item)
-    _rest(paper, transcript, children)
+        teller.print_item(item)
+    _print_open_calls_and_children(paper, transcript, children)
 
 
-async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[Listed]]:
-    async with opened(store_url) as store:
+async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary]]:
+    async with open_store(store_url) as store:
         stored = await store.load(run_id)
-        children = [listed(record) async for record in store.records(RunFilter(parent_run_id=run_id))]
+        children = [summarize_run(record) async for record in store.list_runs(RunFilter(parent_run_id=run_id))]
         return stored, children
 
 
-def _as_data(shown: Listed, items: list[Item], transcript: Transcript, children: list[Listed]) -> dict[str, Any]:
+def _to_json_value(
+    summary: RunSummary, items: list[TranscriptItem], transcript: Transcript, children: list[RunSummary]
+) -> dict[str, Any]:
     steps = [item for item in items if item.kind == "step"]
     phases = [item for item in items if item.kind == "phase"]
     return {
-        "run": shown,
+        "run": summary,
         "transcript": [item for item in items if item.kind not in ("begin", "step", "phase", "outcome")],
         "calls": transcript.calls,
         "phases": [{"name": item.text, "output": item.content, "step": item.step} for item in phases],
@@ -70,36 +71,36 @@ def _as_data(shown: Listed, items: list[Item], transcript: Transcript, children:
     }
 
 
-def _head(paper: Paper, run: Listed) -> None:
-    at = now()
+def _print_summary(output: Output, run: RunSummary) -> None:
+    at = utc_now()
     rows = [
         ("run", run.run_id),
         ("state", run.status + (f": {run.reason}" if run.reason else "")),
         ("agent", run.agent),
         ("caller", run.caller),
         ("parent", run.parent or ""),
-        ("prompt", one_of(run.prompt, 200)),
+        ("prompt", one_line(run.prompt, 200)),
         ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items())),
-        ("begun", f"{clock(run.created_at)}, {amounts.duration(at - run.created_at)} ago"),
-        ("changed", f"{clock(run.updated_at)}, {amounts.duration(at - run.updated_at)} ago"),
-        ("used", f"{run.steps} steps, {amounts.number(run.tokens)} tokens {amounts.cost(run.cost_usd)}".strip()),
-        ("size", amounts.size(run.size)),
+        ("begun", f"{format_time(run.created_at)}, {formatting.duration(at - run.created_at)} ago"),
+        ("changed", f"{format_time(run.updated_at)}, {formatting.duration(at - run.updated_at)} ago"),
+        ("used", f"{run.steps} steps, {formatting.number(run.tokens)} tokens {formatting.cost(run.cost_usd)}".strip()),
+        ("size", formatting.size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
-        ("strikes", f"{run.strikes}, not before {clock(run.not_before)}" if run.strikes else ""),
+        ("strikes", f"{run.strikes}, not before {format_time(run.not_before)}" if run.strikes else ""),
         ("cancel", "asked for" if run.cancel_requested else ""),
     ]
     for name, value in rows:
         if value:
-            paper.line(f"{name:<8} {value}", "bold" if name in ("run", "state") else "")
-    paper.line()
+            output.print_line(f"{name:<8} {value}", "bold" if name in ("run", "state") else "")
+    output.print_line()
 
 
-def _rest(paper: Paper, transcript: Transcript, children: list[Listed]) -> None:
+def _print_open_calls_and_children(output: Output, transcript: Transcript, children: list[RunSummary]) -> None:
     if transcript.unanswered:
-        paper.line()
+        output.print_line()
         for call in transcript.unanswered:
-            paper.line(f"{call.state}: {call_text(call)}", "bold yellow" if call.state == "in doubt" else "")
+            output.print_line(f"{call.state}: {format_call(call)}", "bold yellow" if call.state == "in doubt" else "")
     if children:
-        paper.line()
-        rows = [[child.run_id, child.status, child.agent, amounts.number(child.steps)] for child in children]
-        paper.table(["CHILD", "STATE", "AGENT", "STEPS"], rows, right=("STEPS",))
+        output.print_line()
+        rows = [[child.run_id, child.status, child.agent, formatting.number(child.steps)] for child in children]
+        output.print_table(["CHILD", "STATE", "AGENT", "STEPS"], rows, right=("STEPS",))

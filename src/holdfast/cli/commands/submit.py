@@ -9,18 +9,17 @@ import typer
 
 from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.journal import EntryKind
-from holdfast.checkpoint.lifecycle import Status
+from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.ending import Ending, print_ending
-from holdfast.cli.listing import listed
-from holdfast.cli.options import JsonOption, LabelOption, StoreOption
+from holdfast.cli.listing import summarize_run
+from holdfast.cli.options import JsonOption, LabelOption, StoreOption, parse_labels, read_prompt
 from holdfast.cli.output import print_json
-from holdfast.cli.stores import operating, record_of
-from holdfast.cli.words import labels_of, prompt_of
-from holdfast.run.info import RunInfo, new_run_id
+from holdfast.cli.runner import CommandResult, print_result
+from holdfast.cli.stores import get_record, open_client
+from holdfast.core.info import RunInfo, new_run_id
 
 #: How long a waiter trusts that a sign will come before it looks by itself.
-_LOOK = timedelta(seconds=1)
+_POLL_INTERVAL = timedelta(seconds=1)
 
 
 def submit(
@@ -47,42 +46,42 @@ def submit(
         run_id=run_id or new_run_id(),
         agent_name=agent,
         caller_id=caller,
-        labels=labels_of(label),
-        inputs={"prompt": prompt_of(prompt)},
+        labels=parse_labels(label),
+        inputs={"prompt": read_prompt(prompt)},
     )
     ending = asyncio.run(_submit(store, info, wait=wait))
     if ending is not None:
-        sys.exit(print_ending(ending, as_json_text=as_json))
+        sys.exit(print_result(ending, as_json_text=as_json))
     if as_json:
         print_json({"run_id": info.run_id, "status": "queued"})
     else:
         print(info.run_id)
 
 
-async def _submit(store_url: str, info: RunInfo, *, wait: bool) -> Ending | None:
-    async with operating(store_url, create=True) as (operations, store):
+async def _submit(store_url: str, info: RunInfo, *, wait: bool) -> CommandResult | None:
+    async with open_client(store_url, create=True) as (operations, store):
         await operations.submit(info)
-        return await _end(store, info.run_id) if wait else None
+        return await _wait_for_result(store, info.run_id) if wait else None
 
 
-async def _end(store: CheckpointStore, run_id: str) -> Ending:
+async def _wait_for_result(store: CheckpointStore, run_id: str) -> CommandResult:
     """Wait for the end of the run. Its messages are not looked at, so no code is needed to read them."""
     while True:
-        record = await record_of(store, run_id)
-        if record.status is Status.PARKED:
-            return Ending(run_id=run_id, status="parked", reason=record.reason)
-        if record.over:
+        record = await get_record(store, run_id)
+        if record.status is RunStatus.PARKED:
+            return CommandResult(run_id=run_id, status="parked", reason=record.reason)
+        if record.is_terminal:
             break
-        await store.changed(_LOOK)
+        await store.wait_for_change(_POLL_INTERVAL)
     stored = await store.load(run_id)
     outcomes = [entry.body for entry in stored.entries if entry.kind is EntryKind.OUTCOME]
     outcome = decode(outcomes[-1], Outcome) if outcomes else Outcome(error=stored.record.reason)
-    ends = {Status.DONE: "done", Status.FAILED: "failed", Status.CANCELLED: "cancelled"}
-    return Ending(
+    ends = {RunStatus.DONE: "done", RunStatus.FAILED: "failed", RunStatus.CANCELLED: "cancelled"}
+    return CommandResult(
         run_id=run_id,
         status=ends[stored.record.status],  # type: ignore[arg-type]
         output=outcome.output,
-        steps=listed(stored.record).steps,
+        steps=summarize_run(stored.record).steps,
         usage=outcome.usage,
         reason=outcome.error or "",
     )

@@ -11,15 +11,14 @@ from holdfast.checkpoint.errors import RunNotFound, StoreUnavailable
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.listing import shown_state
+from holdfast.cli.listing import display_status
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
-from holdfast.cli.output import Paper, print_json_line, talk
-from holdfast.cli.stores import opened
-from holdfast.cli.telling import Teller
-from holdfast.cli.transcript import Item, Transcript
+from holdfast.cli.output import Output, print_diagnostic, print_json_line
+from holdfast.cli.stores import open_store
+from holdfast.cli.transcript import Transcript, TranscriptItem, TranscriptPrinter
 
 #: A store gives no sign when a run is written to, so it is asked.
-_LOOK = 0.2
+_POLL_INTERVAL = 0.2
 
 
 def tail(
@@ -37,37 +36,37 @@ def tail(
     as a line of JSON.
     """
     try:
-        asyncio.run(_follow(store, run, _Printed(lines, full=full, as_json=as_json)))
+        asyncio.run(_follow(store, run, _TailPrinter(lines, full=full, as_json=as_json)))
     except KeyboardInterrupt:
-        talk(f"run {run} goes on without being followed")
+        print_diagnostic(f"run {run} goes on without being followed")
 
 
-class _Printed:
+class _TailPrinter:
     """What was printed so far, so that nothing is printed twice, not even after a journal was written anew."""
 
     def __init__(self, lines: int, *, full: bool, as_json: bool) -> None:
         self._lines, self._as_json = lines, as_json
-        self._transcript, self._teller = Transcript(), Teller(Paper(), full=full)
+        self._transcript, self._printer = Transcript(), TranscriptPrinter(Output(), full=full)
         self._seen: set[bytes] = set()
         self.seq = -1
-        self._state = ""
+        self._status = ""
 
-    def take(self, stored: StoredRun) -> None:
+    def print_new(self, stored: StoredRun) -> None:
         """Print what the store has beyond what was printed."""
         if stored.record.next_seq <= self.seq:
             self.seq = -1  # it was removed, and another run has its id: the next look shows it
             return
         rewritten = self.seq >= 0 and any(entry.kind is EntryKind.BEGIN for entry in stored.entries)
         if rewritten:
-            talk("the conversation was rewritten: only what is new in it is shown")
-        new = [entry for entry in stored.entries if self._unseen(entry) or not rewritten]
+            print_diagnostic("the conversation was rewritten: only what is new in it is shown")
+        new = [entry for entry in stored.entries if self._is_new(entry) or not rewritten]
         items = self._transcript.read(new)
         for item in items[-self._lines :] if self.seq < 0 else items:
-            self._print(item)
+            self._print_item(item)
         if stored.entries:
             self.seq = stored.entries[-1].seq
 
-    def _unseen(self, entry: Entry) -> bool:
+    def _is_new(self, entry: Entry) -> bool:
         """Whether this was not told before. A result that was recorded is the same when it comes as a message."""
         result = entry.kind is EntryKind.RESULT
         body = bytes(decode(entry.body, RecordedResult).message) if result else entry.body
@@ -76,42 +75,42 @@ class _Printed:
         self._seen.add(digest)
         return len(self._seen) > before
 
-    def _print(self, item: Item) -> None:
+    def _print_item(self, item: TranscriptItem) -> None:
         if self._as_json:
             print_json_line(item)
         else:
-            self._teller.tell(item)
+            self._printer.print_item(item)
 
-    def state(self, record: RunRecord) -> None:
+    def print_status_change(self, record: RunRecord) -> None:
         """Tell how the run stands whenever that changes."""
-        state = shown_state(record)
-        if state != self._state:
-            self._state = state
-            talk(f"run {record.run_id} is {state}" + (f": {record.reason}" if record.reason else ""))
+        state = display_status(record)
+        if state != self._status:
+            self._status = state
+            print_diagnostic(f"run {record.run_id} is {state}" + (f": {record.reason}" if record.reason else ""))
 
 
-async def _follow(store_url: str, run_id: str, printed: _Printed) -> None:
-    async with opened(store_url) as store:
+async def _follow(store_url: str, run_id: str, printer: _TailPrinter) -> None:
+    async with open_store(store_url) as store:
         while True:
-            if await _over(store, run_id, printed):
+            if await _poll(store, run_id, printer):
                 return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
 
 
-async def _over(store: CheckpointStore, run_id: str, printed: _Printed) -> bool:
+async def _poll(store: CheckpointStore, run_id: str, printer: _TailPrinter) -> bool:
     """Print what is new; whether the run is over. A store that does not answer for a while is asked again."""
-    known = printed.seq >= 0
+    known = printer.seq >= 0
     try:
-        stored = await store.load(run_id, after=printed.seq)
+        stored = await store.load(run_id, after=printer.seq)
     except RunNotFound:
         if not known:
             raise
-        talk(f"run {run_id} is over and was removed")
+        print_diagnostic(f"run {run_id} is over and was removed")
         return True
     except StoreUnavailable:
         if not known:
             raise
         return False
-    printed.take(stored)
-    printed.state(stored.record)
-    return stored.record.over
+    printer.print_new(stored)
+    printer.print_status_change(stored.record)
+    return stored.record.is_terminal

@@ -6,22 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.checkpoint.errors import UndecodableRecord
-from holdfast.cli.code import agents_of
+from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.cli.errors import CommandError
-from holdfast.cli.options import AppOption, JsonOption, RunArgument, StoreOption
+from holdfast.cli.loading import load_agents
+from holdfast.cli.options import AppOption, JsonOption, RunArgument, StoreOption, parse_resolutions
 from holdfast.cli.output import print_json
-from holdfast.cli.stores import operating
-from holdfast.cli.words import answers_of
-from holdfast.run.agent import AgentSource
+from holdfast.cli.stores import open_client
+from holdfast.core.agent import AgentSource
 
 
 def unpark(
     run: RunArgument,
-    answer: Annotated[
+    resolve: Annotated[
         list[str] | None,
         typer.Option(
-            "--answer",
+            "--resolve",
             metavar="CALL=RESULT",
             help="What became of a call in doubt, as JSON or text; may be repeated. `show` lists the calls.",
         ),
@@ -35,16 +34,16 @@ def unpark(
     Recovery and workers take it from now on. Of calls in doubt that get no answer the model is told that their outcome
     is unknown.
     """
-    asyncio.run(_unpark(store, agents_of(app), run, answers_of(answer)))
+    asyncio.run(_unpark(store, load_agents(app), run, parse_resolutions(resolve)))
     if as_json:
         print_json({"run_id": run, "status": "interrupted"})
     else:
         print(f"run {run} waits for recovery or a worker")
 
 
-async def _unpark(store_url: str, agents: Mapping[str, AgentSource], run_id: str, answers: dict[str, Any]) -> None:
-    async with operating(store_url, agents) as (operations, _):
+async def _unpark(store_url: str, agents: Mapping[str, AgentSource], run_id: str, resolutions: dict[str, Any]) -> None:
+    async with open_client(store_url, agents) as (operations, _):
         try:
-            await operations.unpark(run_id, answers)
-        except UndecodableRecord as exc:
+            await operations.unpark(run_id, resolutions)
+        except RecordDecodeError as exc:
             raise CommandError(f"{exc}. If its agent is not of the native loop, name it with --app") from exc

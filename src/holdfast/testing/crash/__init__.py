@@ -1,7 +1,7 @@
 """Crash tests for agents: kill them everywhere, and see whether they go on."""
 
-from holdfast.testing.crash.everywhere import crash_everywhere
-from holdfast.testing.crash.life import TRIAL_FOLDER
-from holdfast.testing.crash.report import CrashReport, CrashTestFailed, Trial
+from holdfast.testing.crash.attempt import TRIAL_FOLDER
+from holdfast.testing.crash.checks import CrashReport, CrashTestFailed, Trial
+from holdfast.testing.crash.trials import crash_everywhere
 
 __all__ = ["TRIAL_FOLDER", "CrashReport", "CrashTestFailed", "Trial", "crash_everywhere"]

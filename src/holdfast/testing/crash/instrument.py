@@ -1,4 +1,7 @@
-"""Agents whose every tool call has crash points in it, and whose model and tools leave notes."""
+"""Agents whose every tool call has crash points in it, and whose model and tools leave notes.
+
+Ports of a tested App: what they are told is noted, and told to the user's own port if there is one.
+"""
 
 import copy
 import functools
@@ -6,23 +9,38 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 
-from holdfast.run.agent import Agent, AgentSource, Model, Phase
-from holdfast.run.call import _CURRENT, CallContext, current_call
-from holdfast.run.effects import DID_NOT_HAPPEN, Happened, Reconcile, Verdict
-from holdfast.run.info import RunInfo
-from holdfast.run.loop import Loop
-from holdfast.run.message import NATIVE_CODEC, Message, Reply
-from holdfast.run.tool import Tool, ToolSchema
-from holdfast.testing.crash.foreign import ForeignLoops
-from holdfast.testing.crash.notes import Asked, Began, Notebook, Reconciled, Replied, Returned, Started
-from holdfast.testing.crash.trap import Trap
+from holdfast.core.agent import Agent, AgentSource, Model, Phase
+from holdfast.core.effects import NOT_EXECUTED, Completed, Reconcile, Reconciliation
+from holdfast.core.execution.loop import Loop
+from holdfast.core.info import RunInfo
+from holdfast.core.message import NATIVE_CODEC, Message, Reply, Usage
+from holdfast.core.ports import Audit, Budget, Recorder, RunEvent, RunListener, ToolProvider
+from holdfast.core.state import RunState
+from holdfast.core.tool import Tool, ToolSchema
+from holdfast.core.tool_context import _CURRENT_CALL, ToolContext, current_call
+from holdfast.testing.crash.events import (
+    EventLog,
+    ModelReplyEvent,
+    ModelRequestEvent,
+    OtherLoopReplyEvent,
+    OtherLoops,
+    OutputEvent,
+    ReconciledEvent,
+    RunStartedEvent,
+    ToolEffectEvent,
+    ToolReturnedEvent,
+    ToolStartedEvent,
+    UsageEvent,
+)
+from holdfast.testing.crash.injection import CrashInjector
 
 
-def conversation_key(run_id: str, messages: Sequence[bytes]) -> str:
+def hash_conversation(run_id: str, messages: Sequence[bytes]) -> str:
     """Stands for a model call: the run, and the conversation that the model is shown."""
     digest = hashlib.sha256(run_id.encode())
     for message in messages:
@@ -30,154 +48,263 @@ def conversation_key(run_id: str, messages: Sequence[bytes]) -> str:
     return digest.hexdigest()[:32]
 
 
-class Instruments:
+class Instrumentation:
     """Wraps agents, their models and their tools. What they do stays the same."""
 
-    def __init__(self, trap: Trap, notebook: Notebook, foreign: ForeignLoops) -> None:
-        self._trap, self._notebook, self._foreign = trap, notebook, foreign
+    def __init__(self, injector: CrashInjector, event_log: EventLog, other_loops: OtherLoops) -> None:
+        self._injector, self._event_log, self._other_loops = injector, event_log, other_loops
 
-    def source(self, inner: AgentSource, started_by: CallContext | None = None) -> AgentSource:
+    def wrap_source(self, inner: AgentSource, parent_call: ToolContext | None = None) -> AgentSource:
         """The agent as a source that instruments it, for whoever starts it."""
-        self._foreign.learn(inner)
-        return _Source(inner, self, self._notebook, started_by)
+        self._other_loops.register(inner)
+        return _InstrumentedSource(inner, self, self._event_log, parent_call)
 
-    def agent(self, agent: Agent, run_id: str) -> Agent:
+    def wrap_agent(self, agent: Agent, run_id: str) -> Agent:
         """The agent, for one run."""
         if agent.loop is not None:
             return agent  # its model and its tools are its loop's own: ports tell what they do
         return replace(
             agent,
-            model=self._model(agent.model, run_id, 0),
-            tools=[self.tool(each) for each in agent.tools],
-            phases=[self._phase(each, agent, run_id, number) for number, each in enumerate(agent.phases)],
+            model=self._wrap_model(agent.model, run_id, 0),
+            tools=[self.wrap_tool(each) for each in agent.tools],
+            phases=[self._wrap_phase(each, agent, run_id, number) for number, each in enumerate(agent.phases)],
         )
 
-    def _phase(self, phase: Phase, agent: Agent, run_id: str, number: int) -> Phase:
-        wrapped = replace(phase, model=self._model(phase.model or agent.model, run_id, number))
+    def _wrap_phase(self, phase: Phase, agent: Agent, run_id: str, number: int) -> Phase:
+        wrapped = replace(phase, model=self._wrap_model(phase.model or agent.model, run_id, number))
         if phase.tools is None:
             return wrapped
-        return replace(wrapped, tools=[each if isinstance(each, str) else self.tool(each) for each in phase.tools])
+        return replace(wrapped, tools=[each if isinstance(each, str) else self.wrap_tool(each) for each in phase.tools])
 
-    def _model(self, model: Model | None, run_id: str, phase: int) -> Model | None:
-        return None if model is None else _NotedModel(model, run_id, phase, self._notebook)
+    def _wrap_model(self, model: Model | None, run_id: str, phase: int) -> Model | None:
+        return None if model is None else _RecordingModel(model, run_id, phase, self._event_log)
 
-    def tool(self, given: Tool | Callable[..., Any]) -> Tool:
+    def wrap_tool(self, given: Tool | Callable[..., Any]) -> Tool:
         tool = given if isinstance(given, Tool) else Tool(given)
         wrapped = copy.copy(tool)
-        wrapped.function = self._function(tool)
-        wrapped.reconcile = self._reconcile(tool.reconcile)
+        wrapped.function = self._wrap_function(tool)
+        wrapped.reconcile = self._wrap_reconcile(tool.reconcile)
         return wrapped
 
-    def _function(self, tool: Tool) -> Callable[..., Any]:
+    def _wrap_function(self, tool: Tool) -> Callable[..., Any]:
         @functools.wraps(tool.function)
         async def noted(**arguments: Any) -> Any:
-            with self._call(tool):
+            with self._record_call(tool):
                 return await tool.function(**arguments)
 
         @functools.wraps(tool.function)
         def noted_in_thread(**arguments: Any) -> Any:
-            with self._call(tool):
+            with self._record_call(tool):
                 return tool.function(**arguments)
 
         return noted_in_thread if tool.in_thread else noted
 
     @contextmanager
-    def _call(self, tool: Tool) -> Iterator[None]:
+    def _record_call(self, tool: Tool) -> Iterator[None]:
         context = current_call()
-        self.start(context.run_id, context.step, context.call_id, tool.name, tool.effect.value)
-        token = _CURRENT.set(msgspec.structs.replace(context, start_child=self._start_child(context)))
+        self.record_tool_start(context.run_id, context.step, context.call_id, tool.name, tool.effect.value)
+        token = _CURRENT_CALL.set(msgspec.structs.replace(context, start_child=self._wrap_start_child(context)))
         try:
             yield
         except Exception:  # the tool's own: a crash may come before that is recorded, too
-            self.end(context.run_id, context.step, context.call_id, tool.name, returned=False)
+            self.record_tool_end(context.run_id, context.step, context.call_id, tool.name, returned=False)
             raise
         finally:
-            _CURRENT.reset(token)
-        self.end(context.run_id, context.step, context.call_id, tool.name, returned=True)
+            _CURRENT_CALL.reset(token)
+        self.record_tool_end(context.run_id, context.step, context.call_id, tool.name, returned=True)
 
-    def start(self, run_id: str, step: int, call_id: str, tool: str, effect: str) -> None:
+    def record_tool_start(self, run_id: str, step: int, call_id: str, tool: str, effect: str) -> None:
         """The body of a tool begins: note it, and perhaps crash."""
-        self._notebook.write(Started(run_id=run_id, step=step, call_id=call_id, tool=tool, effect=effect))
-        self._trap.reach(f"at the start of {tool} {call_id} in step {step} of {run_id}")
+        self._event_log.write(ToolStartedEvent(run_id=run_id, step=step, call_id=call_id, tool=tool, effect=effect))
+        self._injector.reach(f"at the start of {tool} {call_id} in step {step} of {run_id}")
 
-    def end(self, run_id: str, step: int, call_id: str, tool: str, *, returned: bool) -> None:
+    def record_tool_end(self, run_id: str, step: int, call_id: str, tool: str, *, returned: bool) -> None:
         """The body of a tool has ended: note it, and perhaps crash before that is recorded."""
         if returned:
-            self._notebook.write(Returned(run_id=run_id, step=step, call_id=call_id))
-        self._trap.reach(f"at the end of {tool} {call_id} in step {step} of {run_id}")
+            self._event_log.write(ToolReturnedEvent(run_id=run_id, step=step, call_id=call_id))
+        self._injector.reach(f"at the end of {tool} {call_id} in step {step} of {run_id}")
 
-    def _start_child(self, context: CallContext) -> Callable[[Any, str, str | None], Awaitable[Any]] | None:
+    def _wrap_start_child(self, context: ToolContext) -> Callable[[Any, str, str | None], Awaitable[Any]] | None:
         start = context.start_child
         if start is None:
             return None
 
         async def started(agent: AgentSource, prompt: str, key: str | None) -> Any:
-            return await start(self.source(agent, context), prompt, key)
+            return await start(self.wrap_source(agent, context), prompt, key)
 
         return started
 
-    def _reconcile(self, reconcile: Reconcile | None) -> Reconcile | None:
+    def _wrap_reconcile(self, reconcile: Reconcile | None) -> Reconcile | None:
         if reconcile is None:
             return None
 
-        async def noted(context: CallContext) -> Happened | Verdict:
+        async def noted(context: ToolContext) -> Completed | Reconciliation:
             point = f"the reconciling of {context.tool} {context.call_id} in step {context.step} of {context.run_id}"
-            self._trap.reach(f"before {point}")
+            self._injector.reach(f"before {point}")
             verdict = await reconcile(context)
-            note = Reconciled(
+            note = ReconciledEvent(
                 run_id=context.run_id,
                 step=context.step,
                 call_id=context.call_id,
-                happened=isinstance(verdict, Happened),
-                did_not_happen=verdict is DID_NOT_HAPPEN,
+                completed=isinstance(verdict, Completed),
+                not_executed=verdict is NOT_EXECUTED,
             )
-            self._notebook.write(note)
-            self._trap.reach(f"after {point}")
+            self._event_log.write(note)
+            self._injector.reach(f"after {point}")
             return verdict
 
         return noted
 
 
-class _NotedModel:
+class _RecordingModel:
     """A model that notes what it is shown, each message once, and what it says."""
 
-    def __init__(self, model: Model, run_id: str, phase: int, notebook: Notebook) -> None:
-        self._model, self._run_id, self._phase, self._notebook = model, run_id, phase, notebook
-        self._shown: list[bytes] = []
+    def __init__(self, model: Model, run_id: str, phase: int, event_log: EventLog) -> None:
+        self._model, self._run_id, self._phase, self._event_log = model, run_id, phase, event_log
+        self._last_messages: list[bytes] = []
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         bodies = [NATIVE_CODEC.encode(message) for message in messages]
-        start = len(self._shown) if bodies[: len(self._shown)] == self._shown else 0
-        self._shown = bodies
-        key = conversation_key(self._run_id, bodies)
-        self._notebook.write(
-            Asked(run_id=self._run_id, key=key, phase=self._phase, start=start, messages=bodies[start:])
+        start = len(self._last_messages) if bodies[: len(self._last_messages)] == self._last_messages else 0
+        self._last_messages = bodies
+        key = hash_conversation(self._run_id, bodies)
+        self._event_log.write(
+            ModelRequestEvent(run_id=self._run_id, key=key, phase=self._phase, start=start, messages=bodies[start:])
         )
         reply = await self._model(messages, tools)
-        self._notebook.write(Replied(run_id=self._run_id, phase=self._phase, message=NATIVE_CODEC.encode(reply)))
+        self._event_log.write(
+            ModelReplyEvent(run_id=self._run_id, phase=self._phase, message=NATIVE_CODEC.encode(reply))
+        )
         return reply
 
 
-class _Source:
+class _InstrumentedSource:
     """An agent that is instrumented when it is built."""
 
     def __init__(
-        self, inner: AgentSource, instruments: Instruments, notebook: Notebook, started_by: CallContext | None
+        self, inner: AgentSource, instrumentation: Instrumentation, event_log: EventLog, parent_call: ToolContext | None
     ) -> None:
-        self._inner, self._instruments, self._notebook = inner, instruments, notebook
-        self._started_by = started_by
+        self._inner, self._instrumentation, self._event_log = inner, instrumentation, event_log
+        self._parent_call = parent_call
         self.name = inner.name
         self.agent_id: str = getattr(inner, "agent_id", "")
         self.model_tier: str = getattr(inner, "model_tier", "")
         self.loop: Loop | None = getattr(inner, "loop", None)
 
     async def build(self, info: RunInfo) -> Agent:
-        above = self._started_by
-        self._notebook.write(
-            Began(
+        above = self._parent_call
+        self._event_log.write(
+            RunStartedEvent(
                 run_id=info.run_id,
                 parent_run_id=above.run_id if above else None,
                 call_id=above.call_id if above else None,
             )
         )
-        return self._instruments.agent(await self._inner.build(info), info.run_id)
+        return self._instrumentation.wrap_agent(await self._inner.build(info), info.run_id)
+
+
+class RecordingListener:
+    """Notes the output of the tested run; and where another loop calls tools, that is where a process may crash."""
+
+    def __init__(
+        self,
+        run_id: str,
+        loop: Loop,
+        event_log: EventLog,
+        instrumentation: Instrumentation,
+        other_loops: OtherLoops,
+        inner: RunListener | None,
+    ) -> None:
+        self._run_id, self._loop, self._event_log, self._inner = run_id, loop, event_log, inner
+        self._instrumentation, self._other_loops = instrumentation, other_loops
+
+    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+        if self._inner is not None:
+            await self._inner.on_event(info, event)
+        if info.agent_name not in self._other_loops:
+            return
+        run_id, step, call_id, tool = info.run_id, event.step, event.call_id, event.name
+        if event.kind == "tool_start":
+            self._instrumentation.record_tool_start(run_id, step, call_id, tool, "")
+        elif event.kind == "tool_end":
+            self._instrumentation.record_tool_end(run_id, step, call_id, tool, returned=not event.error)
+        elif event.kind == "reply":
+            self._event_log.write(OtherLoopReplyEvent(run_id=run_id, step=step))
+
+    async def on_output(self, info: RunInfo, output: Any) -> None:
+        if info.run_id == self._run_id:
+            self._event_log.write(OutputEvent(output=self._loop.dump_output(output)))
+        if self._inner is not None:
+            await self._inner.on_output(info, output)
+
+    async def on_error(self, info: RunInfo, error: BaseException) -> None:
+        if self._inner is not None:
+            await self._inner.on_error(info, error)
+
+
+class RecordingAudit:
+    """Notes the effects of tools that another loop has called."""
+
+    def __init__(self, event_log: EventLog, other_loops: OtherLoops, inner: Audit | None) -> None:
+        self._event_log, self._other_loops, self._inner = event_log, other_loops, inner
+
+    def begin(self, info: RunInfo, state: RunState) -> Recorder:
+        inner = self._inner.begin(info, state) if self._inner is not None else None
+        return RecordingRecorder(self._event_log if info.agent_name in self._other_loops else None, inner)
+
+
+class RecordingRecorder:
+    """The audit of one run."""
+
+    def __init__(self, event_log: EventLog | None, inner: Recorder | None) -> None:
+        self._event_log, self._inner = event_log, inner
+
+    def start(self, *, resumed: bool) -> None:
+        if self._inner is not None:
+            self._inner.start(resumed=resumed)
+
+    def step(self, step: int, usage: Usage) -> None:
+        if self._inner is not None:
+            self._inner.step(step, usage)
+
+    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
+        if self._event_log is not None:
+            self._event_log.write(ToolEffectEvent(run_id=call.run_id, call_id=call.call_id, effect=effect))
+        if self._inner is not None:
+            self._inner.tool(call, effect=effect, error=error, took=took)
+
+    def event(self, name: str, detail: str) -> None:
+        if self._inner is not None:
+            self._inner.event(name, detail)
+
+    def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
+        if self._inner is not None:
+            self._inner.close(status, usage, error)
+
+
+class RecordingBudget:
+    """Notes what runs have used."""
+
+    def __init__(self, event_log: EventLog, inner: Budget | None) -> None:
+        self._event_log, self._inner = event_log, inner
+
+    async def check(self, info: RunInfo, state: RunState) -> None:
+        if self._inner is not None:
+            await self._inner.check(info, state)
+
+    async def commit(self, info: RunInfo, state: RunState) -> None:
+        self._event_log.write(
+            UsageEvent(run_id=info.run_id, steps=state.steps, own=state.own_usage, children=state.child_usage)
+        )
+        if self._inner is not None:
+            await self._inner.commit(info, state)
+
+
+class InstrumentedToolProvider:
+    """Gives instrumented tools."""
+
+    def __init__(self, inner: ToolProvider, instrumentation: Instrumentation) -> None:
+        self._inner, self._instrumentation = inner, instrumentation
+
+    async def tools(self, info: RunInfo) -> Sequence[Tool]:
+        return [self._instrumentation.wrap_tool(each) for each in await self._inner.tools(info)]

@@ -22,50 +22,50 @@ for _part in (
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
 # ruff: noqa: E402
-from holdfast.testing.store_suite.claims import ClaimClauses, FenceClauses, WorkerClauses
-from holdfast.testing.store_suite.crash import CrashClauses
-from holdfast.testing.store_suite.endings import PurgeClauses, RemoveClauses, SettleClauses
-from holdfast.testing.store_suite.finding import ClaimNextClauses, ListingClauses
-from holdfast.testing.store_suite.journal import AppendClauses, CreateClauses, LoadClauses, RewriteClauses
-from holdfast.testing.store_suite.life import IsolationClauses, NameClauses, OpenClauses
-from holdfast.testing.store_suite.processes import DeathClauses, RaceClauses
-from holdfast.testing.store_suite.reopening import DamageClauses, ReopeningClauses, SharingClauses
-from holdfast.testing.store_suite.sequences import CrashingSequenceClauses, SequenceClauses
-from holdfast.testing.store_suite.signals import CancelClauses, ChangeClauses
+from holdfast.testing.store_suite.claims import ClaimTests, FencingTests, WorkerTests
+from holdfast.testing.store_suite.durability import DamageTests, ReopenTests, SharedStoreTests
+from holdfast.testing.store_suite.journal import AppendTests, CreateTests, LoadTests, RewriteTests
+from holdfast.testing.store_suite.kills import KillTests
+from holdfast.testing.store_suite.lifecycle import IsolationTests, OpenCloseTests, RunIdTests
+from holdfast.testing.store_suite.listing import ClaimNextTests, ListingTests
+from holdfast.testing.store_suite.notifications import CancelTests, ChangeNotificationTests
+from holdfast.testing.store_suite.processes import RaceTests, WorkerDeathTests
+from holdfast.testing.store_suite.release import PurgeTests, ReleaseTests, RemoveTests
+from holdfast.testing.store_suite.sequences import CrashingSequenceTests, SequenceTests
 
 __all__ = ["DurableStoreSuite", "StoreSuite"]
 
 
 class StoreSuite(
-    CreateClauses,
-    AppendClauses,
-    RewriteClauses,
-    LoadClauses,
-    ClaimClauses,
-    FenceClauses,
-    WorkerClauses,
-    SettleClauses,
-    RemoveClauses,
-    PurgeClauses,
-    ListingClauses,
-    ClaimNextClauses,
-    CancelClauses,
-    ChangeClauses,
-    OpenClauses,
-    IsolationClauses,
-    NameClauses,
-    SequenceClauses,
+    CreateTests,
+    AppendTests,
+    RewriteTests,
+    LoadTests,
+    ClaimTests,
+    FencingTests,
+    WorkerTests,
+    ReleaseTests,
+    RemoveTests,
+    PurgeTests,
+    ListingTests,
+    ClaimNextTests,
+    CancelTests,
+    ChangeNotificationTests,
+    OpenCloseTests,
+    IsolationTests,
+    RunIdTests,
+    SequenceTests,
 ):
     """What every store promises, within one process."""
 
 
 class DurableStoreSuite(
-    ReopeningClauses,
-    SharingClauses,
-    DamageClauses,
-    RaceClauses,
-    DeathClauses,
-    CrashClauses,
-    CrashingSequenceClauses,
+    ReopenTests,
+    SharedStoreTests,
+    DamageTests,
+    RaceTests,
+    WorkerDeathTests,
+    KillTests,
+    CrashingSequenceTests,
 ):
     """What a durable store promises beyond that: over reopening, between processes, and when one of them is killed."""

@@ -13,9 +13,8 @@ from holdfast.checkpoint.errors import (
     RunNotClaimable,
     RunNotFound,
 )
-from holdfast.checkpoint.journal import Entry, Write
-from holdfast.checkpoint.lifecycle import OVER, Status
-from holdfast.checkpoint.record import Ending, NewRun, RunRecord
+from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunRecord, RunStatus
 
 
 @dataclass
@@ -27,15 +26,15 @@ class ModelRun:
     next_seq: int
     progress: bytes
     #: When its backoff ends, at the earliest and at the latest, on the monotonic clock.
-    ready: tuple[float, float]
-    status: Status = Status.QUEUED
+    ready_between: tuple[float, float]
+    status: RunStatus = RunStatus.QUEUED
     owner: str | None = None
     #: `None`: claimed by a call that never answered; the store says.
     token: int | None = 0
     strikes: int = 0
     reason: str = ""
     cancel_requested: bool = False
-    keep: timedelta | None = None
+    retention: timedelta | None = None
 
 
 @dataclass
@@ -47,8 +46,8 @@ class Model:
     #: The largest token ever seen.
     token: int = 0
 
-    def driven(self, run: ModelRun) -> bool:
-        return run.status is Status.RUNNING and run.owner in self.alive
+    def is_executing(self, run: ModelRun) -> bool:
+        return run.status is RunStatus.RUNNING and run.owner in self.alive
 
     def next_seq(self, run_id: str) -> int:
         return self.runs[run_id].next_seq if run_id in self.runs else 0
@@ -58,21 +57,21 @@ class Model:
 
     def is_valid(self, claim: Claim) -> bool:
         """It is the newest, and its worker lives and drives the run."""
-        return self._is_newest(claim) and self.driven(self.runs[claim.run_id])
+        return self._is_newest(claim) and self.is_executing(self.runs[claim.run_id])
 
-    def is_settled(self, claim: Claim) -> bool:
-        return self._is_newest(claim) and self.runs[claim.run_id].status is not Status.RUNNING
+    def is_released(self, claim: Claim) -> bool:
+        return self._is_newest(claim) and self.runs[claim.run_id].status is not RunStatus.RUNNING
 
     def is_abandoned(self, claim: Claim) -> bool:
         """It is the newest, and its worker is gone."""
-        return self._is_newest(claim) and not self.is_valid(claim) and not self.is_settled(claim)
+        return self._is_newest(claim) and not self.is_valid(claim) and not self.is_released(claim)
 
     def _is_newest(self, claim: Claim) -> bool:
         return claim.run_id in self.runs and self.runs[claim.run_id].token == claim.token
 
-    def interrupted(self, run: ModelRun) -> bool:
-        unfinished = run.status in (Status.QUEUED, Status.INTERRUPTED, Status.RUNNING)
-        return unfinished and not self.driven(run)
+    def is_interrupted(self, run: ModelRun) -> bool:
+        unfinished = run.status in (RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.RUNNING)
+        return unfinished and not self.is_executing(run)
 
     def create(self, began: float, run: NewRun, worker_id: str | None) -> None:
         if run.run_id in self.runs:
@@ -82,44 +81,49 @@ class Model:
             entries=list(run.entries),
             next_seq=len(run.entries),
             progress=run.progress,
-            ready=(began, time.monotonic()),
+            ready_between=(began, time.monotonic()),
         )
         if worker_id is not None:
-            self.take(began, run.run_id, worker_id)
+            self.assign(began, run.run_id, worker_id)
 
-    def take(self, began: float, run_id: str, worker_id: str) -> None:
+    def assign(self, began: float, run_id: str, worker_id: str) -> None:
         """The run is the worker's, under a token that the model does not know yet."""
         run = self.runs[run_id]
-        run.status, run.owner, run.token = Status.RUNNING, worker_id, None
+        run.status, run.owner, run.token = RunStatus.RUNNING, worker_id, None
         run.strikes += 1
         wait = backoff(run.strikes).total_seconds()
-        run.ready = (began + wait, time.monotonic() + wait)
+        run.ready_between = (began + wait, time.monotonic() + wait)
 
-    def held(self, claim: Claim) -> ModelRun:
+    def find_claimed(self, claim: Claim) -> ModelRun:
         run = self.runs.get(claim.run_id)
-        if run is None or run.token != claim.token or run.status is not Status.RUNNING:
+        if run is None or run.token != claim.token or run.status is not RunStatus.RUNNING:
             raise ClaimLost(claim.run_id, claim.token, None)
         return run
 
-    def append(self, claim: Claim, write: Write) -> None:
-        run = self.held(claim)
-        run.entries = [*([] if write.replace else run.entries), *write.entries]
+    def append(self, claim: Claim, write: Append) -> None:
+        run = self.find_claimed(claim)
+        run.entries = [*([] if write.rewrite else run.entries), *write.entries]
         run.next_seq += len(write.entries)
         run.progress = write.progress
-        if write.finished_step:
+        if write.step_finished:
             run.strikes = 0
             now = time.monotonic()
-            run.ready = (min(run.ready[0], now), min(run.ready[1], now))
+            run.ready_between = (min(run.ready_between[0], now), min(run.ready_between[1], now))
 
-    def settle(self, began: float, claim: Claim, ending: Ending) -> None:
-        run = self.held(claim)
-        run.entries = [*run.entries, *ending.entries]
-        run.next_seq += len(ending.entries)
-        run.progress = run.progress if ending.progress is None else ending.progress
-        run.status, run.reason, run.strikes, run.keep = ending.status, ending.reason, ending.strikes, ending.keep
-        wait = ending.delay.total_seconds()
-        run.ready = (began + wait, time.monotonic() + wait)
-        if ending.status in OVER:
+    def release(self, began: float, claim: Claim, release: Release) -> None:
+        run = self.find_claimed(claim)
+        run.entries = [*run.entries, *release.entries]
+        run.next_seq += len(release.entries)
+        run.progress = run.progress if release.progress is None else release.progress
+        run.status, run.reason, run.strikes, run.retention = (
+            release.status,
+            release.reason,
+            release.strikes,
+            release.retention,
+        )
+        wait = release.delay.total_seconds()
+        run.ready_between = (began + wait, time.monotonic() + wait)
+        if release.status in TERMINAL_STATUSES:
             run.cancel_requested = False
 
     def remove(self, run_id: str, claim: Claim | None) -> None:
@@ -127,7 +131,7 @@ class Model:
         if claim is not None and (run is None or run.token != claim.token):
             raise ClaimLost(run_id, claim.token, None)
         if run is not None:
-            if claim is None and self.driven(run):
+            if claim is None and self.is_executing(run):
                 raise RunBusy(run_id, run.owner or "")
             self.drop(run_id)
 
@@ -136,51 +140,61 @@ class Model:
         for child in [name for name, run in self.runs.items() if run.new.parent_run_id == run_id]:
             self.drop(child)
 
-    def claim(self, began: float, run_id: str, worker_id: str, statuses: Collection[Status], steal: bool) -> None:
+    def claim(self, began: float, run_id: str, worker_id: str, statuses: Collection[RunStatus], steal: bool) -> None:
         run = self.runs.get(run_id)
         if run is None:
             raise RunNotFound(run_id)
         if run.status not in statuses:
             raise RunNotClaimable(run_id, run.status)
-        if self.driven(run) and not steal:
+        if self.is_executing(run) and not steal:
             raise RunBusy(run_id, run.owner or "")
-        self.take(began, run_id, worker_id)
+        self.assign(began, run_id, worker_id)
 
-    def turns(self, agents: Collection[str], now: float) -> dict[str, int]:
+    def get_claim_order(self, agents: Collection[str], now: float) -> dict[str, int]:
         """The runs that `claim_next` may take, and in which turn of its caller each of them is."""
         turns: dict[str, int] = {}
         callers: dict[str, int] = {}
         for run_id, run in self.runs.items():
             parent = self.runs.get(run.new.parent_run_id or "")
-            left_to_parent = parent is not None and parent.status not in OVER
-            if self.interrupted(run) and run.new.agent_name in agents and not left_to_parent and run.ready[1] <= now:
+            left_to_parent = parent is not None and parent.status not in TERMINAL_STATUSES
+            if (
+                self.is_interrupted(run)
+                and run.new.agent_name in agents
+                and not left_to_parent
+                and run.ready_between[1] <= now
+            ):
                 turns[run_id] = callers[run.new.caller_id] = callers.get(run.new.caller_id, 0) + 1
         return turns
 
-    def cannot_tell(self, since: float, until: float) -> bool:
+    def is_backoff_ambiguous(self, since: float, until: float) -> bool:
         """Whether a backoff ended about then, so that the model cannot say what was to be taken."""
-        return any(since < run.ready[1] and run.ready[0] <= until for run in self.runs.values())
+        return any(since < run.ready_between[1] and run.ready_between[0] <= until for run in self.runs.values())
 
     def request_cancel(self, run_id: str) -> None:
         if run_id not in self.runs:
             raise RunNotFound(run_id)
-        self.runs[run_id].cancel_requested = self.runs[run_id].status not in OVER
+        self.runs[run_id].cancel_requested = self.runs[run_id].status not in TERMINAL_STATUSES
 
-    def cancels(self, worker_id: str) -> list[str]:
+    def pending_cancellations(self, worker_id: str) -> list[str]:
         return sorted(
             run_id
             for run_id, run in self.runs.items()
-            if run.cancel_requested and run.status is Status.RUNNING and run.owner == worker_id
+            if run.cancel_requested and run.status is RunStatus.RUNNING and run.owner == worker_id
         )
 
     def purge(self) -> None:
         for run_id, run in list(self.runs.items()):
             parent = self.runs.get(run.new.parent_run_id or "")
-            awaited = parent is not None and parent.status is not Status.DONE
-            if run.status in OVER and run.keep is not None and run.keep <= timedelta(0) and not awaited:
+            awaited = parent is not None and parent.status is not RunStatus.DONE
+            if (
+                run.status in TERMINAL_STATUSES
+                and run.retention is not None
+                and run.retention <= timedelta(0)
+                and not awaited
+            ):
                 self.drop(run_id)
 
-    def agree_with(self, records: Iterable[RunRecord]) -> None:
+    def assert_matches(self, records: Iterable[RunRecord]) -> None:
         """Compare with the records of the store, all of them, and learn the tokens that are not known yet."""
         listed = {record.run_id: record for record in records}
         assert list(listed) == list(self.runs), "the runs, oldest first"
@@ -190,12 +204,12 @@ class Model:
                 assert record.token > self.token, "tokens only grow"
                 run.token = record.token
             shown = (record.status, record.owner, record.owner_alive, record.token, record.strikes)
-            assert shown == (run.status, run.owner, self.driven(run), run.token, run.strikes)
+            assert shown == (run.status, run.owner, self.is_executing(run), run.token, run.strikes)
             about = (record.agent_name, record.caller_id, record.parent_run_id, record.meta)
             assert about == (run.new.agent_name, run.new.caller_id, run.new.parent_run_id, run.new.meta)
             size = sum(len(entry.body) for entry in run.entries)
             assert (record.progress, record.next_seq, record.size) == (run.progress, run.next_seq, size)
             assert record.cancel_requested == run.cancel_requested
-            if run.status is not Status.RUNNING:
-                assert (record.reason, record.expires_at is None) == (run.reason, run.keep is None)
+            if run.status is not RunStatus.RUNNING:
+                assert (record.reason, record.expires_at is None) == (run.reason, run.retention is None)
         self.token = max([self.token, *(record.token for record in listed.values())])

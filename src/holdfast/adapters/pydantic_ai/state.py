@@ -1,0 +1,121 @@
+"""What the adapter keeps with a run beside its messages: pydantic-ai's counters, and calls that wait for a person."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
+from pydantic_ai.tool_manager import ToolManager
+from pydantic_ai.usage import RunUsage
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from holdfast.core.errors import PayloadError
+from holdfast.core.json_value import to_json_value
+from holdfast.core.message import Usage
+from holdfast.core.state import RunState
+
+_ANNOTATION_KEY = "pydantic_ai"
+_USAGE_ADAPTER = TypeAdapter(RunUsage)
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """A call that waits for an answer."""
+
+    kind: Literal["approval", "external"]
+    #: Plain data: it has to be in the store while the call waits, or the answer would be taken for the call's result.
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def create(cls, kind: Literal["approval", "external"], metadata: dict[str, Any] | None) -> "Deferral":
+        """A call that was deferred with this metadata, models and dates in it lowered to JSON.
+
+        Raises:
+            PayloadError: it holds something that cannot be stored.
+        """
+        try:
+            return cls(kind, to_json_value(to_jsonable_python(metadata), "the metadata of a call that waits"))
+        except PydanticSerializationError as exc:
+            raise PayloadError(f"the metadata of a call that waits cannot be stored: {exc}") from exc
+
+    def to_exception(self) -> ApprovalRequired | CallDeferred:
+        """What the tool raised, or would raise, to say so."""
+        return (ApprovalRequired if self.kind == "approval" else CallDeferred)(self.metadata)
+
+
+class AdapterState:
+    """The notes of one run. Changes reach the run's state with `keep`, and the store with the next save."""
+
+    def __init__(self, state: RunState) -> None:
+        kept: dict[str, Any] = state.annotations.get(_ANNOTATION_KEY, {})
+        #: pydantic-ai's own count. It goes on counting in this very object.
+        self.usage: RunUsage = _USAGE_ADAPTER.validate_python(kept["usage"]) if "usage" in kept else RunUsage()
+        #: By call id.
+        self.deferred = {call: Deferral(**each) for call, each in kept.get("deferred", {}).items()}
+        #: Calls that had to wait, for an answer or for their turn, and were begun.
+        self.started: list[str] = list(kept.get("begun", ()))
+        #: Calls of the open reply for which there is no tool.
+        self.unknown_calls: list[str] = list(kept.get("unknown", ()))
+        self.output_retries: int = kept.get("output_retries", 0)
+        self.tool_retries: dict[str, int] = dict(kept.get("tool_retries", {}))
+        self._last_counts = _read_counts(self.usage)
+
+    def write_to(self, state: RunState) -> None:
+        """Put the notes into the run's state: as new data, because what was saved is compared with it."""
+        kept: dict[str, Any] = {"usage": {name: value for name, value in vars(self.usage).items() if value}}
+        if self.usage.cost is not None:
+            kept["usage"]["cost"] = str(self.usage.cost)
+        if self.deferred:
+            kept["deferred"] = {
+                call: {"kind": each.kind, "metadata": each.metadata} for call, each in self.deferred.items()
+            }
+        if self.started:
+            kept["begun"] = list(self.started)
+        if self.unknown_calls:
+            kept["unknown"] = list(self.unknown_calls)
+        if self.output_retries:
+            kept["output_retries"] = self.output_retries
+        if self.tool_retries:
+            kept["tool_retries"] = dict(self.tool_retries)
+        state.annotations[_ANNOTATION_KEY] = kept
+
+    def start_phase(self) -> None:
+        """Another phase begins: only what was used goes on counting."""
+        self.end_batch()
+        self.output_retries, self.tool_retries = 0, {}
+
+    def end_batch(self) -> None:
+        """The reply is answered: nothing waits any more."""
+        self.deferred, self.started, self.unknown_calls = {}, [], []
+
+    def record_retries(self, manager: ToolManager[Any], output_retries: int) -> None:
+        """How often a tool or the output may be tried again is counted by pydantic-ai, anew in each life."""
+        before = manager.ctx.retries if manager.ctx is not None else {}
+        self.tool_retries = {tool: count for tool, count in before.items() if tool not in manager.succeeded_tools}
+        for tool in manager.failed_tools:
+            self.tool_retries[tool] = before.get(tool, 0) + 1
+        self.output_retries = output_retries
+
+    def restore_tool_retries(self, manager: ToolManager[Any] | None) -> None:
+        """Once: from then on pydantic-ai carries them on by itself."""
+        if self.tool_retries and manager is not None and manager.ctx is not None and not manager.ctx.retries:
+            manager.ctx.retries.update(self.tool_retries)
+
+    def take_usage(self) -> Usage | None:
+        """What was used since the last count, if anything. Tool calls are counted where they are made."""
+        before, now = self._last_counts, _read_counts(self.usage)
+        if now == before:
+            return None
+        self._last_counts = now
+        return Usage(
+            input_tokens=now[0] - before[0],
+            output_tokens=now[1] - before[1],
+            reasoning_tokens=now[2] - before[2],
+            requests=now[3] - before[3],
+            cost_usd=float((now[4] or 0) - (before[4] or 0)),
+        )
+
+
+def _read_counts(usage: RunUsage) -> tuple[int, int, int, int, Decimal | None]:
+    return usage.input_tokens, usage.output_tokens, usage.output_reasoning_tokens, usage.requests, usage.cost

@@ -1,0 +1,139 @@
+"""A run's messages as holdfast keeps them: beside pydantic-ai's own list, which its history processors may rewrite."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    ToolReturnPart,
+    UserPromptPart,
+    repair_messages,
+)
+
+from holdfast.adapters.pydantic_ai.results import FINAL, has_mark, make_marked_request
+from holdfast.core.errors import DefinitionError, RepeatedToolCalls
+from holdfast.core.execution.native import RepeatCounter
+from holdfast.core.execution.steps import StepContext
+
+
+class Transcript:
+    """Appends to the run's history what is new in pydantic-ai's, part by part, before its processors see it."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._context, self._history = context, context.state.history
+        #: The parts since the last reply that are in the history, by identity; holding them keeps that theirs.
+        self._recorded_parts: dict[int, ModelRequestPart] = {}
+        self._repeats = RepeatCounter(
+            _get_call_signatures(message) for message in self._history if isinstance(message, ModelResponse)
+        )
+        self._answers_start = _find_answers_start(self._history)
+        answers: list[ModelRequest] = self._history[self._answers_start :]
+        #: An earlier life has answered the last reply, and the run's output is in it.
+        self.has_output = bool(answers) and has_mark(answers[-1], FINAL)
+        if not self.has_output:
+            self.mark_recorded(part for message in answers for part in message.parts)
+
+    @property
+    def has_started(self) -> bool:
+        return bool(self._history)
+
+    @property
+    def ends_with_reply(self) -> bool:
+        """The last reply is not answered, or it is the answer. One that its provider has not finished is not meant."""
+        reply = self._history[self._answers_start - 1] if self._answers_start else None
+        unanswered = self.has_output or self._answers_start == len(self._history)
+        return isinstance(reply, ModelResponse) and unanswered and reply.state != "suspended"
+
+    @property
+    def messages(self) -> list[ModelMessage]:
+        """What pydantic-ai goes on from: without the answers to a reply that holds the output, it gives them again."""
+        return self._history[: self._answers_start] if self.has_output else list(self._history)
+
+    def final_results(self) -> dict[str, ModelRequest]:
+        """The recorded results that stand beside the output, by call id."""
+        if not self.has_output:
+            return {}
+        answers = [message for message in self._history[self._answers_start :] if not has_mark(message, FINAL)]
+        return {part.tool_call_id: each for each in answers for part in each.parts if isinstance(part, ToolReturnPart)}
+
+    async def start(self, messages: Sequence[ModelMessage], request: ModelRequest) -> None:
+        """The first request, after what the run was given to begin with. Returns when it is durable."""
+        self.mark_recorded(get_open_parts([*messages, request]))
+        await self._context.start([*messages, request])
+
+    def add_request(self, parts: Sequence[ModelRequestPart]) -> bool:
+        """These are about to be sent to the model. Whether there was anything new among them."""
+        new = [part for part in parts if id(part) not in self._recorded_parts]
+        if new:
+            self._history.append(ModelRequest(parts=new))
+            self.mark_recorded(new)
+        return bool(new)
+
+    def add_reply(self, reply: ModelResponse) -> None:
+        """The model replied.
+
+        Raises:
+            RepeatedToolCalls: it asks for the same again and again.
+        """
+        self._history.append(reply)
+        self._recorded_parts.clear()
+        bound = self._context.profile.max_repeats
+        if self._repeats.count(_get_call_signatures(reply)) > bound:
+            raise RepeatedToolCalls(self._context.run_id, reply.tool_calls[0].tool_name, bound)
+
+    def add_results(self, messages: Sequence[ModelRequest], parts: Sequence[ModelRequestPart], *, final: bool) -> None:
+        """All calls of the last reply are answered, by `messages`; `parts` is what pydantic-ai makes of them."""
+        if self.has_output:
+            if final:
+                return  # it is in the history already
+            self._history.rewrite(self._history[: self._answers_start])  # the output is not accepted any more
+        self.has_output = False
+        self._history.extend(messages)
+        self.mark_recorded(parts)
+        if final and messages:
+            self._history.append(make_marked_request([], FINAL))
+
+    async def compact(self) -> tuple[list[ModelMessage], ModelRequest] | None:
+        """A shorter conversation to go on with, and the request that is about to be sent; `None`: it stays as it is.
+
+        Raises:
+            DefinitionError: it does not end with a request.
+        """
+        compact = self._context.profile.compact
+        shorter = await compact(repair_messages(list(self._history), repair_last_response=False)) if compact else None
+        if shorter is None:
+            return None
+        *before, request = shorter or [None]
+        if not isinstance(request, ModelRequest):
+            raise DefinitionError("compact has to return messages that end with the request that is about to be sent")
+        self._history.rewrite(shorter)
+        self.mark_recorded(get_open_parts(shorter))
+        return before, request
+
+    def mark_recorded(self, parts: Iterable[ModelRequestPart]) -> None:
+        """These are in the history."""
+        self._recorded_parts.update((id(part), part) for part in parts)
+
+
+def make_steering_parts(texts: Iterable[str]) -> list[ModelRequestPart]:
+    return [UserPromptPart(text) for text in texts]
+
+
+def get_open_parts(messages: Sequence[ModelMessage]) -> list[ModelRequestPart]:
+    """All that was said since the last reply."""
+    return [part for message in messages[_find_answers_start(messages) :] for part in message.parts]  # type: ignore[misc]
+
+
+def _find_answers_start(messages: Sequence[Any]) -> int:
+    """Where the answers to the last reply begin."""
+    for index in range(len(messages) - 1, -1, -1):
+        if isinstance(messages[index], ModelResponse):
+            return index + 1
+    return 0
+
+
+def _get_call_signatures(reply: ModelResponse) -> list[tuple[str, Any]]:
+    return [(call.tool_name, call.args) for call in reply.tool_calls]

@@ -1,5 +1,0 @@
-"""The SQLite store: the default one, for one host and many processes."""
-
-from holdfast.checkpoint.stores.sqlite.store import SqliteStore
-
-__all__ = ["SqliteStore"]

@@ -1,0 +1,132 @@
+"""What the demo's agent really did, in a file that the store knows nothing of.
+
+The demo's agent: reads invoices, three at a time, and pays them. Its model follows a script, so no key is needed.
+"""
+
+import asyncio
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.core.agent import Agent
+from holdfast.core.effects import NOT_EXECUTED, Completed, Effect, Reconciliation
+from holdfast.core.message import Reply, ToolCall, ToolResult, Usage
+from holdfast.core.tool import Tool
+from holdfast.core.tool_context import ToolContext, current_call
+
+#: `ask`: the model is asked. `start` and `end`: a tool's body. `found`: a call in doubt was looked up.
+Action = Literal["ask", "start", "end", "found"]
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was done."""
+
+    #: The process that did it, counted from 1.
+    attempt: int
+    action: Action
+    #: The tool call's id, or the number of the question.
+    what: str
+
+
+class Ledger:
+    """Written by one process at a time, line by line; what is written has happened, whoever is killed when."""
+
+    def __init__(self, path: Path, attempt: int = 0) -> None:
+        self._path, self._attempt = path, attempt
+
+    def write(self, action: Action, what: str) -> None:
+        line = msgspec.json.encode(LedgerEntry(attempt=self._attempt, action=action, what=what)) + b"\n"
+        # One call for the whole line: a kill comes before it or after it.
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> list[LedgerEntry]:
+        if not self._path.exists():
+            return []
+        return [msgspec.json.decode(line, type=LedgerEntry) for line in self._path.read_bytes().splitlines()]
+
+    def has(self, action: Action, what: str) -> bool:
+        return any(line.action == action and line.what == what for line in self.read())
+
+
+AGENT_NAME = "clerk"
+RUN_ID = "demo"
+PROMPT = "Pay the open invoices."
+
+ROUNDS, BATCH_SIZE = 6, 3
+#: A round is two steps, reading and paying; the answer is one more.
+STEPS = 2 * ROUNDS + 1
+
+
+def get_invoice_amount(number: int) -> int:
+    """What invoice `number` asks for."""
+    return 100 + zlib.crc32(b"invoice %d" % number) % 900
+
+
+def expected_answer() -> str:
+    """What the run has to say in the end, however often it was killed."""
+    count = ROUNDS * BATCH_SIZE
+    return f"{count} invoices are paid, {sum(map(get_invoice_amount, range(1, count + 1)))} in all."
+
+
+def build_agent(ledger: Ledger, pace: float) -> Agent:
+    """The agent. With a `pace` of 1 its tools take some tenths of a second, so that one can watch."""
+
+    async def work(name: str) -> None:
+        await asyncio.sleep(pace * (0.08 + zlib.crc32(name.encode()) % 160 / 1000))
+
+    async def read_invoice(number: int) -> int:
+        """What an invoice asks for. Changes nothing, so it may be done again."""
+        call_id = current_call().call_id
+        ledger.write("start", call_id)
+        await work(call_id)
+        ledger.write("end", call_id)
+        return get_invoice_amount(number)
+
+    async def pay(number: int, amount: int) -> int:
+        """Pay an invoice. The line in the ledger is the payment: it must not be there twice."""
+        call_id = current_call().call_id
+        ledger.write("start", call_id)
+        await work(call_id)
+        ledger.write("end", call_id)
+        return amount
+
+    async def was_paid(call: ToolContext) -> Completed | Reconciliation:
+        """Asked about a payment that was begun and whose result was never recorded."""
+        paid = ledger.has("start", call.call_id)
+        if paid:
+            ledger.write("found", call.call_id)
+        return Completed(call.arguments["amount"]) if paid else NOT_EXECUTED
+
+    async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        asked = sum(isinstance(message, Reply) for message in messages)
+        ledger.write("ask", str(asked))
+        await work(f"question {asked}")
+        return _make_reply(asked, [message for message in messages if isinstance(message, ToolResult)])
+
+    tools = [Tool(read_invoice, effect=Effect.PURE), Tool(pay, effect=Effect.ONCE, reconcile=was_paid)]
+    return Agent(name=AGENT_NAME, model=model, tools=tools)
+
+
+def _make_reply(asked: int, results: Sequence[ToolResult]) -> Reply:
+    usage = Usage(input_tokens=100 + 60 * asked, output_tokens=40)
+    if asked == STEPS - 1:
+        paid = [result.content for result in results if result.tool == "pay"]
+        return Reply(text=f"{len(paid)} invoices are paid, {sum(paid)} in all.", usage=usage)
+    numbers = [asked // 2 * BATCH_SIZE + place for place in range(1, BATCH_SIZE + 1)]
+    if asked % 2 == 0:
+        calls = [ToolCall(id=f"read-{number}", name="read_invoice", arguments={"number": number}) for number in numbers]
+        return Reply(text="Let me look at the next invoices.", tool_calls=calls, usage=usage)
+    amounts = {result.call_id: result.content for result in results}
+    calls = [
+        ToolCall(id=f"pay-{number}", name="pay", arguments={"number": number, "amount": amounts[f"read-{number}"]})
+        for number in numbers
+    ]
+    return Reply(text="They are fine, I pay them.", tool_calls=calls, usage=usage)

@@ -1,0 +1,1 @@
+"""Comparisons of models: recipes, criteria, reports and preferences."""

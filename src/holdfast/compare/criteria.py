@@ -1,0 +1,138 @@
+"""What a response has to achieve, and whether it does."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from holdfast.fanout.errors import PathRefused
+from holdfast.fanout.overlay import Overlay
+from holdfast.fanout.snapshot import ModelResponse
+from holdfast.fanout.workspace import Workspace
+
+#: Of what a command printed, this much of the end is told.
+_MAX_OUTPUT_BYTES = 2000
+
+
+class Contains(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file has this text in it."""
+
+    path: str
+    text: str
+
+
+class Criterion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One of: a file is there, a file contains a text, a command succeeds.
+
+    The command runs in a copy of the work folder in which the writes are applied. That is code which a model wrote.
+    """
+
+    file_exists: str | None = None
+    contains: Contains | None = None
+    run: str | None = None
+    #: The command is killed, with all it has started, after so long.
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.file_exists, self.contains, self.run)) != 1:
+            raise ValueError("a criterion is one of file_exists, contains and run")
+
+    def __str__(self) -> str:
+        if self.contains is not None:
+            return f"{self.contains.path} contains {self.contains.text!r}"
+        return f"{self.file_exists} exists" if self.file_exists is not None else f"run {self.run}"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a response meets one criterion."""
+
+    criterion: str
+    passed: bool
+    #: What a command that failed printed last, or why a file cannot be looked at.
+    detail: str = ""
+
+
+async def check_response(response: ModelResponse, criteria: Sequence[Criterion], workspace: Path | str) -> list[Check]:
+    """Check a response against all criteria, without touching the folder."""
+    return await asyncio.to_thread(_check_criteria, response, criteria, Workspace(workspace))
+
+
+def _check_criteria(response: ModelResponse, criteria: Sequence[Criterion], workspace: Workspace) -> list[Check]:
+    overlay = Overlay(workspace, response.proposed_writes)
+    with contextlib.ExitStack() as stack:
+        copy: Path | None = None
+        checks: list[Check] = []
+        for criterion in criteria:
+            try:
+                if criterion.run is None:
+                    checks.append(_check_file(criterion, overlay))
+                    continue
+                copy = copy or _copy_workspace(workspace, response, stack)
+                checks.append(_run_command(criterion, copy))
+            except (PathRefused, OSError, shutil.Error) as exc:
+                checks.append(Check(criterion=str(criterion), passed=False, detail=str(exc)))
+        return checks
+
+
+def _check_file(criterion: Criterion, overlay: Overlay) -> Check:
+    wanted = criterion.contains
+    path = wanted.path if wanted is not None else criterion.file_exists or ""
+    if not overlay.exists(path):
+        return Check(criterion=str(criterion), passed=False, detail=f"there is no file {path}")
+    return Check(criterion=str(criterion), passed=wanted is None or wanted.text in overlay.read(path))
+
+
+def _copy_workspace(workspace: Workspace, response: ModelResponse, stack: contextlib.ExitStack) -> Path:
+    """The folder with the writes applied, as long as the stack is open. Links in it lead where they did."""
+    parent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True)))
+    copy = parent / workspace.root.name
+
+    def ignored(at: str, names: list[str]) -> set[str]:
+        return {name for name in names if name == ".holdfast" or not _is_copyable(os.path.join(at, name))}
+
+    shutil.copytree(workspace.root, copy, symlinks=True, ignore=ignored)
+    Workspace(copy).apply(response.proposed_writes)
+    return copy
+
+
+def _is_copyable(path: str) -> bool:
+    mode = os.lstat(path).st_mode
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+
+
+def _run_command(criterion: Criterion, folder: Path) -> Check:
+    limit = timedelta(seconds=criterion.seconds)
+    # Not a pipe: what the command leaves running could hold that open for ever.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", criterion.run or ""],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        late = False
+        try:
+            process.wait(limit.total_seconds())
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _MAX_OUTPUT_BYTES))
+        told = output.read().decode(errors="replace")
+    if late:
+        told += f"\nkilled after {limit.total_seconds():g} s"
+    passed = not late and process.returncode == 0
+    return Check(criterion=str(criterion), passed=passed, detail="" if passed else told.strip())

@@ -1,0 +1,91 @@
+"""What became of a comparison, side by side: for people as a table, for programs as JSON."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+
+from holdfast.compare.criteria import Check
+from holdfast.fanout.snapshot import ModelResponse, ResponseStatus, Snapshot
+
+
+class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One model."""
+
+    model_id: str
+    status: ResponseStatus
+    #: Whether it meets all criteria. `None`: there are none, or it has not ended.
+    passed: bool | None
+    checks: list[Check]
+    latency_ms: float
+    input_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost_usd: float
+    tool_calls: dict[str, int]
+    #: The paths of what it proposes to write.
+    writes: list[str]
+    text: str
+    error: str | None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, many models."""
+
+    prompt: str
+    rows: list[ReportRow]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every model has answered."""
+        return all(row.status == "completed" for row in self.rows)
+
+
+def build_report(
+    prompt: str, responses: Sequence[ModelResponse], checks: Mapping[str, Sequence[Check]] | None = None
+) -> Report:
+    """The report on `responses`, whose checks are given by model id."""
+    return Report(prompt=prompt, rows=[_build_row(each, (checks or {}).get(each.model_id, ())) for each in responses])
+
+
+def _build_row(response: ModelResponse, checks: Sequence[Check]) -> ReportRow:
+    judged = bool(checks) and not response.interrupted
+    return ReportRow(
+        model_id=response.model_id,
+        status=Snapshot.from_response(response).status,
+        passed=response.ok and all(check.passed for check in checks) if judged else None,
+        checks=list(checks),
+        latency_ms=response.latency_ms,
+        input_tokens=response.input_tokens,
+        output_tokens=response.output_tokens,
+        reasoning_tokens=response.reasoning_tokens,
+        cost_usd=response.cost_usd,
+        tool_calls=response.tool_calls,
+        writes=[("-" if write.delete else "+") + write.path for write in response.proposed_writes],
+        text=response.text,
+        error=response.error,
+    )
+
+
+COLUMNS = ("model", "standing", "passed", "time", "in", "out", "reasoning", "cost", "tools", "writes")
+#: The columns that hold numbers.
+NUMERIC_COLUMNS = ("time", "in", "out", "reasoning", "cost", "tools", "writes")
+
+
+def format_rows(report: Report) -> list[list[str]]:
+    """The rows under `COLUMNS`."""
+    return [
+        [
+            row.model_id,
+            row.status,
+            "" if row.passed is None else f"{sum(check.passed for check in row.checks)} of {len(row.checks)}",
+            f"{timedelta(milliseconds=row.latency_ms).total_seconds():.1f} s",
+            f"{row.input_tokens}",
+            f"{row.output_tokens}",
+            f"{row.reasoning_tokens}",
+            f"${row.cost_usd:.4f}",
+            f"{sum(row.tool_calls.values())}",
+            f"{len(row.writes)}",
+        ]
+        for row in report.rows
+    ]

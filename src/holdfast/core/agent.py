@@ -1,0 +1,250 @@
+"""Agents and their phases: what is to be run, as plain immutable data.
+
+Model tiers: names such as `fast` and `smart`, and the chain of models that each stands for.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from string import Template
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from holdfast.core.errors import DefinitionError, UnknownTool
+from holdfast.core.info import RunInfo
+from holdfast.core.message import Message, Reply
+from holdfast.core.state import PhaseOutput
+from holdfast.core.tool import Tool, ToolSchema
+
+if TYPE_CHECKING:
+    from holdfast.core.execution.loop import Loop
+
+#: A model is one async callable: the conversation and the tools in, a reply out.
+Model = Callable[[Sequence[Message], Sequence[ToolSchema]], Awaitable[Reply]]
+
+#: Looks at the conversation before a step and returns a shorter one to go on with, or `None` to leave it.
+Compact = Callable[[Sequence[Any]], Awaitable[Sequence[Any] | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How far a run may go before it is ended. All of them count on over a resume."""
+
+    max_steps: int = 100
+    #: Time the run is driven; time spent interrupted does not count. `None`: no end.
+    max_runtime: timedelta | None = None
+    #: Replies in a row that ask for the same tools with the same arguments.
+    max_repeats: int = 5
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1 or self.max_repeats < 1:
+            raise DefinitionError("max_steps and max_repeats have to be at least 1")
+        if self.max_runtime is not None and self.max_runtime <= timedelta(0):
+            raise DefinitionError(f"max_runtime is {self.max_runtime}: give a positive duration, or None for no end")
+
+
+#: What becomes of a resumed run that was about to call a tool its agent no longer has: it is left for a process that
+#: knows the tool, or the model is told, or the run is parked for a person.
+MissingTools = Literal["defer", "report", "park"]
+
+#: What the prompt of a phase may be made from: the run's prompt and the finished phases.
+PhasePrompt = Callable[[str, Sequence[PhaseOutput]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A named stage of a pipeline: a loop of its own whose output later phases can use.
+
+    What is left `None` is taken from the agent.
+    """
+
+    name: str
+    #: A template in which `$prompt` is the run's prompt and `$NAME` the output of the phase NAME (the latest, if
+    #: several share it); or a function of the run's prompt and the finished phases.
+    prompt: str | PhasePrompt = "$prompt"
+    instructions: str | None = None
+    tools: Sequence[Tool | Callable[..., Any] | str] | None = None
+    model: Model | None = None
+    #: For this phase alone. The agent's bounds hold for the whole run all the same.
+    bounds: Bounds | None = None
+
+    def render(self, prompt: str, finished: Sequence[PhaseOutput]) -> str:
+        """The phase's own prompt."""
+        if callable(self.prompt):
+            return self.prompt(prompt, finished)
+        outputs = {phase.name: phase.output for phase in finished}
+        return Template(self.prompt).safe_substitute({**outputs, "prompt": prompt})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """What to run: instructions, a model, tools, and bounds; or a pipeline of phases."""
+
+    name: str
+    model: Model | None = None
+    instructions: str = ""
+    #: Tools, or plain functions, which become `once` tools.
+    tools: Sequence[Tool | Callable[..., Any]] = ()
+    phases: Sequence[Phase] = ()
+    bounds: Bounds = field(default_factory=Bounds)
+    agent_id: str = ""
+    model_tier: str = ""
+    compact: Compact | None = None
+    missing_tools: MissingTools = "defer"
+    #: Drives another kind of agent. `None`: the native loop.
+    loop: "Loop | None" = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise DefinitionError("an agent needs a name: interrupted runs find their agent by it")
+        object.__setattr__(self, "tools", tuple(_to_tool(each) for each in self.tools))
+        object.__setattr__(self, "phases", tuple(self.phases))
+        index_tools(self.tools)
+        for profile in [self.profile(phase) for phase in self.phases] or [self.profile()]:
+            if profile.model is None and self.loop is None:
+                raise DefinitionError(f"agent {self.name}: no model; give it one, or one to each of its phases")
+
+    async def build(self, info: RunInfo) -> "Agent":
+        """An agent is its own source."""
+        return self
+
+    def profile(self, phase: Phase | None = None) -> "Profile":
+        """What one loop of this agent works with: the agent's own, or a phase's."""
+        own = Profile(
+            instructions=self.instructions,
+            model=self.model,
+            tools=index_tools(self.tools),
+            bounds=self.bounds,
+            compact=self.compact,
+            missing_tools=self.missing_tools,
+        )
+        if phase is None:
+            return own
+        return Profile(
+            instructions=own.instructions if phase.instructions is None else phase.instructions,
+            model=phase.model or own.model,
+            tools=own.tools if phase.tools is None else _resolve_phase_tools(phase.tools, own.tools),
+            bounds=own.bounds,
+            phase_bounds=phase.bounds,
+            compact=own.compact,
+            missing_tools=own.missing_tools,
+        )
+
+
+class AgentSource(Protocol):
+    """Anything that can become an agent when a run begins or is resumed. An `Agent` is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def build(self, info: RunInfo) -> Agent:
+        """The agent for this run. An error from here ends the run, and its checkpoint with it.
+
+        But a `DefinitionError` about a run that is resumed leaves it for a process that can build its agent.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What one loop works with."""
+
+    instructions: str
+    model: Model | None
+    tools: Mapping[str, Tool]
+    #: Of the whole run.
+    bounds: Bounds
+    #: Of this phase, beside those of the run.
+    phase_bounds: Bounds | None = None
+    compact: Compact | None = None
+    missing_tools: MissingTools = "defer"
+
+    @property
+    def max_repeats(self) -> int:
+        return (self.phase_bounds or self.bounds).max_repeats
+
+    def with_tools(self, more: Sequence[Tool]) -> "Profile":
+        return replace(self, tools=index_tools([*self.tools.values(), *more])) if more else self
+
+
+def index_tools(tools: Sequence[Any]) -> Mapping[str, Tool]:
+    """Tools by name.
+
+    Raises:
+        DefinitionError: two have the same name.
+    """
+    table: dict[str, Tool] = {}
+    for each in tools:
+        if each.name in table:
+            raise DefinitionError(f"two tools are named {each.name!r}: give one of them another name")
+        table[each.name] = each
+    return table
+
+
+def _to_tool(given: Tool | Callable[..., Any]) -> Tool:
+    return given if isinstance(given, Tool) else Tool(given)
+
+
+def _resolve_phase_tools(
+    given: Sequence[Tool | Callable[..., Any] | str], own: Mapping[str, Tool]
+) -> Mapping[str, Tool]:
+    for each in given:
+        if isinstance(each, str) and each not in own:
+            raise UnknownTool(each, sorted(own))
+    return index_tools([own[each] if isinstance(each, str) else _to_tool(each) for each in given])
+
+
+log = logging.getLogger("holdfast.tiers")
+
+
+def failover(*models: Model) -> Model:
+    """One model of several: each is asked in turn until one replies. The last one's error is the chain's.
+
+    Raises:
+        DefinitionError: there are none.
+    """
+    if not models:
+        raise DefinitionError("a chain of no models: give at least one")
+
+    async def ask(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        for model in models[:-1]:
+            try:
+                return await model(messages, tools)
+            except Exception as exc:  # whatever a provider raises; the next one is asked
+                log.warning("a model failed, the next one of its chain is asked: %r", exc)
+        return await models[-1](messages, tools)
+
+    return ask
+
+
+class ModelTiers:
+    """Which models a tier stands for. What is not configured falls back to the default tier."""
+
+    def __init__(self, tiers: Mapping[str, Model | Sequence[Model]], *, default: str | None = None) -> None:
+        """Make tiers.
+
+        Args:
+            default: what an unknown or empty tier stands for; without it such a tier is an error.
+
+        Raises:
+            DefinitionError: a chain is empty, or the default is not among the tiers.
+        """
+        self._models = {name: failover(*_to_chain(given)) for name, given in tiers.items()}
+        if default is not None and default not in self._models:
+            raise DefinitionError(f"the default tier {default!r} is not among {', '.join(self._models) or 'none'}")
+        self._default = default
+
+    def model(self, tier: str) -> Model:
+        """The model of a tier.
+
+        Raises:
+            DefinitionError: there is no such tier, and no default.
+        """
+        name = tier if tier in self._models else self._default
+        if name is None:
+            raise DefinitionError(f"no model tier {tier!r}: known are {', '.join(self._models) or 'none'}")
+        return self._models[name]
+
+
+def _to_chain(given: Model | Sequence[Model]) -> Sequence[Model]:
+    return given if isinstance(given, Sequence) else [given]

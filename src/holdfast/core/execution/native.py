@@ -1,0 +1,361 @@
+"""A model that asks for the same again and again is stuck.
+
+The native loop: ask the model, call the tools it asks for, repeat.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.agent import AgentSource
+from holdfast.core.effects import Effect, InDoubt, Reconcile
+from holdfast.core.errors import (
+    InvalidReply,
+    MissingDefinition,
+    PayloadError,
+    RepeatedToolCalls,
+    RunParked,
+    ToolFailed,
+    format_error,
+)
+from holdfast.core.execution.loop import FinishedCall, Loop, PendingCall
+from holdfast.core.execution.run import RunExecution
+from holdfast.core.execution.steps import StepContext
+from holdfast.core.json_value import to_json_value
+from holdfast.core.message import (
+    NATIVE_CODEC,
+    NO_USAGE,
+    ONE_REQUEST,
+    MessageCodec,
+    Reply,
+    System,
+    ToolCall,
+    ToolResult,
+    Usage,
+    User,
+)
+from holdfast.core.tool import Tool
+
+
+class RepeatCounter:
+    """Counts replies in a row that ask for the same tools with the same arguments."""
+
+    def __init__(self, earlier_calls: Iterable[Any] = ()) -> None:
+        """Begin with what `earlier` replies asked for, in their order."""
+        self._last: bytes | None = None
+        self._times = 0
+        for asked in earlier_calls:
+            self.count(asked)
+
+    def count(self, calls: Any) -> int:
+        """How often in a row this was asked for, this time included. Nothing asked for is never a repeat.
+
+        Args:
+            asked: names and arguments of the calls, as plain data, without what differs each time.
+        """
+        if not calls:
+            self._last, self._times = None, 0
+            return 0
+        now = msgspec.json.encode(calls)
+        self._times = self._times + 1 if now == self._last else 1
+        self._last = now
+        return self._times
+
+
+class NativeLoop:
+    """Drives agents made of a model callable and tools."""
+
+    @property
+    def codec(self) -> MessageCodec:
+        return NATIVE_CODEC
+
+    def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
+        last = history[-1] if history else None
+        if not isinstance(last, Reply):
+            return ()
+        return [PendingCall(call_id=call.id, tool=call.name, arguments=call.arguments) for call in last.tool_calls]
+
+    def finished_calls(
+        self, history: Sequence[Any], results: Mapping[str, Any] | None = None
+    ) -> Sequence[FinishedCall]:
+        finished: list[FinishedCall] = []
+        asked: Sequence[ToolCall] = ()
+        found: dict[str, Any] = {}
+        for message in [*history, None]:
+            if isinstance(message, ToolResult):
+                found[message.call_id] = message
+            elif isinstance(message, Reply) or message is None:
+                # The ids of calls are unique within a reply, and used again in later ones.
+                found = found if message is not None else {**(results or {}), **found}
+                finished += [_make_finished_call(call, found[call.id]) for call in asked if call.id in found]
+                asked, found = (message.tool_calls if message is not None else ()), {}
+        return finished
+
+    def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
+        return ToolResult(
+            call_id=call.call_id, tool=call.tool, content=to_json_value(content, "the answer"), error=error
+        )
+
+    def dump_output(self, output: Any) -> Any:
+        return to_json_value(output, "the output")
+
+    def load_output(self, stored: Any) -> Any:
+        return stored
+
+    async def run(self, context: StepContext) -> Any:
+        """The text of the first reply that asks for no tools."""
+        if not context.state.history:
+            system = [System(context.profile.instructions)] if context.profile.instructions else []
+            await context.start([*system, User(context.prompt)])
+        conversation = _Conversation(context)
+        reply = conversation.pending_reply()
+        resumed = reply is not None
+        while True:
+            if reply is None:
+                reply = await conversation.ask_model()
+            if not reply.tool_calls:
+                if not (resumed and conversation.is_last_step_counted):
+                    await context.end_step()
+                if not context.has_steering:
+                    return reply.text
+            else:
+                context.state.history.extend(await conversation.call_tools(reply.tool_calls, resumed=resumed))
+                await context.end_step()
+            reply, resumed = None, False
+
+
+class _Conversation:
+    """One conversation under way."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._context, self._run = context, context.run
+        self._history = context.state.history
+        self._tools = context.profile.tools
+        self._schemas = tuple(tool.schema for tool in self._tools.values())
+        self._max_repeats = context.profile.max_repeats
+        self._repeats = RepeatCounter(
+            _list_requested_calls(message) for message in self._history if isinstance(message, Reply)
+        )
+
+    def pending_reply(self) -> Reply | None:
+        """The reply with which a saved conversation ends: its tools are not all called, or it is the answer."""
+        last = self._history[-1]
+        return last if isinstance(last, Reply) else None
+
+    @property
+    def is_last_step_counted(self) -> bool:
+        """Whether the step of every reply was finished: a saved answer may have been stopped just before.
+
+        Where compaction took replies out of the history it counts as finished, rather than be counted twice.
+        """
+        return sum(isinstance(message, Reply) for message in self._history) <= self._context.state.phase_steps
+
+    async def ask_model(self) -> Reply:
+        """The model's next reply, already in the history."""
+        drive = self._context
+        steered = await drive.begin_step(self._compact if drive.profile.compact is not None else None)
+        if steered:
+            self._history.extend([User(text) for text in steered])
+        assert drive.profile.model is not None, "Agent refuses to be made without a model"
+        reply = _validate_reply(await drive.profile.model(self._history, self._schemas))
+        self._history.append(reply)
+        drive.add_usage(_ensure_request_counted(reply.usage))
+        if self._run.has_listeners:
+            await drive.emit_reply(reply.text)
+        if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
+            raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, self._max_repeats)
+        return reply
+
+    async def _compact(self) -> None:
+        assert self._context.profile.compact is not None
+        shorter = await self._context.profile.compact(self._history)
+        if shorter is not None:
+            self._history.rewrite(shorter)
+
+    async def call_tools(self, calls: Sequence[ToolCall], *, resumed: bool) -> list[ToolResult]:
+        """The results of all calls, in their order; the calls run side by side."""
+        if resumed:
+            self._check_missing_tools(calls)
+        requests = list(map(self._make_call, calls))
+        await self._context.announce_calls(requests, resumed=resumed)
+        if len(requests) == 1:
+            return [await self._context.call(requests[0])]
+        tasks = [asyncio.create_task(self._context.call(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except Exception as exc:
+            if self._run.interrupting_error is None:
+                self._run.call_error = exc
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            # A sibling that is ended here must be over before the run is settled.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _check_missing_tools(self, calls: Sequence[ToolCall]) -> None:
+        """A saved reply may ask for a tool that a deploy has removed: that is not the model's mistake."""
+        missing = [
+            call.name for call in calls if call.name not in self._tools and call.id not in self._context.state.results
+        ]
+        policy = self._context.profile.missing_tools
+        if missing and policy == "defer":
+            raise MissingDefinition(f"run {self._context.run_id} was about to call {missing}, which this process lacks")
+        if missing and policy == "park":
+            raise RunParked("removed tool", f"the run was about to call {missing}, which its agent no longer has")
+
+    def _make_call(self, call: ToolCall) -> "_Call":
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return _Call(call, f"There is no tool {call.name!r}. Known tools: {', '.join(self._tools) or 'none'}.")
+        try:
+            arguments = tool.check(call.arguments)
+        except ValueError as exc:
+            return _Call(call, f"The arguments do not fit: {exc}. The tool was not called.")
+        return _ToolCall(call, tool, arguments, self._run)
+
+
+class _Call:
+    """One call of a reply, for `StepContext.call`. This kind is refused: it gives the model a text instead."""
+
+    __slots__ = ("_refusal", "arguments", "call_id", "effect", "in_doubt", "reconcile", "tool")
+
+    def __init__(self, call: ToolCall, refusal: str = "") -> None:
+        self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
+        self.effect = Effect.PURE
+        self.reconcile: Reconcile | None = None
+        self.in_doubt: InDoubt = "report"
+        self._refusal = refusal
+
+    async def execute(self) -> ToolResult:
+        return self.error_result(self._refusal)
+
+    def error_result(self, text: str) -> ToolResult:
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=text, error=True)
+
+    def reconciled_result(self, value: Any) -> ToolResult:
+        try:
+            content = to_json_value(value, f"what reconcile of {self.tool} found")
+        except PayloadError as exc:
+            return self.error_result(f"The call has taken effect, but its result is lost: {exc}")
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
+
+    def is_error(self, result: Any) -> bool:
+        return isinstance(result, ToolResult) and result.error
+
+
+class _ToolCall(_Call):
+    """A call of a tool, with arguments that fit."""
+
+    __slots__ = ("_run", "_tool", "_validated_arguments")
+
+    def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], run: RunExecution) -> None:
+        self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
+        self.effect, self.reconcile, self.in_doubt = tool.effect, tool.reconcile, tool.in_doubt
+        self._tool, self._validated_arguments, self._run, self._refusal = tool, arguments, run, ""
+
+    async def execute(self) -> ToolResult:
+        tool, live = self._tool, self._run
+        try:
+            given = await (
+                live.await_uninterruptible(tool.call(self._validated_arguments))
+                if tool.in_thread
+                else tool.function(**self._validated_arguments)
+            )
+            content = to_json_value(given, f"the result of {tool.name}")
+        except (Exception, asyncio.CancelledError) as exc:  # the user's code may raise anything: the model is told
+            if live.is_resumable_after(exc):
+                raise  # the tool parks the run, or says that the host shuts down
+            cancelled = isinstance(exc, asyncio.CancelledError)
+            if cancelled:
+                await asyncio.sleep(0)  # who cancels all tasks may stop the run only now
+            # What a call that is stopped half-way raises is not its outcome. One in a thread is not stopped half-way.
+            # The task cannot tell: a TaskGroup that failed leaves it as if it were cancelled, up to Python 3.12.
+            if live.stop_reason is not None and (cancelled or not tool.in_thread):
+                raise
+            if tool.on_error == "raise":
+                raise ToolFailed(tool.name, exc) from exc
+            return self.error_result(format_error(exc))
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
+
+
+def _make_finished_call(call: ToolCall, result: ToolResult) -> FinishedCall:
+    return FinishedCall(
+        call_id=call.id, tool=call.name, arguments=call.arguments, content=result.content, error=result.error
+    )
+
+
+def _validate_reply(reply: Any) -> Reply:
+    """`reply` as a store would give it back, the arguments of its calls lowered to plain data.
+
+    Raises:
+        InvalidReply: it is something else, or its tool calls cannot be told apart.
+        PayloadError: it holds something that would come back changed.
+    """
+    if not isinstance(reply, Reply):
+        raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
+    if not isinstance(reply.tool_calls, tuple):
+        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
+    calls = tuple(map(_validate_call, reply.tool_calls))
+    if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
+        raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
+    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
+    return own if _is_json_safe(own) else _round_trip(own)
+
+
+def _validate_call(call: Any) -> ToolCall:
+    if not isinstance(call, ToolCall):
+        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
+    if not call.id or not call.name:
+        raise InvalidReply("every tool call of a reply has to have an id and a name")
+    arguments = to_json_value(call.arguments, f"the arguments of {call.name!r}")
+    return ToolCall(id=call.id, name=call.name, arguments=arguments)
+
+
+def _is_json_safe(reply: Reply) -> bool:
+    """Whether a look is enough to see that it will be read back as it is: what is most common is not read back."""
+    usage = reply.usage
+    if usage is not NO_USAGE:
+        if type(usage) is not Usage or type(usage.cost_usd) is not float or not math.isfinite(usage.cost_usd):
+            return False
+        counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
+        if not all(type(count) is int for count in counts):
+            return False
+    for call in reply.tool_calls:
+        if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():
+            return False
+    return type(reply.text) is str and reply.text.isascii()
+
+
+def _round_trip(reply: Reply) -> Reply:
+    try:
+        stored = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
+    except msgspec.ValidationError as exc:
+        raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
+    if stored != reply:
+        raise InvalidReply("the model returned a Reply with a field of the wrong type: text has to be a str")
+    assert isinstance(stored, Reply)
+    return stored
+
+
+def _ensure_request_counted(usage: Usage) -> Usage:
+    """A model that does not count its requests has made one."""
+    if usage is NO_USAGE:
+        return ONE_REQUEST
+    return usage if usage.requests > 0 else usage + ONE_REQUEST
+
+
+def _list_requested_calls(reply: Reply) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in reply.tool_calls]
+
+
+NATIVE_LOOP = NativeLoop()
+
+
+def get_loop(source: AgentSource) -> Loop:
+    """What drives the runs of this agent."""
+    loop: Loop | None = getattr(source, "loop", None)
+    return loop or NATIVE_LOOP

@@ -1,0 +1,73 @@
+"""Values that a store can keep without changing them: what the model sees is what is stored."""
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import PayloadError
+
+#: A JSON value: None, bool, int of some 4,000 digits at most, finite float, str, list, dict with str keys.
+JsonValue = Any
+
+_BINARY_TYPES = (bytes, bytearray, memoryview)
+
+#: An integer below it is one for whoever reads the JSON.
+_MAX_SAFE_INTEGER = 2**53
+
+
+def to_json_value(value: Any, label: str) -> JsonValue:
+    """`value` as plain data of its own that reads back equal.
+
+    Structs, dataclasses, tuples, sets, dates, enums and the like are lowered.
+
+    Raises:
+        PayloadError: it holds something that would come back changed or not at all, such as NaN, raw bytes, a lone
+            surrogate, a key that is no string, or an object of a class of its own.
+    """
+    if _is_json_scalar(value):
+        return value
+    if type(value) is dict and _is_flat_dict(value):
+        return value.copy()
+    try:
+        lowered = msgspec.to_builtins(value, builtin_types=_BINARY_TYPES)
+        body = msgspec.json.encode(value)
+        back = msgspec.json.decode(body)
+        # Two keys that are one after lowering show only in the bytes.
+        same = (back == lowered or _equal_as_json(lowered, back)) and msgspec.json.encode(lowered) == body
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
+        raise PayloadError(f"{label} cannot be stored: {exc}; use plain JSON data") from exc
+    if not same:
+        raise PayloadError(
+            f"{label} would come back changed: NaN, infinity, bytes, keys that are not text and keys that become the "
+            "same text have no JSON form; convert them first"
+        )
+    return back
+
+
+def _is_json_scalar(value: Any) -> bool:
+    """Whether a look is enough to see that it reads back as it is."""
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    return value is None or kind is bool or (kind is int and -_MAX_SAFE_INTEGER < value < _MAX_SAFE_INTEGER)
+
+
+def _is_flat_dict(value: dict[Any, Any]) -> bool:
+    """Whether that can be seen of all that is in it. Most arguments of tools are like this."""
+    for key, item in value.items():
+        if type(key) is not str or not key.isascii() or not _is_json_scalar(item):
+            return False
+    return True
+
+
+def _equal_as_json(lowered: Any, back: Any) -> bool:
+    """Whether they are equal, a tuple counting as the list it becomes."""
+    if isinstance(lowered, list | tuple):
+        return isinstance(back, list) and len(lowered) == len(back) and all(map(_equal_as_json, lowered, back))
+    if isinstance(lowered, dict):
+        return (
+            isinstance(back, dict)
+            and lowered.keys() == back.keys()
+            and all(_equal_as_json(value, back[key]) for key, value in lowered.items())
+        )
+    return bool(lowered == back)

@@ -1,0 +1,185 @@
+"""From a Python function's signature to a tool's schema and its argument check.
+
+Tools: typed Python functions that a model may ask for.
+"""
+
+import asyncio
+import copy
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, overload
+
+import msgspec
+
+from holdfast.core.effects import Effect, InDoubt, OnError, Reconcile
+from holdfast.core.errors import DefinitionError
+from holdfast.core.json_value import JsonValue
+
+
+class Signature:
+    """The parameters of one function, as a model sees them."""
+
+    __slots__ = ("_fields", "_struct", "schema")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Read the signature.
+
+        Raises:
+            DefinitionError: a parameter has no annotation, cannot be given by name, or has a type that no JSON fits.
+        """
+        name = getattr(function, "__name__", repr(function))
+        self._fields = _read_fields(function, name)
+        try:
+            self._struct = msgspec.defstruct(name, self._fields, kw_only=True, forbid_unknown_fields=True)
+            self.schema = _flatten_schema(msgspec.json.schema(self._struct))
+        except (TypeError, ValueError, RuntimeError) as exc:
+            raise DefinitionError(f"tool {name}: its parameters cannot be described as JSON: {exc}") from exc
+
+    def convert_arguments(self, given: Any) -> dict[str, Any]:
+        """`given` as keyword arguments of the function, its own to change.
+
+        Raises:
+            ValueError: they do not fit; the message is meant for the model.
+        """
+        try:
+            checked = msgspec.convert(msgspec.to_builtins(given), self._struct)
+        except msgspec.ValidationError as exc:
+            raise ValueError(str(exc)) from exc
+        return msgspec.structs.asdict(checked)
+
+
+def _read_fields(function: Callable[..., Any], name: str) -> list[Any]:
+    # A partial is annotated where its function is, any other callable object at its class.
+    annotated = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
+    try:
+        hints = typing.get_type_hints(annotated, include_extras=True)
+    except NameError as exc:
+        raise DefinitionError(f"tool {name}: an annotation cannot be resolved: {exc}") from exc
+    fields: list[Any] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise DefinitionError(f"tool {name}: parameter {parameter} cannot be given by name")
+        if parameter.name not in hints:
+            raise DefinitionError(f"tool {name}: annotate the parameter {parameter.name}")
+        hint = hints[parameter.name]
+        if parameter.default is parameter.empty:
+            fields.append((parameter.name, hint))
+        else:
+            fields.append((parameter.name, hint, _make_default(parameter.default)))
+    return fields
+
+
+def _make_default(value: Any) -> Any:
+    # msgspec wants mutable defaults made anew for each call, which is what a tool's author means, too.
+    if isinstance(value, list | dict | set | bytearray):
+        return msgspec.field(default_factory=lambda: copy.copy(value))
+    return msgspec.field(default=value)
+
+
+def _flatten_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Providers want the object at the top, not behind a reference."""
+    definitions = dict(schema.get("$defs", {}))
+    reference = schema.get("$ref", "")
+    top = dict(definitions.pop(reference.rpartition("/")[2], schema))
+    top.pop("title", None)
+    if definitions:
+        top["$defs"] = definitions
+    return top
+
+
+class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as the model sees it."""
+
+    name: str
+    description: str
+    #: JSON schema of the arguments, an object.
+    parameters: dict[str, Any]
+
+
+class Tool:
+    """A function with a name, a schema and an effect. Immutable; `@tool` makes one."""
+
+    __slots__ = ("_signature", "effect", "function", "in_doubt", "in_thread", "name", "on_error", "reconcile", "schema")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        effect: Effect | str = Effect.ONCE,
+        reconcile: Reconcile | None = None,
+        in_doubt: InDoubt = "report",
+        on_error: OnError = "report",
+    ) -> None:
+        """Make a tool of `function`, sync or async. A sync one runs in a thread.
+
+        Args:
+            description: for the model; without it the function's docstring.
+            effect: what calling it twice would do. Unless you say more, it must not happen twice.
+            reconcile: asked, after a crash, what became of a call whose result was never recorded.
+            in_doubt: what is done about such a call if nobody knows: tell the model, or park the run for a person.
+            on_error: whether the model is told of an exception, or the run ends with it.
+
+        Raises:
+            DefinitionError: the signature cannot be described, or the options contradict each other.
+        """
+        self.function = function
+        self.name = name or str(getattr(function, "__name__", ""))
+        if not self.name or self.name == "<lambda>":
+            raise DefinitionError(f"{function!r} has no name of its own: give the tool one with name=")
+        try:
+            self.effect = Effect(effect)
+        except ValueError:
+            raise DefinitionError(f"tool {self.name}: effect is {effect!r}, not one of {[*Effect]}") from None
+        if reconcile is not None and self.effect is not Effect.ONCE:
+            raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
+        self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
+        self._signature = Signature(function)
+        # An object whose class has an async __call__ counts as async, too.
+        #: Whether a call runs in a thread, which nobody can stop half-way.
+        self.in_thread = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        self.schema = ToolSchema(
+            name=self.name,
+            description=description if description is not None else inspect.getdoc(function) or "",
+            parameters=self._signature.schema,
+        )
+
+    def check(self, arguments: JsonValue) -> dict[str, Any]:
+        """The keyword arguments for the function.
+
+        Raises:
+            ValueError: they do not fit the signature; the message is meant for the model.
+        """
+        return self._signature.convert_arguments(arguments)
+
+    async def call(self, arguments: dict[str, Any]) -> Any:
+        """What the function returns, or raises."""
+        if not self.in_thread:
+            return await self.function(**arguments)
+        result = await asyncio.to_thread(self.function, **arguments)
+        # A plain function may have wrapped an async one.
+        return await result if inspect.isawaitable(result) else result
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r}, effect={self.effect.value!r})"
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effect: Effect | str = Effect.ONCE,
+    reconcile: Reconcile | None = None,
+    in_doubt: InDoubt = "report",
+    on_error: OnError = "report",
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""
+    if function is not None:
+        return Tool(function)
+    return lambda function: Tool(function, **options)

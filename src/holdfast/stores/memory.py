@@ -1,0 +1,350 @@
+"""Runs kept in this process. They do not survive the restart that checkpoints exist for: for tests and light hosts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import msgspec
+
+from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
+from holdfast.checkpoint.errors import (
+    ClaimLost,
+    RunBusy,
+    RunExists,
+    RunNotClaimable,
+    RunNotFound,
+    StoreClosed,
+    StoreError,
+)
+from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    TERMINAL_STATUSES,
+    NewRun,
+    Release,
+    RunFilter,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
+from holdfast.clock import SYSTEM_CLOCK, Clock
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run as the store changes it. Never handed out."""
+
+    #: Without its entries: those are in the journal.
+    new: NewRun
+    created_at: datetime
+    updated_at: datetime
+    not_before: datetime
+    progress: bytes
+    status: RunStatus = RunStatus.QUEUED
+    owner: str | None = None
+    token: int = 0
+    strikes: int = 0
+    reason: str = ""
+    cancel_requested: bool = False
+    expires_at: datetime | None = None
+    next_seq: int = 0
+    size: int = 0
+    journal: list[Entry] = field(default_factory=list)
+
+    def check_sequence(self, entries: Sequence[Entry]) -> None:
+        for seq, entry in enumerate(entries, self.next_seq):
+            if entry.seq != seq:
+                raise StoreError(
+                    f"run {self.new.run_id}: entry {entry.seq} came where {seq} is due; nothing was written"
+                )
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        self.journal.extend(entries)
+        self.next_seq += len(entries)
+        self.size += sum(len(entry.body) for entry in entries)
+
+
+class MemoryStore:
+    """Keeps runs for as long as the process lives, and no longer: nothing is left after a restart.
+
+    A worker is alive from `enlist` to `discharge`.
+    """
+
+    durable = False
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._is_open = False
+        self._token = 0
+        self._workers: set[str] = set()
+        #: In order of creation, which is the order of listings.
+        self._runs: dict[str, _Run] = {}
+        self._children: dict[str, set[str]] = {}
+        self._cancel_requested: set[str] = set()
+        self._change_event = asyncio.Event()
+
+    async def open(self) -> None:
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._is_open = False
+        self._runs.clear()
+        self._children.clear()
+        self._cancel_requested.clear()
+        self._notify_change()
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        self._check_open()
+        self._workers.add(worker.worker_id)
+
+    async def deregister_worker(self, worker_id: str) -> None:
+        self._check_open()
+        self._workers.discard(worker_id)
+        self._notify_change()
+
+    # -- one run ------------------------------------------------------------------------------------------------
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        self._check_open()
+        if run.run_id in self._runs:
+            raise RunExists(run.run_id)
+        now = self._clock.now()
+        about = msgspec.structs.replace(run, entries=())
+        stored = _Run(new=about, created_at=now, updated_at=now, not_before=now, progress=run.progress)
+        stored.check_sequence(run.entries)
+        stored.extend(run.entries)
+        self._runs[run.run_id] = stored
+        if run.parent_run_id is not None:
+            self._children.setdefault(run.parent_run_id, set()).add(run.run_id)
+        if worker_id is not None:
+            return self._claim_run(stored, worker_id)
+        self._notify_change()
+        return None
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        run = self._get_claimed_run(claim)
+        run.check_sequence(write.entries)
+        if write.rewrite:
+            run.journal.clear()
+            run.size = 0
+        run.extend(write.entries)
+        run.progress = write.progress
+        if write.step_finished:
+            run.strikes = 0
+            run.not_before = min(run.not_before, self._clock.now())
+        run.updated_at = self._clock.now()
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        run = self._get_run(run_id)
+        first = run.next_seq - len(run.journal)
+        return StoredRun(record=self._make_record(run), entries=tuple(run.journal[max(0, after + 1 - first) :]))
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        run = self._get_claimed_run(claim)
+        run.check_sequence(release.entries)
+        run.extend(release.entries)
+        if release.progress is not None:
+            run.progress = release.progress
+        now = self._clock.now()
+        run.status, run.reason, run.strikes = release.status, release.reason, release.strikes
+        run.not_before = now + release.delay
+        run.expires_at = None if release.retention is None else now + release.retention
+        run.updated_at = now
+        if release.status in TERMINAL_STATUSES:
+            run.cancel_requested = False
+            self._cancel_requested.discard(claim.run_id)
+        self._notify_change()
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        self._check_open()
+        run = self._runs.get(run_id)
+        if claim is not None and (run is None or run.token != claim.token):
+            raise ClaimLost(run_id, claim.token, None if run is None else run.token)
+        if run is None:
+            return
+        if claim is None and run.owner is not None and self._has_live_owner(run):
+            raise RunBusy(run_id, run.owner)
+        self._remove_tree(run_id)
+        self._notify_change()
+
+    # -- finding and claiming -----------------------------------------------------------------------------------
+
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        self._check_open()
+        for run_id in list(self._runs):
+            run = self._runs.get(run_id)
+            if run is not None:
+                record = self._make_record(run)
+                if filter is None or _matches(record, filter):
+                    yield record
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+    ) -> Claim:
+        run = self._get_run(run_id)
+        driven = self._has_live_owner(run)
+        if driven and run.owner is not None and not steal:
+            raise RunBusy(run_id, run.owner)
+        counts_as = (
+            {run.status} if driven or run.status is not RunStatus.RUNNING else {run.status, RunStatus.INTERRUPTED}
+        )
+        if counts_as.isdisjoint(statuses):
+            raise RunNotClaimable(run_id, run.status, run.reason)
+        return self._claim_run(run, worker_id)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        self._check_open()
+        now = self._clock.now()
+        turns: dict[str, int] = {}
+        candidates: list[tuple[int, _Run]] = []
+        for run in self._iter_claimable(frozenset(agents), now):
+            turn = turns[run.new.caller_id] = turns.get(run.new.caller_id, 0) + 1
+            candidates.append((turn, run))
+        candidates.sort(key=lambda candidate: candidate[0])
+        return tuple(self._claim_run(run, worker_id) for _, run in candidates[: max(0, limit)])
+
+    # -- signals ------------------------------------------------------------------------------------------------
+
+    async def request_cancel(self, run_id: str) -> None:
+        run = self._get_run(run_id)
+        if run.status not in TERMINAL_STATUSES:
+            run.cancel_requested = True
+            self._cancel_requested.add(run_id)
+            self._notify_change()
+
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        self._check_open()
+        asked = ((run_id, self._runs[run_id]) for run_id in self._cancel_requested)
+        return tuple(run_id for run_id, run in asked if run.status is RunStatus.RUNNING and run.owner == worker_id)
+
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        self._check_open()
+        sign = self._change_event
+        waits = [asyncio.ensure_future(sign.wait()), asyncio.ensure_future(self._clock.sleep(timeout))]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return sign.is_set()
+
+    async def purge(self, *, limit: int = 100) -> int:
+        self._check_open()
+        now = self._clock.now()
+        expired = [
+            run_id
+            for run_id, run in self._runs.items()
+            if run.status in TERMINAL_STATUSES
+            and run.expires_at is not None
+            and run.expires_at <= now
+            and not self._is_needed_by_parent(run)
+        ][:limit]
+        for run_id in expired:
+            self._remove_tree(run_id)
+        if expired:
+            self._notify_change()
+        return len(expired)
+
+    # -- within -------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreClosed("this memory store is not open: call open() first, and nothing after close()")
+
+    def _get_run(self, run_id: str) -> _Run:
+        self._check_open()
+        run = self._runs.get(run_id)
+        if run is None:
+            raise RunNotFound(run_id)
+        return run
+
+    def _get_claimed_run(self, claim: Claim) -> _Run:
+        """The run, if the claim is still the right to write to it."""
+        self._check_open()
+        run = self._runs.get(claim.run_id)
+        if run is None:
+            raise ClaimLost(claim.run_id, claim.token, None)
+        if run.token != claim.token:
+            raise ClaimLost(claim.run_id, claim.token, run.token)
+        if run.status is not RunStatus.RUNNING:
+            raise ClaimLost(claim.run_id, claim.token, None)
+        return run
+
+    def _has_live_owner(self, run: _Run) -> bool:
+        return run.status is RunStatus.RUNNING and run.owner in self._workers
+
+    def _claim_run(self, run: _Run, worker_id: str) -> Claim:
+        self._token += 1
+        now = self._clock.now()
+        run.status, run.owner, run.token = RunStatus.RUNNING, worker_id, self._token
+        run.strikes += 1
+        run.not_before = now + backoff(run.strikes)
+        run.reason, run.expires_at, run.updated_at = "", None, now
+        return Claim(run_id=run.new.run_id, worker_id=worker_id, token=run.token, strikes=run.strikes)
+
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+        """What `claim_next` may take, oldest first."""
+        for run in self._runs.values():
+            waiting = run.status in (
+                RunStatus.QUEUED,
+                RunStatus.INTERRUPTED,
+                RunStatus.RUNNING,
+            ) and not self._has_live_owner(run)
+            if waiting and run.new.agent_name in agents and run.not_before <= now:
+                parent = self._runs.get(run.new.parent_run_id or "")
+                if parent is None or parent.status in TERMINAL_STATUSES:
+                    yield run
+
+    def _is_needed_by_parent(self, run: _Run) -> bool:
+        """Whether the run's parent may still have to meet it again."""
+        parent = self._runs.get(run.new.parent_run_id or "")
+        return parent is not None and parent.status is not RunStatus.DONE
+
+    def _remove_tree(self, run_id: str) -> None:
+        """Remove the run and everything it started."""
+        doomed = [run_id]
+        while doomed:
+            gone = doomed.pop()
+            run = self._runs.pop(gone, None)
+            self._cancel_requested.discard(gone)
+            doomed.extend(self._children.pop(gone, ()))
+            if run is not None and run.new.parent_run_id in self._children:
+                self._children[run.new.parent_run_id].discard(gone)
+
+    def _notify_change(self) -> None:
+        self._change_event.set()
+        self._change_event = asyncio.Event()
+
+    def _make_record(self, run: _Run) -> RunRecord:
+        return RunRecord(
+            run_id=run.new.run_id,
+            agent_name=run.new.agent_name,
+            caller_id=run.new.caller_id,
+            parent_run_id=run.new.parent_run_id,
+            status=run.status,
+            created_at=run.created_at,
+            updated_at=run.updated_at,
+            owner=run.owner,
+            owner_alive=self._has_live_owner(run),
+            token=run.token,
+            strikes=run.strikes,
+            not_before=run.not_before,
+            reason=run.reason,
+            cancel_requested=run.cancel_requested,
+            expires_at=run.expires_at,
+            next_seq=run.next_seq,
+            size=run.size,
+            meta=run.new.meta,
+            progress=run.progress,
+        )
+
+
+def _matches(record: RunRecord, filter: RunFilter) -> bool:
+    return (
+        (not filter.interrupted or record.is_interrupted)
+        and (filter.statuses is None or record.status in filter.statuses)
+        and (filter.agent_name is None or record.agent_name == filter.agent_name)
+        and (filter.caller_id is None or record.caller_id == filter.caller_id)
+        and (filter.parent_run_id is None or record.parent_run_id == filter.parent_run_id)
+    )

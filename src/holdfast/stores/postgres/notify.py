@@ -1,0 +1,102 @@
+"""Signs that another process changed something."""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from datetime import timedelta
+
+import psycopg
+
+from holdfast.checkpoint.errors import StoreError
+from holdfast.stores.postgres import connection
+from holdfast.stores.postgres.database import Database, ReaderPool
+
+log = logging.getLogger("holdfast.stores.postgres")
+
+_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 5.0
+
+
+class ChangeNotifier:
+    """Hears of changes by LISTEN, on a connection of its own. Where that is not to be had, every wait is a short one.
+
+    A transaction pooler takes a LISTEN without complaint, and no notification ever comes through. So a connection
+    counts as listening only once it has heard a notification that was sent on another.
+    """
+
+    def __init__(self, database: Database, readers: ReaderPool, *, poll_interval: timedelta) -> None:
+        """`database` is where to listen: the server itself, when `readers` talk to a pooler."""
+        self._database, self._readers = database, readers
+        self._channel = database.sql.schema
+        self._poll_interval_s = poll_interval.total_seconds()
+        self._probe = uuid.uuid4().hex
+        self._listening = asyncio.Event()
+        self._next_change = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether notifications come through."""
+        return self._listening.is_set()
+
+    async def start(self, timeout: timedelta) -> None:
+        """Begin to listen. Returns once the first notification came through, or after `wait`."""
+        self._task = asyncio.create_task(self._listen_forever(), name="holdfast-postgres-notify")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout.total_seconds()):
+                await self._listening.wait()
+
+    async def close(self) -> None:
+        """Whoever waits is woken."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self.notify_all()
+
+    def notify_all(self) -> None:
+        """Wake everybody who waits."""
+        self._next_change.set()
+        self._next_change = asyncio.Event()
+
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        """Whether there was a sign, or might have been one that cannot be heard."""
+        deaf = not self._listening.is_set() and self._poll_interval_s < timeout.total_seconds()
+        try:
+            async with asyncio.timeout(self._poll_interval_s if deaf else timeout.total_seconds()):
+                await self._next_change.wait()
+        except TimeoutError:
+            return deaf
+        return True
+
+    async def _listen_forever(self) -> None:
+        pause = _MIN_BACKOFF_S
+        while True:
+            try:
+                async with await self._database.connect() as connection:
+                    await self._listen(connection)
+            except psycopg.Error as exc:
+                log.info("%s: the connection that listens is lost: %s", self._database.label, exc)
+            if self._listening.is_set():
+                pause = _MIN_BACKOFF_S
+            self._listening.clear()
+            self.notify_all()  # there may have been signs that nobody heard
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_BACKOFF_S)
+
+    async def _listen(self, connection: psycopg.AsyncConnection) -> None:
+        await connection.execute(f'listen "{self._channel}"'.encode())
+        probing = asyncio.create_task(self._send_probe())
+        try:
+            async for notification in connection.notifies():
+                if notification.payload == self._probe:
+                    self._listening.set()
+                elif not notification.payload:
+                    self.notify_all()
+        finally:
+            probing.cancel()
+            await asyncio.wait([probing])
+
+    async def _send_probe(self) -> None:
+        with contextlib.suppress(StoreError):
+            values = (self._channel.encode(), self._probe.encode())
+            await self._readers.call(b"select pg_notify($1, $2)", (connection.TEXT, connection.TEXT), values)

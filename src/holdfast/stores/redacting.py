@@ -1,0 +1,123 @@
+"""A store in which what a redaction removes is never written."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.codec import Begin, decode, encode
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.core.redaction import Redact
+
+#: What somebody wrote about a run. The rest of its meta says who it is: runs are found, counted and resumed by that, so
+#: it is stored as it is.
+_REDACTED_FIELDS = ("prompt", "labels", "inputs")
+
+
+class RedactingStore:
+    """A `CheckpointStore` over another one. A resumed run finds its conversation as it was written: redacted.
+
+    Ids and names are not redacted: of the run, its parent, agent, caller, channel and guild.
+    """
+
+    def __init__(self, store: CheckpointStore, redact: Redact) -> None:
+        self._store, self._redact = store, redact
+        self.durable = store.durable
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        await self._store.register_worker(worker)
+
+    async def deregister_worker(self, worker_id: str) -> None:
+        await self._store.deregister_worker(worker_id)
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        entries = self._redact_entries(run.entries)
+        # What listings show is cut from what was redacted: half a secret is not known for one.
+        head = decode(entries[0].body, Begin).meta.summary()
+        redacted = msgspec.structs.replace(
+            run, meta=encode(head), progress=self._redact_body(run.progress), entries=entries
+        )
+        return await self._store.create(redacted, worker_id=worker_id)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        redacted = msgspec.structs.replace(
+            write, entries=self._redact_entries(write.entries), progress=self._redact_body(write.progress)
+        )
+        await self._store.append(claim, redacted)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        return await self._store.load(run_id, after=after)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        redacted = msgspec.structs.replace(
+            release,
+            reason=self._redact(release.reason),
+            entries=self._redact_entries(release.entries),
+            progress=None if release.progress is None else self._redact_body(release.progress),
+        )
+        await self._store.release(claim, redacted)
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        await self._store.remove(run_id, claim=claim)
+
+    def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        return self._store.list_runs(filter)
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+    ) -> Claim:
+        return await self._store.claim(run_id, worker_id, statuses=statuses, steal=steal)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        return await self._store.claim_next(worker_id, agents=agents, limit=limit)
+
+    async def request_cancel(self, run_id: str) -> None:
+        await self._store.request_cancel(run_id)
+
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        return await self._store.pending_cancellations(worker_id)
+
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        return await self._store.wait_for_change(timeout)
+
+    async def purge(self, *, limit: int = 100) -> int:
+        return await self._store.purge(limit=limit)
+
+    def stored_prompt(self, prompt: str) -> str:
+        """The prompt of a run as it can be read from this store."""
+        return str(self._redact_meta({"prompt": prompt})["prompt"])
+
+    def _redact_entries(self, entries: Sequence[Entry]) -> list[Entry]:
+        return [
+            msgspec.structs.replace(
+                entry,
+                body=self._redact_begin(entry.body) if entry.kind is EntryKind.BEGIN else self._redact_body(entry.body),
+            )
+            for entry in entries
+        ]
+
+    def _redact_begin(self, body: bytes) -> bytes:
+        begin = msgspec.json.decode(body)
+        return msgspec.json.encode({**begin, "meta": self._redact_meta(begin["meta"])})
+
+    def _redact_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
+        written: Any = self._redact({name: meta[name] for name in _REDACTED_FIELDS if name in meta})
+        return {**meta, **written}
+
+    def _redact_body(self, body: bytes) -> bytes:
+        return msgspec.json.encode(self._redact(msgspec.json.decode(body)))
+
+
+def stored_prompt(store: CheckpointStore, prompt: str) -> str:
+    """The prompt of a run as it can be read from `store`."""
+    return store.stored_prompt(prompt) if isinstance(store, RedactingStore) else prompt

@@ -1,0 +1,176 @@
+"""Runs in one SQLite file: the default store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from datetime import timedelta
+from os import PathLike
+from pathlib import Path
+
+from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.errors import StoreClosed, StoreError
+from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.store import StoreHealth
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.stores.sqlite import claims, heartbeat, runs
+from holdfast.stores.sqlite.database import Database, Durability
+from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
+from holdfast.stores.sqlite.reader import Reader
+from holdfast.stores.sqlite.writer import Writer
+
+
+class SqliteStore:
+    """Keeps runs in one file, for any number of processes on one host.
+
+    One thread writes: whatever waits is one transaction, and each caller goes on when its own part is on the disk.
+    Reads have connections of their own; they neither wait for writes nor hold them up. The event loop is not blocked
+    by either, but for a lone run whose writes follow one another closely on a quick disk (see `Writer`).
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        durability: Durability = "full",
+        lease_timeout: timedelta = timedelta(seconds=30),
+        timeout: timedelta = timedelta(seconds=10),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Nothing is touched before `open`.
+
+        Args:
+            path: the file. It and its folder are created if they are not there.
+            durability: `full`: what was acknowledged survives a power cut. `process`: only the end of the process.
+            dead_after: a worker whose process cannot be seen from here (another host, another container) is dead
+                when its last heartbeat is so old. Of a process on this host it is known at once.
+            patience: how long a write waits for a lock of another process before it fails with `StoreUnavailable`.
+        """
+        self._path = Path(path)
+        self._clock = clock
+        self._lease_timeout = lease_timeout
+        self._database = Database(self._path, durability=durability, timeout=timeout)
+        self._fair_queue = claims.FairQueue(lease_timeout)
+        self._is_open = False
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- open and closed ----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._is_open:
+            return
+        loop = asyncio.get_running_loop()
+        self._notifier = ChangeNotifier(loop, self._clock)
+        self._writer = Writer(self._database, self._clock, self._notifier.notify)
+        self._notifier.start(await self._writer.start(loop))
+        self._reader = Reader(self._database, self._clock, self._lease_timeout)
+        self._heartbeat = Heartbeat(
+            self._database, self._clock, self._lease_timeout, self._notifier.notify, can_write=self._writer.is_running
+        )
+        self._is_open = True
+
+    async def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._closing = asyncio.ensure_future(self._close())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._notifier.wake_all()
+        self._heartbeat.stop()
+        await self._reader.close()
+        await self._writer.stop()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreClosed(f"{self._path} is not open: call open() first, and nothing after close()")
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        self._check_open()
+        await self._writer.submit(None, heartbeat.register_worker, worker, self._lease_timeout)
+        self._heartbeat.add(worker)
+
+    async def deregister_worker(self, worker_id: str) -> None:
+        self._check_open()
+        worker = self._heartbeat.remove(worker_id)
+        try:
+            await self._writer.submit(None, heartbeat.deregister_worker, worker_id)
+        except StoreError:
+            if worker is not None:
+                self._heartbeat.add(worker)
+            raise
+
+    # -- one run ------------------------------------------------------------------------------------------------------
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        self._check_open()
+        return await self._writer.submit(run.run_id, runs.create, run, worker_id)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        self._check_open()
+        await self._writer.submit(claim.run_id, runs.append, claim, write)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        self._check_open()
+        return await self._reader.load(run_id, after)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        self._check_open()
+        await self._writer.submit(claim.run_id, runs.release, claim, release)
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        self._check_open()
+        await self._writer.submit(run_id, runs.remove, run_id, claim, self._lease_timeout)
+
+    # -- finding and claiming -----------------------------------------------------------------------------------------
+
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        self._check_open()
+        async for record in self._reader.list_runs(filter or RunFilter()):
+            yield record
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+    ) -> Claim:
+        self._check_open()
+        return await self._writer.submit(
+            run_id, claims.claim, run_id, worker_id, frozenset(statuses), steal, self._lease_timeout
+        )
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        self._check_open()
+        wanted, looked = frozenset(agents), None
+        while True:
+            # One transaction for each look: however many callers wait for something else, writes do not wait for that.
+            taken, looked = await self._writer.submit(
+                None, self._fair_queue.claim_next, worker_id, wanted, limit, looked
+            )
+            if taken or looked is None:
+                return taken
+
+    # -- signals between processes ------------------------------------------------------------------------------------
+
+    async def request_cancel(self, run_id: str) -> None:
+        self._check_open()
+        await self._writer.submit(run_id, runs.request_cancel, run_id)
+
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        self._check_open()
+        return await self._reader.pending_cancellations(worker_id)
+
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        self._check_open()
+        with self._heartbeat.polling():
+            return await self._notifier.wait_for_change(timeout)
+
+    async def purge(self, *, limit: int = 100) -> int:
+        self._check_open()
+        return await self._writer.submit(None, runs.purge, limit)
+
+    async def check_health(self) -> StoreHealth:
+        self._check_open()
+        return await self._reader.check_health()

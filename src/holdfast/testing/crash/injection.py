@@ -1,0 +1,186 @@
+"""Where a process crashes.
+
+A store with a crash point before and after every write.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.codec import Progress, RecordedResult, decode
+from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.testing.crash.events import (
+    CrashEvent,
+    EventLog,
+    OtherLoops,
+    PointReachedEvent,
+    RunClosingEvent,
+    WriteAcknowledgedEvent,
+)
+
+
+class CrashInjector:
+    """Passes every crash point of one life, and kills the process at the one it is set for."""
+
+    def __init__(self, event_log: EventLog, *, at: Collection[str] = (), nth: int | None = None) -> None:
+        """Set a trap.
+
+        Args:
+            at: the marks of a point: crash when the first of them is met.
+            nth: crash at the n-th point of this life, whichever that is.
+        """
+        self._event_log, self._at, self._nth = event_log, frozenset(at), nth
+        self._mark_counts: Counter[str] = Counter()
+        self._points = 0
+        self._lock = threading.Lock()
+
+    def reach(self, *marks: str, fallback_mark: str | None = None) -> None:
+        """Pass a crash point; it is named by its first mark.
+
+        Which writes a run makes depends on the speed of its tools: two results may be written one by one, or together.
+        What is written does not. So a point is known by its marks, the things that become durable there, not by
+        its number.
+
+        Args:
+            at_the_latest: a mark that is met in every run, at this point or after it.
+        """
+        with self._lock:
+            self._points += 1
+            numbered = [self._number_mark(mark) for mark in marks]
+            sought = [numbered[0], *([fallback_mark] if fallback_mark else [])]
+            if self._points == self._nth or not self._at.isdisjoint(numbered):
+                self._event_log.write(CrashEvent(point=numbered[0]))
+                _kill_process()
+            self._event_log.write(PointReachedEvent(point=numbered[0], marks=sought))
+
+    def _number_mark(self, mark: str) -> str:
+        self._mark_counts[mark] += 1
+        return mark if self._mark_counts[mark] == 1 else f"{mark} ({self._mark_counts[mark]})"
+
+
+def _kill_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()  # the signal is on its way: nothing else happens in this thread
+
+
+_T = TypeVar("_T")
+
+
+class CrashingStore:
+    """Hands every call on to another store, through a trap. Notes what that store has acknowledged."""
+
+    def __init__(
+        self, inner: CheckpointStore, injector: CrashInjector, event_log: EventLog, other_loops: OtherLoops
+    ) -> None:
+        self._inner, self._injector, self._event_log, self._other_loops = inner, injector, event_log, other_loops
+        self.durable = inner.durable
+
+    async def open(self) -> None:
+        await self._inner.open()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        await self._inner.register_worker(worker)
+
+    async def deregister_worker(self, worker_id: str) -> None:
+        await self._inner.deregister_worker(worker_id)
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        note = WriteAcknowledgedEvent(run_id=run.run_id, entries=run.entries, rewrite=True)
+        return await self._write_with_crash_points(self._inner.create(run, worker_id=worker_id), note, ["creation"])
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        if not write.entries:
+            # The mere proof that the claim holds. It changes nothing; the tool that follows is a point of its own.
+            await self._inner.append(claim, write)
+            return
+        marks, step = _list_marks(write.entries, decode(write.progress, Progress))
+        note = WriteAcknowledgedEvent(run_id=claim.run_id, entries=write.entries, rewrite=write.rewrite)
+        await self._write_with_crash_points(self._inner.append(claim, write), note, marks, fallback_mark=step)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        return await self._inner.load(run_id, after=after)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await self._record_closing(claim.run_id)
+        note = WriteAcknowledgedEvent(run_id=claim.run_id, entries=release.entries)
+        await self._write_with_crash_points(self._inner.release(claim, release), note, [f"end ({release.status})"])
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        await self._record_closing(run_id)
+        note = WriteAcknowledgedEvent(run_id=run_id, removed=True)
+        await self._write_with_crash_points(self._inner.remove(run_id, claim=claim), note, ["removal"])
+
+    def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        return self._inner.list_runs(filter)
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+    ) -> Claim:
+        claim = await self._inner.claim(run_id, worker_id, statuses=statuses, steal=steal)
+        self._injector.reach(f"after claim of {run_id}")
+        return claim
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        claims = await self._inner.claim_next(worker_id, agents=agents, limit=limit)
+        for claim in claims:
+            self._injector.reach(f"after claim of {claim.run_id}")
+        return claims
+
+    async def request_cancel(self, run_id: str) -> None:
+        await self._inner.request_cancel(run_id)
+
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        return await self._inner.pending_cancellations(worker_id)
+
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        return await self._inner.wait_for_change(timeout)
+
+    async def purge(self, *, limit: int = 100) -> int:
+        return await self._inner.purge(limit=limit)
+
+    async def _record_closing(self, run_id: str) -> None:
+        with contextlib.suppress(RunNotFound):
+            stored = await self._inner.load(run_id)
+            if stored.record.agent_name in self._other_loops:
+                self._event_log.write(RunClosingEvent(journal=self._other_loops.read_journal(stored)))
+
+    async def _write_with_crash_points(
+        self, write: Awaitable[_T], event: WriteAcknowledgedEvent, what: Sequence[str], fallback_mark: str | None = None
+    ) -> _T:
+        for side in ("before", "after"):
+            if side == "after":
+                written = await write
+                self._event_log.write(event)
+            marks = [f"{side} {each} of {event.run_id}" for each in what]
+            latest = f"{side} {fallback_mark} of {event.run_id}" if fallback_mark else None
+            self._injector.reach(*marks, fallback_mark=latest)
+        return written
+
+
+def _list_marks(entries: Sequence[Entry], progress: Progress) -> tuple[list[str], str]:
+    """What becomes durable with this write, the most telling first; and the step it belongs to."""
+    kinds = {entry.kind for entry in entries}
+    finished = EntryKind.STEP in kinds
+    step = f"step {progress.steps if finished else progress.steps + 1}"
+    results = [
+        f"result {decode(entry.body, RecordedResult).call}" for entry in entries if entry.kind is EntryKind.RESULT
+    ]
+    marks = [
+        *([step] if finished else []),
+        *([f"phase {progress.phases}"] if EntryKind.PHASE in kinds else []),
+        *([f"messages of {step}"] if kinds & {EntryKind.MESSAGE, EntryKind.ADOPT} else []),
+        *results,
+    ]
+    return marks, step

@@ -1,0 +1,123 @@
+"""The program of a process in which tested agents live: `python -m holdfast.testing.crash.worker_main`.
+
+It reads a subject and then one life after another, as lines of JSON, imports the agent once, and forks a process for
+each life, which is much quicker than a new interpreter. If importing the agent has started threads, a fork would not
+be safe: then each life gets a new interpreter.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.testing.crash.attempt import Attempt, AttemptResult, CrashTestConfig, execute_attempt, import_object
+
+#: Argument with which the program lives one life itself.
+_NEW_INTERPRETER = "--alone"
+
+
+def main() -> None:
+    lines = iter(sys.stdin.buffer)
+    said = next(lines)
+    subject = msgspec.json.decode(said, type=CrashTestConfig)
+    if _NEW_INTERPRETER in sys.argv:
+        _run_attempt(msgspec.json.decode(next(lines), type=Attempt), subject)
+        return
+    warm = False
+    for line in lines:
+        life = msgspec.json.decode(line, type=Attempt)
+        if not warm:
+            _warm_up(life, subject)
+            warm = True
+        code = _run_in_new_interpreter(said, line, life) if _count_threads() > 1 else _run_forked(life, subject)
+        sys.stdout.buffer.write(msgspec.json.encode(AttemptResult(exit_code=code)) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _warm_up(attempt: Attempt, config: CrashTestConfig) -> None:
+    """Import all that the lives will need. The store is made for that, and never opened."""
+    with contextlib.suppress(Exception):  # each life says what is wrong with it, in its own log
+        import_object(config.agent)
+        import_object(config.open_store)(attempt.url)
+
+
+def _run_forked(attempt: Attempt, config: CrashTestConfig) -> int:
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        with _open_log(attempt.log_path) as log, open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+        _run_attempt(attempt, config)
+        code = 0
+    except BaseException:  # whatever it is, this process must not go on as a second nursery
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_in_new_interpreter(config: bytes, attempt: bytes, decoded: Attempt) -> int:
+    with _open_log(decoded.log_path) as log:
+        program = [sys.executable, "-m", "holdfast.testing.crash.worker_main", _NEW_INTERPRETER]
+        return subprocess.run(program, input=config + attempt, stdout=log, stderr=log, check=False).returncode
+
+
+def _run_attempt(attempt: Attempt, config: CrashTestConfig) -> None:
+    faulthandler.dump_traceback_later(config.timeout + 5, exit=True)  # in case the event loop itself stands still
+    asyncio.run(_run_with_timeout(attempt, config))
+    faulthandler.cancel_dump_traceback_later()
+
+
+async def _run_with_timeout(attempt: Attempt, config: CrashTestConfig) -> None:
+    living = asyncio.ensure_future(execute_attempt(attempt, config))
+    done, _ = await asyncio.wait([living], timeout=config.timeout)
+    if not done:
+        print(f"this life hangs: it has taken {config.timeout} seconds", file=sys.stderr)
+        for task in asyncio.all_tasks():
+            print("".join(traceback.format_list(_get_stack(task))), file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+    living.result()
+
+
+def _get_stack(task: "asyncio.Task[Any]") -> traceback.StackSummary:
+    """Where a task waits, down to the innermost coroutine: its own `get_stack` stops at the outermost."""
+    frames = []
+    coroutine: Any = task.get_coro()
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        frames.append((frame, frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return traceback.StackSummary.extract(iter(frames))
+
+
+@contextlib.contextmanager
+def _open_log(path: Path) -> Iterator[int]:
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        yield log
+    finally:
+        os.close(log)
+
+
+def _count_threads() -> int:
+    """Threads of this process, those that Python does not know included, where the system tells."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
+
+
+if __name__ == "__main__":
+    main()

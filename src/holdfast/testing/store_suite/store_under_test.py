@@ -1,0 +1,123 @@
+"""The store under test: how it is built, and what the clauses are tried with."""
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import ClassVar
+
+import pytest
+import pytest_asyncio
+
+from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.record import NewRun, RunFilter, RunRecord
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.testing.store_process_main import load_store_factory
+
+
+class StoreUnderTest:
+    """What a subclass says about its store: `factory` and `location`."""
+
+    #: `module:function`. Called with a location, gives a store that is not open yet. Child processes import it too.
+    factory: ClassVar[str] = "holdfast.stores.url:store_from_url"
+    #: How long to wait for what a store has to do by itself. Long, so that a busy machine is no failure.
+    timeout: ClassVar[timedelta] = timedelta(seconds=60)
+    #: How long to try random sequences of calls; twice as long where processes are killed.
+    sequence_seconds: ClassVar[float] = 3
+
+    @pytest.fixture
+    def location(self) -> str:
+        """Where the store keeps its runs: a new, empty place for each test."""
+        raise NotImplementedError("override the fixture `location`: a string that `factory` makes a store from")
+
+    def build(self, location: str) -> CheckpointStore:
+        return load_store_factory(self.factory)(location)
+
+    @pytest_asyncio.fixture
+    async def store(self, location: str) -> AsyncIterator[CheckpointStore]:
+        """An empty store, open."""
+        store = self.build(location)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    @pytest_asyncio.fixture
+    async def worker(self, store: CheckpointStore) -> str:
+        """The id of a live worker."""
+        return await add_worker(store)
+
+
+def make_worker() -> WorkerIdentity:
+    """A worker in this process."""
+    return WorkerIdentity(worker_id=f"worker-{uuid.uuid4().hex}", process=this_process())
+
+
+async def add_worker(store: CheckpointStore) -> str:
+    """A new worker in this process that the store knows as alive; its id."""
+    worker = make_worker()
+    await store.register_worker(worker)
+    return worker.worker_id
+
+
+def make_entries(first: int, *bodies: bytes, kind: EntryKind = EntryKind.MESSAGE) -> list[Entry]:
+    """Entries with these bodies, numbered from `first`."""
+    return [Entry(seq=seq, kind=kind, body=body) for seq, body in enumerate(bodies, first)]
+
+
+def make_run(
+    run_id: str = "run-1",
+    *bodies: bytes,
+    agent_name: str = "agent",
+    caller_id: str = "caller",
+    parent_run_id: str | None = None,
+    meta: bytes = b"meta",
+    progress: bytes = b"progress",
+) -> NewRun:
+    """A run whose journal begins with `bodies`, or with one entry."""
+    return NewRun(
+        run_id=run_id,
+        agent_name=agent_name,
+        caller_id=caller_id,
+        parent_run_id=parent_run_id,
+        meta=meta,
+        progress=progress,
+        entries=make_entries(0, *(bodies or (b"begin",)), kind=EntryKind.BEGIN),
+    )
+
+
+def make_append(
+    first: int, *bodies: bytes, progress: bytes = b"progress", rewrite: bool = False, step_finished: bool = False
+) -> Append:
+    return Append(entries=make_entries(first, *bodies), progress=progress, rewrite=rewrite, step_finished=step_finished)
+
+
+async def create_claimed(store: CheckpointStore, worker_id: str, run: NewRun | None = None) -> Claim:
+    """The claim on a new run that `worker_id` drives."""
+    claim = await store.create(run or make_run(), worker_id=worker_id)
+    assert claim is not None, "a run created for a worker is claimed by it"
+    return claim
+
+
+async def load_contents(store: CheckpointStore, run_id: str = "run-1") -> tuple[RunRecord, list[Entry]]:
+    """Everything the store gives out about a run. Equal before and after what must change nothing."""
+    stored = await store.load(run_id)
+    return stored.record, list(stored.entries)
+
+
+async def load_record(store: CheckpointStore, run_id: str = "run-1") -> RunRecord:
+    return (await store.load(run_id)).record
+
+
+async def load_bodies(store: CheckpointStore, run_id: str = "run-1") -> list[bytes]:
+    return [entry.body for entry in (await store.load(run_id)).entries]
+
+
+async def list_run_ids(store: CheckpointStore, filter: RunFilter | None = None) -> list[str]:
+    """The ids of the runs that the store lists, in its order."""
+    return [record.run_id async for record in store.list_runs(filter)]
+
+
+def get_run_ids(claims: Sequence[Claim]) -> list[str]:
+    return [claim.run_id for claim in claims]

@@ -1,0 +1,72 @@
+"""Ends a host's life at a named place of a run, as by SIGKILL, and goes on in another."""
+
+import asyncio
+from typing import Any
+
+from tests.simulated_host import SimulatedHost
+
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.core.agent import Agent
+from holdfast.core.result import Result
+
+RUN = "r1"
+
+
+class CrashSimulator:
+    """Places in tools and models, some of them deadly. Each kills once."""
+
+    def __init__(self, *deadly: str) -> None:
+        self._crash_points = list(deadly)
+        self._host: SimulatedHost | None = None
+        self._crashed = asyncio.Event()
+        #: The places that were passed, in all lives.
+        self.passed: list[str] = []
+
+    async def reach(self, point: str, *, results: int = 0) -> None:
+        """Die here, or pass. What the run did so far is saved, as it would be a moment later anyway.
+
+        Args:
+            results: die only when so many other calls of the batch have ended.
+        """
+        self.passed.append(point)
+        if self._crash_points and self._crash_points[0] == point and self._host is not None:
+            del self._crash_points[0]
+            live = self._host.executor.get_run(RUN)
+            assert live is not None
+            while len(live.state.results) < results:  # noqa: ASYNC110 - nobody tells of a result
+                await asyncio.sleep(0)
+            await live.save(force=True)
+            await self._host.crash()
+            self._crashed.set()
+            await asyncio.Event().wait()
+
+    async def run(
+        self, agent: Agent, *, then: Agent | None = None, store: CheckpointStore | None = None, **options: Any
+    ) -> Result:
+        """Run the agent, life after life, until it comes to its end. After its first death it may be another."""
+        life = self._host = SimulatedHost(store, **options)
+        running = asyncio.create_task(life.executor.run(agent, "go", run_id=RUN))
+        return await self._run_to_end(running, life, then or agent, options)
+
+    async def resume(self, agent: Agent, *, store: CheckpointStore, **options: Any) -> Result:
+        """The same for a run that somebody else left in the store."""
+        life = self._host = SimulatedHost(store, **options)
+        return await self._run_to_end(asyncio.create_task(life.resume(agent, RUN)), life, agent, options)
+
+    async def _run_to_end(
+        self, running: "asyncio.Task[Result]", host: SimulatedHost, agent: Agent, options: dict[str, Any]
+    ) -> Result:
+        while await self._wait_for_crash(running):
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            self._crashed.clear()
+            host = self._host = SimulatedHost(host.inner, **options)
+            running = asyncio.create_task(host.resume(agent, RUN))
+        assert not self._crash_points, f"nobody died at {self._crash_points}"
+        return await running
+
+    async def _wait_for_crash(self, running: "asyncio.Task[Result]") -> bool:
+        died = asyncio.create_task(self._crashed.wait())
+        await asyncio.wait({running, died}, return_when=asyncio.FIRST_COMPLETED)
+        died.cancel()
+        return self._crashed.is_set()

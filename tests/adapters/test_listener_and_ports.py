@@ -1,0 +1,252 @@
+"""What happens to a run while it runs: its text is heard, it is steered, compacted, watched and paid for."""
+
+import asyncio
+from collections.abc import AsyncIterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent, AgentStreamEvent, RunContext
+from pydantic_ai.capabilities import ProcessEventStream
+from pydantic_ai.messages import FunctionToolResultEvent, ModelMessage, ModelRequest, ModelResponse, TextPart
+from tests.adapters.crash_simulator import CrashSimulator
+from tests.adapters.scripted_model import ScriptedModel, call, get_texts
+
+from holdfast import App, Bounds, RunInfo, Usage
+from holdfast.adapters.pydantic_ai import durable
+from holdfast.core.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
+from holdfast.core.ports import RunControl, RunEvent, Watch
+from holdfast.core.state import RunState
+from holdfast.testing.clock import ManualClock
+
+TURNS: list[Any] = [
+    ModelResponse(parts=[TextPart("let me see"), call("c1", "look", city="Lyon")]),
+    [call("c2", "look", city="Faro")],
+    "both are warm",
+]
+
+
+class RecordingListener:
+    """A delivery that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[RunEvent] = []
+        self.outputs: list[Any] = []
+
+    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+        self.events.append(event)
+
+    async def on_output(self, info: RunInfo, output: Any) -> None:
+        self.outputs.append(output)
+
+    async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
+
+
+def looking(script: ScriptedModel, **options: Any) -> Agent[None, Any]:
+    agent: Agent[None, Any] = Agent(script.model, name="looking", **options)
+
+    @agent.tool_plain
+    async def look(city: str) -> str:
+        return f"{city} is warm"
+
+    return agent
+
+
+async def test_the_text_is_heard_as_it_is_written() -> None:
+    heard = RecordingListener()
+    async with App([durable(looking(ScriptedModel(*TURNS)), stream=True)], "memory:", listener=heard) as app:
+        result = await app.run("looking", "go")
+    texts = [(event.step, event.text) for event in heard.events if event.kind == "text"]
+    assert texts == [(1, "let "), (1, "me "), (1, "see "), (3, "both "), (3, "are "), (3, "warm ")]
+    assert result.output == "both are warm "
+    assert [event.kind for event in heard.events if event.kind != "text"] == [
+        "step", "reply", "tool_start", "tool_end", "step", "reply", "tool_start", "tool_end", "step", "reply",
+    ]  # fmt: skip
+    assert heard.outputs == ["both are warm "]
+
+
+async def test_without_streaming_replies_come_whole() -> None:
+    heard = RecordingListener()
+    async with App([durable(looking(ScriptedModel(*TURNS)))], "memory:", listener=heard) as app:
+        await app.run("looking", "go")
+    assert [event.text for event in heard.events if event.kind == "reply"] == ["let me see", "", "both are warm"]
+    assert not [event for event in heard.events if event.kind == "text"]
+
+
+async def test_an_event_handler_of_the_agents_own_still_hears_everything() -> None:
+    results: list[Any] = []
+
+    async def handle(ctx: RunContext[None], events: AsyncIterable[AgentStreamEvent]) -> None:
+        results.extend([event.part.content async for event in events if isinstance(event, FunctionToolResultEvent)])
+
+    agent = looking(ScriptedModel(*TURNS), capabilities=[ProcessEventStream(handle)])
+    async with App([durable(agent)], "memory:") as app:
+        await app.run("looking", "go")
+    assert results == ["Lyon is warm", "Faro is warm"]
+
+
+async def test_a_run_is_steered_between_steps_and_at_its_end() -> None:
+    script = ScriptedModel([call("c1", "hint")], "an answer", "another answer")
+    agent = looking(script)
+
+    @agent.tool_plain
+    async def hint() -> str:
+        app.steer("r1", "and Faro?")
+        return "hinted"
+
+    @agent.output_validator
+    async def ask_more(output: str) -> str:
+        if output == "an answer":
+            app.steer("r1", "are you sure?")
+        return output
+
+    async with App([durable(agent)], "memory:") as app:
+        result = await app.run("looking", "go", run_id="r1")
+    assert (result.output, result.steps) == ("another answer", 3)
+    assert get_texts(script.asked[-1]) == [
+        ("user-prompt", "go"),
+        ("tool-call", {}),
+        ("tool-return", "hinted"),
+        ("user-prompt", "and Faro?"),
+        ("text", "an answer"),
+        ("user-prompt", "are you sure?"),
+    ]
+    assert get_texts(list(result.messages)) == [*get_texts(script.asked[-1]), ("text", "another answer")]
+
+
+async def keep_three(messages: Sequence[Any]) -> Sequence[Any] | None:
+    assert isinstance(messages[-1], ModelRequest)
+    return [messages[0], *messages[-2:]] if len(messages) > 3 else None
+
+
+async def test_a_conversation_is_compacted_and_goes_on_so_after_a_death() -> None:
+    shown: list[list[Any]] = []
+    deaths = CrashSimulator("look 3")
+
+    def reply(messages: list[ModelMessage]) -> ModelResponse:
+        shown.append(get_texts(messages))
+        number = 1 + max((args["n"] for kind, args in shown[-1] if kind == "tool-call"), default=0)
+        return ModelResponse(parts=[call(f"c{number}", "look", n=number)] if number < 5 else [TextPart("done")])
+
+    agent: Agent[None, str] = Agent(ScriptedModel(*[reply] * 9).model, name="compacted")
+
+    @agent.tool_plain
+    async def look(n: int) -> int:
+        await deaths.reach(f"look {n}")
+        return n
+
+    result = await deaths.run(durable(agent, compact=keep_three, effects={"look": "pure"}))
+    assert result.output == "done"
+    assert [len(each) for each in shown] == [1, 3, 3, 3, 3]
+    assert shown[-1] == [("user-prompt", "go"), ("tool-call", {"n": 4}), ("tool-return", 4)]
+    assert deaths.passed == ["look 1", "look 2", "look 3", "look 3", "look 4"]
+    assert get_texts(list(result.messages)) == [*shown[-1], ("text", "done")]
+
+
+async def test_what_compaction_returns_has_to_be_a_conversation() -> None:
+    async def nothing(messages: Sequence[Any]) -> Sequence[Any]:
+        return []
+
+    async with App([durable(looking(ScriptedModel("done")), compact=nothing)], "memory:") as app:
+        with pytest.raises(DefinitionError, match="end with the request"):
+            await app.run("looking", "go")
+
+
+async def test_a_budget_stops_the_run_between_steps_and_lets_it_go_on() -> None:
+    class Budget:
+        def __init__(self) -> None:
+            self.limit = 2
+            self.committed: list[Usage] = []
+
+        async def check(self, info: RunInfo, state: RunState) -> None:
+            if state.own_usage.requests >= self.limit:
+                raise RunParked("budget", f"{self.limit} requests")
+
+        async def commit(self, info: RunInfo, state: RunState) -> None:
+            self.committed.append(state.own_usage)
+
+    budget, script = Budget(), ScriptedModel(*TURNS)
+    async with App([durable(looking(script))], "memory:", budget=budget) as app:
+        with pytest.raises(RunParked, match="budget"):
+            await app.run("looking", "go", run_id="r1")
+        assert len(script.asked) == 2
+        budget.limit = 9
+        assert (await app.resume("r1")).output == "both are warm"
+    assert len(script.asked) == 3
+    assert sorted({usage.requests for usage in budget.committed}) == [1, 2, 3]
+
+
+async def test_a_critic_sees_signs_of_life_and_may_kill() -> None:
+    class Critic:
+        def __init__(self, patience: int) -> None:
+            self.left = patience
+            self.control: RunControl | None = None
+
+        def begin(
+            self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None
+        ) -> Watch | None:
+            self.control = control
+            return self
+
+        def activity(self) -> None:
+            self.left -= 1
+            if self.left == 0:
+                assert self.control is not None
+                self.control.kill("it talks too much")
+
+        def close(self) -> None: ...
+
+    calm, strict = Critic(1000), Critic(5)
+    async with App([durable(looking(ScriptedModel(*TURNS)))], "memory:", critic=calm) as app:
+        await app.run("looking", "go")
+    assert calm.left < 995
+    async with App([durable(looking(ScriptedModel(*TURNS)))], "memory:", critic=strict) as app:
+        with pytest.raises(RunKilled):
+            await app.run("looking", "go")
+
+
+async def test_a_run_that_takes_too_long_is_ended() -> None:
+    agent = looking(ScriptedModel([call("c1", "wait")], "done"))
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    @agent.tool_plain
+    async def wait() -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+        return "never"
+
+    clock, limit = ManualClock(), timedelta(minutes=1)
+    async with App([durable(agent, bounds=Bounds(max_runtime=limit))], "memory:", clock=clock) as app:
+        running = asyncio.create_task(app.run("looking", "go"))
+        await begun.wait()
+        await clock.advance(limit)
+        with pytest.raises(RuntimeExceeded):
+            await running
+    assert over.is_set()
+
+
+async def test_a_shutdown_leaves_the_run_at_its_next_boundary(durable_store_url: str) -> None:
+    script = ScriptedModel([call("c0", "slow")], *TURNS[1:])
+    agent = looking(script)
+    begun = asyncio.Event()
+
+    @agent.tool_plain
+    async def slow() -> str:
+        begun.set()
+        while not app._open_executor.draining:  # noqa: ASYNC110 - nobody tells of a shutdown
+            await asyncio.sleep(0.001)
+        return "slow"
+
+    known = durable(agent)
+    async with App([known], durable_store_url, recover_on_start=False) as app:
+        running = asyncio.create_task(app.run(known, "go", run_id="r1"))
+        await begun.wait()
+    with pytest.raises(Shutdown, match="after step 1"):
+        await running
+    assert len(script.asked) == 1
+    async with App([known], durable_store_url, recover_on_start=False) as app:
+        await app.recover()
+    assert len(script.asked) == 3

@@ -1,0 +1,85 @@
+"""Processes to be killed while a battery works: `python -m tests.batteries.battery_process PART URL ...`.
+
+They print what they have come to, a line each, and hang where they are told to.
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tests.core.null_listener import NullListener
+
+from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, Usage, tool
+from holdfast.batteries.audit import Audit, TablesAudit
+from holdfast.batteries.budget import Budget, Limit, TablesLedger
+from holdfast.batteries.schedule import Schedule, TablesJobs
+from holdfast.core.info import RunInfo
+from holdfast.core.ports import RunEvent
+from holdfast.db.url import tables_from_url
+from holdfast.testing import ManualClock
+
+#: What the model takes for each step, and how many steps it makes of a run.
+TOKENS, STEPS = 10, 15
+
+#: The job of the schedule is added at the first of these times and due at the second.
+ADDED, DUE = datetime(2030, 1, 1, 11, 30, tzinfo=UTC), datetime(2030, 1, 1, 12, 0, 5, tzinfo=UTC)
+
+
+@tool(effect="pure")
+async def work(number: int) -> str:
+    """Work, a little."""
+    return f"worked {number}"
+
+
+class PrintingListener(NullListener):
+    """Prints each step as it begins: the one before it is saved and booked then. Hangs in one of them."""
+
+    def __init__(self, hang_in: int) -> None:
+        self._hang_in = hang_in
+
+    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+        if event.kind == "step":
+            print(event.step, flush=True)
+            if event.step == self._hang_in:
+                await asyncio.Event().wait()
+
+
+async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+    step = 1 + sum(isinstance(message, Reply) for message in messages)
+    usage = Usage(input_tokens=TOKENS)
+    if step == STEPS:
+        return Reply(text="done", usage=usage)
+    return Reply(tool_calls=[ToolCall(id=f"c{step}", name="work", arguments={"number": step})], usage=usage)
+
+
+async def run_agent(url: str, hang_in: str) -> None:
+    """The run `r`, with a budget and an audit in the database of the checkpoints."""
+    budget = Budget(Limit(tokens=10**6, per="all"), ledger=TablesLedger(tables_from_url(url)))
+    audit = Audit(TablesAudit(tables_from_url(url)))
+    agent = Agent(name="a", model=model, tools=[work])
+    options = {"budget": budget, "audit": audit, "listener": PrintingListener(int(hang_in))}
+    async with App([agent], url, recover_on_start=False, **options) as app:  # type: ignore[arg-type]
+        print((await app.run("a", "go", run_id="r")).output, flush=True)
+
+
+async def fire_schedule(url: str, hang: str) -> None:
+    """One pass of a schedule with one job. May hang when the job's run is submitted, before the job is marked."""
+    async with App([Agent(name="a", model=model, tools=[work])], url, recover_on_start=False) as app:
+
+        async def submit(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
+            await app.submit(agent, prompt, run_id=run_id, caller_id=caller_id)
+            print("submitted", run_id, flush=True)
+            if hang == "hang":
+                await asyncio.Event().wait()
+            return run_id
+
+        schedule = Schedule(submit, jobs=TablesJobs(tables_from_url(url)), clock=ManualClock(DUE))
+        print("ran", len((await schedule.tick()).ran), flush=True)
+        await schedule.close()
+
+
+PARTS = {"run": run_agent, "fire": fire_schedule}
+
+if __name__ == "__main__":
+    asyncio.run(PARTS[sys.argv[1]](*sys.argv[2:]))

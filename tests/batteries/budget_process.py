@@ -1,0 +1,28 @@
+"""A process that spends from an account, step by step, while the budget lets it. Prints what it has spent."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime, timedelta
+
+from holdfast.batteries.budget import Reservation, Spend, TablesLedger
+from holdfast.db.url import tables_from_url
+
+
+async def spend(url: str, name: str, limit: int, step: int) -> int:
+    ledger = TablesLedger(tables_from_url(url))
+    await ledger.open()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    wanted = Reservation(account="all", window=timedelta(days=1), limits={"tokens": limit}, estimate=Spend(tokens=step))
+    total = 0
+    while await ledger.reserve(name, [wanted], datetime.now(UTC)) is None:
+        total += step
+        for _ in range(2):  # said twice, booked once
+            await ledger.commit(name, ["all"], Spend(tokens=total), datetime.now(UTC))
+    await ledger.close()
+    return total
+
+
+if __name__ == "__main__":
+    url, name, limit, step = sys.argv[1:]
+    print(asyncio.run(spend(url, name, int(limit), int(step))), flush=True)

@@ -1,0 +1,54 @@
+"""What the tests of a handle work with."""
+
+from datetime import timedelta
+from typing import Any
+
+from tests.probe_store import ProbeStore
+
+from holdfast.checkpoint.checkpointer import CheckpointSettings, StoreCheckpointer
+from holdfast.checkpoint.codec import RunMeta, read_checkpoint
+from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.core.message import NATIVE_CODEC, User
+from holdfast.core.state import RunState
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.clock import ManualClock
+
+SECOND = timedelta(seconds=1)
+
+
+class CheckpointerHarness:
+    """A store, a clock that stands still, and a state to be saved."""
+
+    def __init__(self, clock: ManualClock, inner: MemoryStore) -> None:
+        self.clock, self.inner = clock, inner
+        self.store = ProbeStore(inner)
+        self.state = RunState()
+
+    def make_checkpointer(
+        self, *, throttle: timedelta = timedelta(0), keep_result: bool = False, **settings: Any
+    ) -> StoreCheckpointer:
+        return StoreCheckpointer(
+            self.store,
+            RunMeta(run_id="r", agent_name="a", prompt="go"),
+            "w",
+            settings=CheckpointSettings(save_interval=throttle, **settings),
+            clock=self.clock,
+            keep_result=keep_result,
+        )
+
+    def add_message(self, text: str) -> None:
+        self.state.history.append(User(text))
+
+    async def load_texts(self) -> list[str]:
+        """What a load would give: the texts of the messages."""
+        checkpoint = read_checkpoint(await self.inner.load("r"), NATIVE_CODEC)
+        return [message.text for message in checkpoint.state.history]
+
+    async def list_interrupted(self) -> list[str]:
+        return [record.run_id async for record in self.inner.list_runs(RunFilter(interrupted=True))]
+
+    async def list_statuses(self) -> dict[str, RunStatus]:
+        return {record.run_id: record.status async for record in self.inner.list_runs()}
+
+    async def load_record(self) -> RunRecord:
+        return (await self.inner.load("r")).record

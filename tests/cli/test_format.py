@@ -1,0 +1,53 @@
+"""Amounts as they are shown, and text as it is typed."""
+
+from datetime import timedelta
+
+import pytest
+
+from holdfast.cli import formatting
+from holdfast.cli.errors import UsageError
+from holdfast.cli.options import parse_labels, parse_resolutions
+from holdfast.cli.output import one_line, sanitize
+from holdfast.cli.stores import redact_url
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(-1, "0.0 s"), (0.25, "0.2 s"), (12, "12 s"), (89, "89 s"), (90, "2 min"), (7200, "2 h"), (86400 * 3, "3 d")],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert formatting.duration(timedelta(seconds=seconds)) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (25_000_000, "25 MB"), (4 * 10**12, "4.0 TB")]
+)
+def test_sizes(count: int, shown: str) -> None:
+    assert formatting.size(count) == shown
+
+
+@pytest.mark.parametrize(("dollars", "shown"), [(0.0, ""), (0.00123, "$0.0012"), (1.5, "$1.50")])
+def test_costs(dollars: float, shown: str) -> None:
+    assert formatting.cost(dollars) == shown
+
+
+def test_text_is_cut_and_cleaned() -> None:
+    assert one_line("a\n  b", 10) == "a b"
+    assert one_line("abcdef", 4) == "abc…"
+    assert sanitize("a\x1b[2J\tb\n\x9b\ud800") == "a\ufffd[2J\tb\n\ufffd\ufffd"
+
+
+def test_answers_are_json_or_text() -> None:
+    assert parse_resolutions(['a={"x": 1}', "b=12", "c=it was sent", "d="]) == {
+        "a": {"x": 1}, "b": 12, "c": "it was sent", "d": "",
+    }  # fmt: skip
+    assert parse_labels(["a=b=c"]) == {"a": "b=c"}
+    with pytest.raises(UsageError, match="--resolve CALL=RESULT"):
+        parse_resolutions(["=x"])
+
+
+def test_no_password_is_shown() -> None:
+    assert redact_url("postgresql://me:s3cret@db/runs") == "postgresql://me:***@db/runs"
+    assert redact_url("postgresql://db/runs?password=s3cret&x=1") == "postgresql://db/runs?password=***&x=1"
+    assert redact_url("postgresql://me@db/runs") == "postgresql://me@db/runs"
+    assert redact_url("sqlite:a@b.db") == "sqlite:a@b.db"

@@ -1,0 +1,141 @@
+"""holdfast ls, show and export."""
+
+import json
+from datetime import datetime
+
+import pytest
+from tests.cli.shell import Shell, kill
+
+
+def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
+    process = shell.start("run", "sample:agent", "note gate", "--run-id", "killed")
+    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_entry("killed", "c2-1")
+    (running,) = shell.json("ls")
+    assert (running["status"], running["owner_alive"]) == ("running", True)
+    kill(process)
+    shell.ok("submit", "other", "note", "--run-id", "queued", "--caller", "me")
+    first, second = shell.json("ls")
+    assert first["cost_usd"] == pytest.approx(0.002)
+    assert {name: first[name] for name in ("run_id", "status", "agent", "steps", "tokens", "owner_alive")} == {
+        "run_id": "killed", "status": "interrupted", "agent": "sampler", "steps": 1, "tokens": 30, "owner_alive": False,
+    }  # fmt: skip
+    assert first["size"] > 100
+    assert datetime.fromisoformat(first["created_at"]).tzinfo is not None
+    assert (second["status"], second["caller"], second["parent"]) == ("queued", "me", None)
+
+    for options, found in [
+        (["--status", "interrupted", "--status", "running"], ["killed"]),
+        (["--status", "running"], []),
+        (["--agent", "other", "--caller", "me"], ["queued"]),
+        (["--limit", "1"], ["queued"]),
+    ]:
+        assert [run["run_id"] for run in shell.json("ls", *options)] == found, options
+
+
+def test_ls_as_a_table(shell: Shell) -> None:
+    assert "there is no store at runs.db" in shell.run("ls").stderr
+    shell.ok("submit", "sampler", "note", "--run-id", "r1")
+    head, row = shell.ok("ls").splitlines()
+    assert head.split() == ["RUN", "STATE", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "OWNER", "WHY"]
+    assert row.split()[:3] == ["r1", "queued", "sampler"]
+    terminal = shell.terminal("ls")
+    assert terminal.finish() == 0
+    assert "\x1b[36mqueued\x1b[0m" in terminal.raw
+    shell.ok("rm", "-f", "r1")
+    assert shell.ok("ls") == "no runs\n"
+
+
+def test_show_tells_a_run_without_its_agents_code(shell: Shell) -> None:
+    process = shell.start("run", "sample:agent", "send+fail note transfer", "--run-id", "r1")
+    shell.wait_for_deed("transfer c3-1")
+    kill(process)
+    shown = shell.run("show", "r1", PYTHONPATH="")
+    assert shown.returncode == 0
+    lines = shown.stdout.splitlines()
+    assert lines[:2] == ["run      r1", "state    interrupted"]
+    assert "user: send+fail note transfer" in lines
+    assert "model: thinking about send+fail" in lines
+    assert "  send(text=1) c1-1" in lines
+    assert "  send c1-1 done: sent 1" in lines
+    assert "  fail c1-2 error: ValueError: this never works" in lines
+    assert any(line.startswith("--- step 1 finished at ") for line in lines)
+    assert lines[-1] == "in doubt: transfer(text=3) c3-1"
+
+
+def test_show_as_json(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "send+fail note", "--run-id", "r1")
+    shell.ok("recover", "sample:app", "-q")
+    shown = shell.json("show", "r1", "--app", "sample:app")
+    assert shown["run"]["status"] == "done"
+    assert [item["kind"] for item in shown["transcript"]] == [
+        "user",
+        "reply",
+        "result",
+        "result",
+        "reply",
+        "result",
+        "reply",
+    ]
+    assert [(call["tool"], call["effect"], call["state"], call["result"]) for call in shown["calls"]] == [
+        ("send", "once", "done", "sent 1"),
+        ("fail", "once", "error", "ValueError: this never works"),
+        ("note", "pure", "done", "noted 2"),
+    ]
+    assert [(step["step"], step["tokens"]) for step in shown["timeline"]] == [(1, 15), (2, 30), (3, 45)]
+    assert shown["outcome"] == {"output": "done: send+fail note", "error": None}
+
+
+def test_show_tells_calls_apart_whose_ids_are_used_again(shell: Shell) -> None:
+    shell.ok("submit", "forgetful", "send fail send", "--run-id", "r1")
+    shell.ok("recover", "forgetful:agent", "-q")
+    shown = shell.json("show", "r1")
+    assert [(call["call_id"], call["tool"], call["state"], call["result"]) for call in shown["calls"]] == [
+        ("c", "send", "done", "sent 1"),
+        ("c", "fail", "error", "ValueError: this never works"),
+        ("c", "send", "done", "sent 3"),
+    ]
+
+
+def test_show_has_phases_and_children(shell: Shell) -> None:
+    process = shell.start("run", "sample:phased", "delegate gate", "--run-id", "r1")
+    shell.wait_for_deed("gate c2-1")
+    kill(process)
+    shown = shell.json("show", "r1")
+    assert shown["phases"] == [{"name": "draft", "output": "done: note", "step": 2}]
+    assert shown["children"] == []  # its result is with the parent
+    assert "phase draft gave: done: note" in shell.ok("show", "r1").splitlines()
+
+
+def test_show_prints_messages_it_does_not_know_as_they_are(shell: Shell) -> None:
+    shell.open_gate()
+    shell.ok("submit", "foreign", "hello", "--run-id", "r1")
+    shell.ok("recover", "foreign:agent", "-q")
+    shown = shell.ok("show", "r1", "--full")
+    assert '"part_kind":"user-prompt"' in shown
+    assert "answer: " in shown
+
+
+def test_export_gives_every_entry(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "note", "--run-id", "r1")
+    shell.ok("recover", "sample:app", "-q")
+    run, *entries = [json.loads(line) for line in shell.ok("export", "r1").splitlines()]
+    assert (run["kind"], run["run_id"], run["status"]) == ("run", "r1", "done")
+    assert [entry["seq"] for entry in entries] == list(range(len(entries)))
+    assert entries[0]["kind"] == "begin"
+    assert entries[0]["body"]["meta"]["prompt"] == "note"
+    assert entries[-1] == {
+        "kind": "outcome", "seq": len(entries) - 1, "body": {"output": "done: note", "usage": run_usage(2, 1)},
+    }  # fmt: skip
+
+
+def run_usage(requests: int, calls: int) -> dict[str, object]:
+    return {
+        "input_tokens": 10 * requests, "output_tokens": 5 * requests, "requests": requests, "tool_calls": calls,
+        "cost_usd": 0.001 * requests,
+    }  # fmt: skip
+
+
+def test_stored_text_cannot_take_over_the_terminal(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "\x1b[2Jnote", "--run-id", "r1")
+    assert "\x1b" not in shell.ok("show", "r1")

@@ -1,0 +1,98 @@
+"""holdfast worker and submit, and what is done to runs while a worker has them."""
+
+import json
+import signal
+
+from tests.cli.shell import PATIENCE, Shell, kill, line_with
+
+
+def test_a_worker_takes_what_is_submitted_and_drains_on_sigterm(shell: Shell) -> None:
+    worker = shell.start("worker", "sample:app")
+    line_with(worker.stderr, "serving compacting, other, phased, sampler")
+    assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
+    shell.ok("submit", "other", "note gate note", "--run-id", "r2")
+    shell.wait_for_deed("gate c2-1")
+    worker.send_signal(signal.SIGTERM)
+    line_with(worker.stderr, "stopping after the current step")
+    shell.open_gate()
+    line_with(worker.stderr, "drained")
+    assert worker.wait() == 0
+    assert shell.states()["r2"] == "interrupted"
+    assert "note c3-1" not in shell.deeds()
+
+
+def test_what_a_killed_worker_had_is_taken_by_another(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "send gate", "--run-id", "r1")
+    first = shell.start("worker", "sample:app", "--quiet")
+    shell.wait_for_deed("gate c2-1")
+    kill(first)
+    shell.open_gate()
+    second = shell.start("worker", "sample:app", "--json")
+    events = []
+    assert second.stdout is not None
+    for line in second.stdout:
+        events.append(json.loads(line))
+        if events[-1]["event"] == "done":
+            break
+    assert events[0] == {
+        "event": "resumed", "run_id": "r1", "agent": "sampler", "step": 1, "name": "", "call_id": "", "text": "",
+        "error": False,
+    }  # fmt: skip
+    assert events[-1] == {"event": "done", "run_id": "r1", "agent": "sampler", "output": "done: send gate"}
+    assert shell.deeds().count("send c1-1") == 1
+    second.send_signal(signal.SIGTERM)
+    assert second.wait() == 0
+
+
+def test_a_run_that_a_worker_drives_is_cancelled_by_asking_it(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "gate", "--run-id", "r1")
+    worker = shell.start("worker", "sample:app")
+    shell.wait_for_deed("gate c1-1")
+    refused = shell.run("rm", "--force", "r1")
+    assert refused.returncode == 1
+    assert "owned by the live worker" in refused.stderr
+    assert shell.json("cancel", "r1")["status"] == "cancelling"
+    line_with(worker.stderr, "r1 (sampler) run r1 was cancelled")
+    assert shell.states() == {"r1": "cancelled"}
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_submit_prints_the_id_and_the_same_again_is_fine(shell: Shell) -> None:
+    run_id = shell.ok("submit", "sampler", "note", "--caller", "me", "--label", "a=b").strip()
+    assert shell.states() == {run_id: "queued"}
+    (run,) = shell.json("ls")
+    assert (run["caller"], run["labels"], run["prompt"]) == ("me", {"a": "b"}, "note")
+    assert shell.json("submit", "sampler", "note", "--run-id", run_id) == {"run_id": run_id, "status": "queued"}
+    other = shell.run("submit", "sampler", "send", "--run-id", run_id)
+    assert other.returncode == 1
+    assert "exists with another agent or prompt" in other.stderr
+
+
+def test_waiting_for_a_run_that_fails_fails(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "boom", "--run-id", "r1")
+    shell.run("recover", "sample:app", "-q")
+    done = shell.run("submit", "sampler", "boom", "--run-id", "r1", "--wait", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["status"] == "failed"
+    assert "RuntimeError: the model is down" in done.stderr
+
+
+def test_a_worker_whose_log_is_read_no_more_goes_on_and_drains_on_sigterm(shell: Shell) -> None:
+    worker = shell.start("worker", "sample:app")
+    line_with(worker.stderr, "serving")
+    assert worker.stderr is not None
+    worker.stderr.close()
+    assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0
+
+
+def test_events_that_are_read_no_more_end_no_run(shell: Shell) -> None:
+    worker = shell.start("worker", "sample:app", "--json")
+    line_with(worker.stderr, "serving")
+    assert worker.stdout is not None
+    worker.stdout.close()
+    assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
+    worker.send_signal(signal.SIGTERM)
+    worker.wait(PATIENCE)

@@ -1,0 +1,175 @@
+"""Nothing gets out of the work folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.fanout import Overlay, PathRefused, ProposedWrite, Workspace
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A file beside the work folder, and links to it and to its folder from within."""
+    (tmp_path / "work" / "sub").mkdir(parents=True)
+    (tmp_path / "work" / "inside.txt").write_text("inside")
+    secret = tmp_path / "outside" / "secret.txt"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    work = tmp_path / "work"
+    (work / "file_link").symlink_to(secret)
+    (work / "folder_link").symlink_to(secret.parent)
+    (work / "sub" / "up_link").symlink_to("../../outside")
+    (work / "chain").symlink_to("sub/up_link")
+    (work / "loop").symlink_to("loop")
+    (work / "dangling").symlink_to(tmp_path / "outside" / "new.txt")
+    (work / "inner_link").symlink_to("sub")
+    return secret
+
+
+ESCAPES = [
+    "../outside/secret.txt",
+    "sub/../../outside/secret.txt",
+    "/etc/passwd",
+    "file_link",
+    "folder_link/secret.txt",
+    "sub/up_link/secret.txt",
+    "chain/secret.txt",
+    "folder_link/../outside/secret.txt",
+    "dangling",
+    "..",
+    ".",
+    "",
+    "a\0b",
+    "\ud800",
+    "x" * 300,
+]
+
+
+@pytest.mark.parametrize("path", ESCAPES)
+def test_paths_that_lead_out_are_refused(outside: Path, path: str) -> None:
+    folder = Workspace(outside.parents[1] / "work")
+    overlay = Overlay(folder)
+    for attempt in (
+        lambda: overlay.read(path),
+        lambda: overlay.write(path, "mine"),
+        lambda: overlay.edit(path, "secret", "mine"),
+        lambda: overlay.delete(path),
+        lambda: folder.apply([ProposedWrite(path=path, content="mine")]),
+        lambda: folder.apply([ProposedWrite(path=path, delete=True)]),
+    ):
+        with pytest.raises(PathRefused):
+            attempt()
+    assert overlay.writes == ()
+    assert outside.read_text() == "secret"
+    assert list(outside.parent.iterdir()) == [outside]
+
+
+def test_a_link_to_itself_is_refused(outside: Path) -> None:
+    overlay = Overlay(Workspace(outside.parents[1] / "work"))
+    with pytest.raises(PathRefused):
+        overlay.read("loop")
+    with pytest.raises(PathRefused):
+        overlay.write("loop/x", "mine")
+
+
+def test_a_search_does_not_look_outside(outside: Path) -> None:
+    overlay = Overlay(Workspace(outside.parents[1] / "work"))
+    assert overlay.search("secret") == []
+    assert overlay.search("inside") == ["inside.txt:1: inside"]
+
+
+def test_a_search_leaves_out_files_that_cannot_be_named(tmp_path: Path) -> None:
+    for name in (b"b.txt", b"caf\xe9.txt"):
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_text("needle")
+    assert Overlay(Workspace(tmp_path)).search("needle") == ["b.txt:1: needle"]
+
+
+def test_a_link_within_the_folder_is_the_file_it_leads_to(outside: Path) -> None:
+    overlay = Overlay(Workspace(outside.parents[1] / "work"))
+    assert overlay.write("inner_link/new.txt", "mine").path == "sub/new.txt"
+    assert overlay.read("sub/new.txt") == "mine"
+
+
+@pytest.mark.parametrize("what", ["the folder", "the file", "a folder that was not there"])
+def test_a_link_that_appeared_since_is_not_followed(outside: Path, what: str) -> None:
+    work = outside.parents[1] / "work"
+    folder = Workspace(work)
+    overlay = Overlay(folder)
+    overlay.write("inside.txt", "applied")
+    if what == "the folder":
+        overlay.write("sub/secret.txt", "mine")
+        (work / "sub" / "up_link").unlink()
+        (work / "sub").rmdir()
+        (work / "sub").symlink_to(outside.parent)
+    elif what == "the file":
+        overlay.write("sub/file.txt", "mine")
+        (work / "sub" / "file.txt").symlink_to(outside)
+    else:
+        overlay.write("other/secret.txt", "mine")
+        (work / "other").symlink_to(outside.parent)
+    with pytest.raises(PathRefused):
+        folder.apply(overlay.writes)
+    assert outside.read_text() == "secret"
+    assert list(outside.parent.iterdir()) == [outside]
+    assert (work / "inside.txt").read_text() == "inside"
+
+
+def test_a_link_that_appears_between_the_look_and_the_write_is_not_followed(outside: Path) -> None:
+    """What `apply` does after it has looked at the paths, with the link in place by then."""
+    work = outside.parents[1] / "work"
+    (work / "other").symlink_to(outside.parent)
+    folder = Workspace(work)
+    for key in ("other/secret.txt", "file_link"):
+        with pytest.raises((OSError, PathRefused)):
+            folder._write(key, b"mine")
+    assert outside.read_text() == "secret"
+
+
+def test_only_text_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\x00")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    overlay = Overlay(Workspace(tmp_path))
+    for name in ("binary", "folder", "pipe"):
+        with pytest.raises(PathRefused):
+            overlay.read(name)
+    with pytest.raises(PathRefused):
+        overlay.write("pipe", "x")
+    assert overlay.search("") == []
+
+
+def test_what_is_applied_keeps_its_mode_and_makes_room_for_folders(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("old")
+    (tmp_path / "script").chmod(0o775)
+    (tmp_path / "place").write_text("a file")
+    overlay = Overlay(Workspace(tmp_path))
+    overlay.write("script", "new")
+    overlay.delete("place")
+    overlay.write("place/file.txt", "below")
+    assert Workspace(tmp_path).apply(overlay.writes) == ["place", "place/file.txt", "script"]
+    assert (tmp_path / "script").stat().st_mode & 0o777 == 0o775
+    assert (tmp_path / "script").read_text() == "new"
+    assert (tmp_path / "place" / "file.txt").read_text() == "below"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        ProposedWrite(path="folder", content="x"),
+        ProposedWrite(path="folder", delete=True),
+        ProposedWrite(path="file/inner/x.py", content="x"),
+        ProposedWrite(path="pipe/x.py", content="x"),
+        ProposedWrite(path="changed/x.py", content="x"),
+    ],
+)
+def test_nothing_is_applied_if_something_is_in_the_way(tmp_path: Path, last: ProposedWrite) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file", "changed", "deleted"):
+        (tmp_path / name).write_text("mine")
+    writes = [ProposedWrite(path="changed", content="theirs"), ProposedWrite(path="deleted", delete=True), last]
+    with pytest.raises(PathRefused, match="nothing was applied"):
+        Workspace(tmp_path).apply(writes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "deleted", "file", "folder", "pipe"]
+    assert (tmp_path / "changed").read_text() == "mine"

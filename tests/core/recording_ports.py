@@ -1,0 +1,127 @@
+"""All ports at once, writing down what they are asked; they raise where they are told to."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from holdfast.core.info import RunInfo
+from holdfast.core.message import Usage
+from holdfast.core.ports import Ports, RunControl, RunEvent
+from holdfast.core.state import RunState
+from holdfast.core.tool import Tool, tool
+from holdfast.core.tool_context import ToolContext
+
+
+class PortFailed(Exception):
+    pass
+
+
+class RecordingPorts:
+    """All ports in one, writing down what they are asked; raises where it is told to."""
+
+    def __init__(self, breaks_at: str = "", error: Callable[[], Exception] = PortFailed) -> None:
+        self._breaks_at, self._error = breaks_at, error
+        self.calls: list[str] = []
+        self.control: RunControl | None = None
+        self.limit: timedelta | None = None
+        self.errors: list[BaseException] = []
+
+    def _record(self, what: str, detail: str = "") -> None:
+        self.calls.append(f"{what} {detail}".strip())
+        if what == self._breaks_at:
+            raise self._error()
+
+    @property
+    def ports(self) -> Ports:
+        return Ports(
+            audit=RecordingAudit(self),
+            budget=RecordingBudget(self),
+            critic=RecordingCritic(self),
+            listener=RecordingListener(self),
+            extra_tools=RecordingToolProvider(self),
+        )
+
+    def get_calls(self, port: str) -> list[str]:
+        return [heard for heard in self.calls if heard.startswith(port)]
+
+
+class RecordingAudit:
+    def __init__(self, ports: RecordingPorts) -> None:
+        self._record = ports._record
+
+    def begin(self, info: RunInfo, state: RunState) -> "RecordingAudit":
+        self._record("audit.begin", info.run_id)
+        return self
+
+    def start(self, *, resumed: bool) -> None:
+        self._record("audit.start", "resumed" if resumed else "new")
+
+    def step(self, step: int, usage: Usage) -> None:
+        self._record("audit.step", f"{step} {usage.requests}")
+
+    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
+        self._record("audit.tool", f"{call.tool} {effect} {'failed' if error else 'fine'}")
+
+    def event(self, name: str, detail: str) -> None:
+        self._record("audit.event", name)
+
+    def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
+        self._record("audit.close", f"{status} {usage.requests} {type(error).__name__ if error else 'no error'}")
+
+
+class RecordingBudget:
+    def __init__(self, ports: RecordingPorts) -> None:
+        self._record = ports._record
+
+    async def check(self, info: RunInfo, state: RunState) -> None:
+        self._record("budget.check", str(state.steps))
+
+    async def commit(self, info: RunInfo, state: RunState) -> None:
+        self._record("budget.commit", f"{state.steps} {state.own_usage.requests}")
+
+
+class RecordingCritic:
+    def __init__(self, ports: RecordingPorts) -> None:
+        self._record, self._ports = ports._record, ports
+
+    def begin(
+        self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None
+    ) -> "RecordingCritic":
+        self._ports.control, self._ports.limit = control, max_runtime
+        self._record("critic.begin")
+        return self
+
+    def activity(self) -> None:
+        self._record("critic.activity")
+
+    def close(self) -> None:
+        self._record("critic.close")
+
+
+class RecordingListener:
+    def __init__(self, ports: RecordingPorts) -> None:
+        self._record, self._ports = ports._record, ports
+
+    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+        self._record("delivery.progress", f"{event.kind} {event.step} {event.name}".strip())
+
+    async def on_output(self, info: RunInfo, output: Any) -> None:
+        self._record("delivery.output", str(output))
+
+    async def on_error(self, info: RunInfo, error: BaseException) -> None:
+        self._ports.errors.append(error)
+        self._record("delivery.error", type(error).__name__)
+
+
+class RecordingToolProvider:
+    def __init__(self, ports: RecordingPorts) -> None:
+        self._record = ports._record
+
+    async def tools(self, info: RunInfo) -> Sequence[Tool]:
+        self._record("palette.tools")
+
+        @tool(effect="pure")
+        async def extra() -> str:
+            return "extra"
+
+        return [extra]

@@ -1,0 +1,233 @@
+"""A cancel at any moment leaves the store settled, and never half-written."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.simulated_host import SimulatedHost
+
+from holdfast.checkpoint.checkpointer import CheckpointSettings
+from holdfast.checkpoint.codec import read_checkpoint
+from holdfast.checkpoint.errors import StoreError
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.agent import Agent, Phase
+from holdfast.core.errors import RunKilled, RunParked, Shutdown
+from holdfast.core.message import NATIVE_CODEC
+from holdfast.core.result import Result
+from holdfast.core.tool import tool
+from holdfast.core.tool_context import current_call
+
+
+async def _turns(times: int) -> None:
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+@tool(effect="pure")
+async def look() -> str:
+    await _turns(2)
+    return "seen"
+
+
+def a_bit_of_everything(sent: Counter[str]) -> Agent:
+    """Once and pure calls side by side, a child, two phases: every part of a run, and waits in all of them."""
+
+    @tool
+    async def send() -> str:
+        await _turns(1)
+        sent[current_call().idempotency_key] += 1
+        await _turns(1)
+        return "sent"
+
+    child = Agent(name="child", model=ScriptedModel(tool_reply(call("c", "send")), "from the child"), tools=[send])
+
+    @tool(effect="idempotent")
+    async def ask() -> str:
+        result = await current_call().run(child, "sub")
+        return str(result.output)
+
+    batch = tool_reply(call("1", "look"), call("2", "send"), call("3", "ask"))
+    return Agent(
+        name="parent",
+        tools=[look, send, ask],
+        phases=[
+            Phase(name="one", model=ScriptedModel(batch, "x")),
+            Phase(name="two", model=ScriptedModel(tool_reply(call("1", "send")), "y")),
+        ],
+    )
+
+
+Run = asyncio.Task[Result]
+Stop = Callable[[Run, SimulatedHost], None]
+Check = Callable[[Run, SimulatedHost, Counter[str]], Awaitable[None]]
+
+
+async def every_moment(stop: Stop, check: Check) -> None:
+    """Stop a run at its first moment, its second, and so on until it ends by itself."""
+    for moment in range(10_000):
+        life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)), loop_turns=2)
+        await life.inner.open()
+        sent: Counter[str] = Counter()
+        run = asyncio.create_task(life.executor.run(a_bit_of_everything(sent), "go", run_id="p"))
+        await _turns(moment)
+        if run.done():
+            assert (await run).output == "y"
+            assert await life.list_records() == []
+            assert sorted(sent.values()) == [1, 1, 1]
+            assert moment > 50
+            return
+        stop(run, life)
+        await asyncio.wait([run])
+        assert life.executor.active_run_ids == frozenset()
+        await check(run, life, sent)
+    raise AssertionError("the run never ended")
+
+
+async def all_settled(life: SimulatedHost) -> dict[str, RunStatus]:
+    """Nothing is left as if somebody drove it, and everything that is left can be read."""
+    statuses = await life.get_statuses()
+    assert RunStatus.RUNNING not in statuses.values()
+    for run_id in statuses:
+        read_checkpoint(await life.inner.load(run_id), NATIVE_CODEC)
+    return statuses
+
+
+async def goes_on(life: SimulatedHost, sent: Counter[str]) -> None:
+    """Another process takes the run to its end, and no message is sent twice."""
+    result = await SimulatedHost(life.inner).resume(a_bit_of_everything(sent), "p")
+    assert (result.output, result.steps) == ("y", 4)
+    assert set(sent.values()) <= {1}
+    assert await life.list_records() == []
+
+
+async def test_a_cancel_by_the_caller_at_any_moment_leaves_nothing_running() -> None:
+    def cancel(run: Run, life: SimulatedHost) -> None:
+        run.cancel()
+
+    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
+        assert run.cancelled()
+        assert set((await all_settled(life)).values()) <= {RunStatus.CANCELLED, RunStatus.DONE}
+
+    await every_moment(cancel, check)
+
+
+async def test_several_cancels_in_a_row_are_no_worse_than_one() -> None:
+    def cancel_thrice(run: Run, life: SimulatedHost) -> None:
+        loop = asyncio.get_running_loop()
+        run.cancel()
+        loop.call_soon(run.cancel)
+        loop.call_soon(lambda: loop.call_soon(run.cancel))
+
+    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
+        assert run.cancelled()
+        await all_settled(life)
+
+    await every_moment(cancel_thrice, check)
+
+
+async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
+    def shut_down(run: Run, life: SimulatedHost) -> None:
+        for run_id in life.executor.active_run_ids:
+            live = life.executor.get_run(run_id)
+            assert live is not None
+            live.stop(Shutdown("now"))
+
+    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
+        if "p" in await all_settled(life):
+            assert isinstance(run.exception(), Shutdown)
+            await goes_on(life, sent)
+
+    await every_moment(shut_down, check)
+
+
+async def test_a_death_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
+    """What is left of the dead process even goes on, as one does that was only cut off from the store."""
+
+    def die(run: Run, life: SimulatedHost) -> None:
+        life.store.die()
+
+    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
+        await life.crash()
+        run.exception()
+        if "p" in await life.get_statuses():
+            await goes_on(life, sent)
+
+    await every_moment(die, check)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(RunKilled("enough"), RunStatus.FAILED), (RunParked("approval"), RunStatus.PARKED)]
+)
+async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exception, expected: RunStatus) -> None:
+    def stop(run: Run, life: SimulatedHost) -> None:
+        live = life.executor.get_run("p")
+        if live is not None:
+            live.stop(error)
+
+    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
+        statuses = await all_settled(life)
+        assert statuses.get("p", expected) is expected
+        if expected is RunStatus.PARKED:  # a child is not failed because its parent waits for somebody
+            assert set(statuses.values()) <= {RunStatus.PARKED, RunStatus.INTERRUPTED, RunStatus.DONE}
+
+    await every_moment(stop, check)
+
+
+async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_force() -> None:
+    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def gate(method: str) -> None:
+        if method == "create":
+            reached.set()
+            await go_on.wait()
+
+    life.store.before = gate
+    run = asyncio.create_task(life.executor.run(Agent(name="a", model=ScriptedModel("never")), "go", run_id="r"))
+    await reached.wait()
+    run.cancel()
+    await _turns(20)
+    assert not run.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert await life.get_statuses() == {"r": RunStatus.CANCELLED}
+
+
+@pytest.mark.parametrize("error", [RunKilled("enough"), Shutdown("now")])
+async def test_a_stop_during_a_write_that_then_fails_comes_into_force(error: Exception) -> None:
+    before = SimulatedHost()
+    with pytest.raises(Shutdown):
+        await before.executor.run(Agent(name="a", model=ScriptedModel(Shutdown("a deploy"))), "go", run_id="r")
+    life = SimulatedHost(before.inner)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    looked: list[str] = []
+
+    async def gate(method: str) -> None:
+        if method == "append":
+            reached.set()
+            await go_on.wait()
+            life.store.before = None
+            raise StoreError("no room")
+
+    @tool(effect="pure")
+    async def look() -> str:
+        looked.append("seen")
+        return "seen"
+
+    life.store.before = gate
+    # It was resumed and has not finished a step: what it intends to do is saved first.
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), "never"), tools=[look])
+    run = asyncio.create_task(life.resume(agent, "r"))
+    await reached.wait()
+    live = life.executor.get_run("r")
+    assert live is not None
+    live.stop(error)
+    go_on.set()
+    with pytest.raises(type(error)):
+        await run
+    assert looked == []
+    assert await life.get_statuses() == ({"r": RunStatus.INTERRUPTED} if isinstance(error, Shutdown) else {})

@@ -1,0 +1,235 @@
+"""The seam for other loops: one with messages, results and a codec of its own is driven like the native one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.core.recording_ports import RecordingPorts
+from tests.scripted_model import ScriptedModel
+from tests.simulated_host import SimulatedHost
+
+from holdfast.checkpoint.checkpointer import CheckpointSettings
+from holdfast.checkpoint.errors import RecordDecodeError
+from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.agent import Agent, Bounds, Phase
+from holdfast.core.effects import Effect
+from holdfast.core.errors import PayloadError, Shutdown, StepsExceeded
+from holdfast.core.execution.loop import PendingCall
+from holdfast.core.execution.steps import UNKNOWN_OUTCOME, CallRequest, StepContext
+from holdfast.core.info import RunInfo
+from holdfast.core.message import Usage
+
+
+class LineCodec:
+    """Lines of text, as JSON strings."""
+
+    def encode(self, message: Any) -> bytes:
+        if not isinstance(message, str):
+            raise PayloadError("a message of this loop is a str")
+        return json.dumps(message).encode()
+
+    def decode(self, body: bytes) -> Any:
+        message = json.loads(body)
+        if not isinstance(message, str):
+            raise TypeError("no line")
+        return message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An output that is not plain data."""
+
+    text: str
+
+
+class LineLoop:
+    """Reads a program: each line of the prompt is one step, `call NAME` or `say TEXT`.
+
+    All results of a step enter the conversation as one message, as some libraries have it.
+    """
+
+    def __init__(self, effect: Effect = Effect.ONCE) -> None:
+        self._effect = effect
+        self.called: list[str] = []
+        self.stop_in = ""
+
+    @property
+    def codec(self) -> LineCodec:
+        return LineCodec()
+
+    async def run(self, context: StepContext) -> Answer:
+        history = context.state.history
+        if not history:
+            await context.start([f"program {context.prompt}"])
+        program = history[0].removeprefix("program ").split("; ")
+        resumed = history[-1].startswith("asked ")
+        while context.state.phase_steps < len(program):
+            line = program[context.state.phase_steps]
+            if not resumed:
+                for text in await context.begin_step():
+                    history.append(f"steered {text}")
+                context.add_usage(Usage(requests=1))
+                history.append(f"asked {line}")
+            if line.startswith("call "):
+                requests = [self._request(name) for name in line.removeprefix("call ").split()]
+                await context.announce_calls(requests, resumed=resumed)
+                results = [await context.call(request) for request in requests]
+                history.append("results " + ", ".join(results))
+            await context.end_step()
+            resumed = False
+        return Answer(" | ".join(history))
+
+    def _request(self, name: str) -> CallRequest:
+        async def execute() -> str:
+            if name == self.stop_in:
+                raise Shutdown("now")
+            self.called.append(name)
+            return f"did {name}"
+
+        return CallRequest(
+            call_id=name, tool=name, arguments=None, effect=self._effect, execute=execute,
+            error_result=lambda text: f"({text})", reconciled_result=lambda value: f"found {value}",
+        )  # fmt: skip
+
+    def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
+        return ()
+
+    def finished_calls(self, history: Sequence[Any], results: Mapping[str, Any] | None = None) -> Sequence[Any]:
+        return ()
+
+    def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
+        return str(content)
+
+    def dump_output(self, output: Any) -> Any:
+        return {"text": output.text}
+
+    def load_output(self, stored: Any) -> Any:
+        return Answer(stored["text"])
+
+
+async def test_another_loop_is_driven_saved_and_completed_like_the_native_one() -> None:
+    everything = RecordingPorts()
+    life = SimulatedHost(ports=everything.ports)
+    loop = LineLoop()
+    result = await life.executor.run(Agent(name="a", loop=loop), "say hi; call x y; say bye")
+    assert result.output == Answer(
+        "program say hi; call x y; say bye | asked say hi | asked call x y | results did x, did y | asked say bye"
+    )
+    assert (result.steps, result.usage) == (3, Usage(requests=3, tool_calls=2))
+    assert everything.get_calls("audit.step") == ["audit.step 1 1", "audit.step 2 2", "audit.step 3 3"]
+    assert everything.get_calls("delivery.output") == [f"delivery.output {result.output}"]
+    assert await life.list_records() == []
+
+
+@pytest.mark.parametrize("effect", [Effect.PURE, Effect.ONCE])
+async def test_another_loop_goes_on_mid_batch_after_an_interruption(effect: Effect) -> None:
+    life = SimulatedHost()
+    loop = LineLoop(effect)
+    loop.stop_in = "y"
+    program = "call w; call x y z; call x"
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", loop=loop), program, run_id="r")
+    assert loop.called == ["w", "x"]
+    after = LineLoop(effect)
+    result = await SimulatedHost(life.inner).resume(Agent(name="a", loop=after), "r")
+    told = f"({UNKNOWN_OUTCOME})"
+    y, z = ("did y", "did z") if effect is Effect.PURE else (told, told)
+    assert result.output.text.endswith(f"results did x, {y}, {z} | asked call x | results did x")
+    assert after.called == (["y", "z", "x"] if effect is Effect.PURE else ["x"])
+    assert result.steps == 3
+
+
+class CurtLoop(LineLoop):
+    """Every tool gives one and the same object."""
+
+    def _request(self, name: str) -> CallRequest:
+        request = super()._request(name)
+        made = request.execute
+
+        async def execute() -> str:
+            await made()
+            return "ok"
+
+        request.execute = execute
+        return request
+
+
+@pytest.mark.parametrize("effect", [Effect.PURE, Effect.ONCE])
+async def test_the_result_of_each_call_is_recorded_though_all_give_the_same_object(effect: Effect) -> None:
+    life = SimulatedHost()
+    loop = CurtLoop(effect)
+    loop.stop_in = "z"
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", loop=loop), "call w; call w x y z", run_id="r")
+    after = CurtLoop(effect)
+    result = await SimulatedHost(life.inner).resume(Agent(name="a", loop=after), "r")
+    z = "ok" if effect is Effect.PURE else f"({UNKNOWN_OUTCOME})"
+    assert result.output.text.endswith(f"results ok, ok, ok, {z}")
+    assert after.called == (["z"] if effect is Effect.PURE else [])
+
+
+async def test_a_result_of_an_earlier_step_is_not_taken_for_a_later_call_with_the_same_id() -> None:
+    life = SimulatedHost()
+    loop = LineLoop(Effect.PURE)
+    loop.stop_in = "stop"
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", loop=loop), "call x y; call x stop", run_id="r")
+    assert any(EntryKind.RESULT in kinds for kinds in life.store.kinds)
+    resumption = await SimulatedHost(life.inner).claim(Agent(name="a", loop=loop), "r")
+    assert set(resumption.state.results) == {"x"}
+    assert resumption.state.results["x"] == "did x"
+
+
+async def test_bounds_and_phases_hold_for_another_loop() -> None:
+    loop = LineLoop(Effect.PURE)
+    agent = Agent(name="a", loop=loop, bounds=Bounds(max_steps=2))
+    with pytest.raises(StepsExceeded):
+        await SimulatedHost().executor.run(agent, "say a; say b; say c")
+    agent = Agent(name="a", loop=loop, phases=[Phase(name="p"), Phase(name="q", prompt="say $p")])
+    result = await SimulatedHost().executor.run(agent, "say a")
+    first = {"text": "program say a | asked say a"}
+    assert result.output == Answer(f"program say {first} | asked say {first}")
+    assert result.phases[0].output == first
+
+
+async def test_a_message_that_another_loops_codec_cannot_store_fails_the_run_and_settles_it() -> None:
+    class Odd(LineLoop):
+        async def run(self, context: StepContext) -> Answer:
+            await context.start(["fine"])
+            await context.begin_step()
+            context.state.history.append(b"not a line")
+            await context.end_step()
+            return Answer("never")
+
+    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    with pytest.raises(PayloadError, match="is a str"):
+        await life.executor.run(Agent(name="a", loop=Odd()), "go", run_id="r")
+    assert await life.get_statuses() == {"r": RunStatus.FAILED}
+
+
+async def test_what_another_loops_codec_cannot_read_is_refused_and_left_untouched() -> None:
+    life = SimulatedHost()
+    loop = LineLoop()
+    loop.stop_in = "x"
+    with pytest.raises(Shutdown):
+        await life.executor.run(Agent(name="a", loop=loop), "call x", run_id="r")
+    before = await life.inner.load("r")
+    with pytest.raises(RecordDecodeError, match="NativeCodec"):
+        await SimulatedHost(life.inner).claim(Agent(name="a", model=ScriptedModel("never")), "r")
+    assert (await life.inner.load("r")).entries == before.entries
+
+
+async def test_an_agent_may_be_built_when_its_run_begins() -> None:
+    class Source:
+        name = "late"
+
+        async def build(self, info: RunInfo) -> Agent:
+            assert info.agent_name == "late"
+            return Agent(name="late", loop=LineLoop(Effect.PURE))
+
+    result = await SimulatedHost().executor.run(Source(), "say hi")
+    assert result.output == Answer("program say hi | asked say hi")

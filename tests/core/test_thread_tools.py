@@ -1,0 +1,87 @@
+"""Tools that run in threads, which nobody can stop half-way."""
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import pytest
+from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.simulated_host import SimulatedHost
+
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.agent import Agent
+from holdfast.core.errors import RunKilled, Shutdown
+from holdfast.core.message import ToolResult
+from holdfast.core.tool import Tool, tool
+from holdfast.testing.clock import ManualClock
+
+GRACE = timedelta(seconds=30)
+
+
+@tool(effect="pure")
+async def look() -> str:
+    return "seen"
+
+
+class Thread:
+    """A tool that runs in a thread until it is let go."""
+
+    def __init__(self, effect: str = "once") -> None:
+        self._loop = asyncio.get_running_loop()
+        self.begun, self.go_on = asyncio.Event(), threading.Event()
+        self.done: list[str] = []
+        self.fails = False
+        self.tool = Tool(self._send, name="send", effect=effect)
+
+    def _send(self) -> str:
+        self._loop.call_soon_threadsafe(self.begun.set)
+        assert self.go_on.wait(60)
+        self.done.append("sent")
+        if self.fails:
+            raise ValueError("sent, but")
+        return "sent"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_run_is_not_left_to_others_while_a_thread_of_it_still_works(alone: bool, fails: bool) -> None:
+    clock = ManualClock()
+    life = SimulatedHost(clock=clock)
+    thread = Thread()
+    thread.fails = fails
+    batch = tool_reply(call("1", "send")) if alone else tool_reply(call("1", "send"), call("2", "look"))
+    agent = Agent(name="a", model=ScriptedModel(batch, "done"), tools=[thread.tool, look])
+    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    await thread.begun.wait()
+    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    await clock.advance(GRACE)
+    live = life.executor.get_run("r")
+    assert live is not None
+    assert isinstance(live.stop_error, Shutdown)
+    assert await life.get_statuses() == {"r": RunStatus.RUNNING}
+    thread.go_on.set()
+    with pytest.raises(Shutdown):
+        await run
+    await shutdown
+    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    model = ScriptedModel(batch, "done")
+    await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=[thread.tool, look]), "r")
+    assert thread.done == ["sent"]
+    shown = next(message for message in model.requests[0] if isinstance(message, ToolResult))
+    assert (shown.content, shown.error) == (("ValueError: sent, but", True) if fails else ("sent", False))
+
+
+async def test_a_run_that_is_ended_does_not_wait_for_its_threads() -> None:
+    life = SimulatedHost()
+    thread = Thread()
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "send"))), tools=[thread.tool])
+    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    await thread.begun.wait()
+    live = life.executor.get_run("r")
+    assert live is not None
+    live.kill("it hangs")
+    with pytest.raises(RunKilled):
+        await run
+    assert thread.done == []
+    assert await life.list_records() == []
+    thread.go_on.set()

@@ -1,0 +1,89 @@
+"""Cancelling a run that nobody drives, and that has started runs of its own."""
+
+from datetime import timedelta
+
+import pytest
+from tests.probe_store import ProbeStore
+from tests.runtime.conftest import ProcessHarness, load_records
+from tests.runtime.task_process import open_store
+
+from holdfast import App
+from holdfast.checkpoint.errors import StoreFull
+from holdfast.checkpoint.record import RunStatus
+from holdfast.stores.url import store_from_url
+
+#: What a store that takes nothing more does all the same.
+_HARMLESS = {
+    "open",
+    "close",
+    "register_worker",
+    "deregister_worker",
+    "pending_cancellations",
+    "wait_for_change",
+    "purge",
+}
+
+
+async def killed_family(harness: ProcessHarness, app: App) -> None:
+    """A run, its child and its grandchild, whose process was killed while the youngest waited at the gate."""
+    await app.submit("errand", "delegate=delegate=gate note", run_id="r")
+    process = harness.start("serve")
+    harness.wait_for_calls("gate", 1)
+    process.kill()
+    process.wait()
+    assert len(await load_records(app)) == 3
+    harness.set_flag("open")
+
+
+async def test_the_runs_that_it_has_started_are_cancelled_with_it(fleet_harness: ProcessHarness) -> None:
+    async with fleet_harness.app() as app:
+        await killed_family(fleet_harness, app)
+        await app.cancel("r")
+        assert [record.status for record in (await load_records(app)).values()] == [RunStatus.CANCELLED] * 3
+        assert (await app.recover()).statuses == {}
+    assert fleet_harness.list_calls() == ["gate"]
+
+
+async def test_so_they_are_if_its_owner_died_before_it_heard_of_the_cancel(fleet_harness: ProcessHarness) -> None:
+    async with fleet_harness.app() as app:
+        await killed_family(fleet_harness, app)
+        assert app.store is not None
+        await app.store.request_cancel("r")
+        await app.recover()
+        assert [record.status for record in (await load_records(app)).values()] == [RunStatus.CANCELLED] * 3
+        assert (await app.recover()).statuses == {}
+    assert fleet_harness.list_calls() == ["gate"]
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("nth", range(14))
+async def test_a_cancel_that_fails_half_way_leaves_no_child_that_goes_on_by_itself(
+    harness: ProcessHarness, nth: int, for_good: bool
+) -> None:
+    async with harness.app() as app:
+        await killed_family(harness, app)
+    store = ProbeStore(store_from_url(harness.url))
+    calls = 0
+
+    async def refuse(method: str) -> None:
+        nonlocal calls
+        if method in _HARMLESS:
+            return
+        calls += 1
+        if calls == nth + 1 or (for_good and calls > nth):
+            raise StoreFull("no room")
+
+    async with harness.app(store=store) as app:
+        store.before = refuse
+        with pytest.raises(StoreFull):
+            await app.cancel("r")
+    await store.inner.close()
+    async with harness.app(store=open_store(harness.url, timedelta(hours=1))) as app:  # the backoffs are over
+        await app.recover()
+        family = await load_records(app)
+        if family["r"].status is RunStatus.DONE:
+            assert list(family) == ["r"]
+            assert harness.list_calls() == ["gate", "gate", "note"]
+        else:
+            assert {record.status for record in family.values()} == {RunStatus.CANCELLED}
+            assert harness.list_calls() == ["gate"]

@@ -1,0 +1,151 @@
+"""Cancelling a run that is driven, while runs that it has started are not."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from tests.probe_store import ProbeStore
+from tests.runtime.conftest import ProcessHarness, load_records
+from tests.scripted_model import ScriptedModel, call, tool_reply
+
+from holdfast import Agent, App, current_call, tool
+from holdfast.checkpoint.errors import StoreFull
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.errors import RunParked
+from holdfast.stores.url import store_from_url
+
+#: What a store that refuses something does all the same.
+_HARMLESS = {
+    "open",
+    "close",
+    "register_worker",
+    "deregister_worker",
+    "pending_cancellations",
+    "wait_for_change",
+    "purge",
+}
+
+
+class Family:
+    """A run that starts one, which starts two: one that waits for a person, and one that waits for ever."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_start, self.waits = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        @tool(effect="idempotent")
+        async def approve() -> None:
+            await self.waits.wait()
+            raise RunParked("approval")
+
+        @tool(effect="idempotent")
+        async def wait() -> None:
+            self.waits.set()
+            await asyncio.Event().wait()
+
+        asking = Agent(name="asking", model=ScriptedModel(tool_reply(call("1", "approve"))), tools=[approve])
+        waiting = Agent(name="waiting", model=ScriptedModel(tool_reply(call("1", "wait"))), tools=[wait])
+
+        @tool(effect="idempotent")
+        async def both() -> None:
+            await asyncio.gather(*(current_call().run(agent, "go", key=agent.name) for agent in (asking, waiting)))
+
+        middle = Agent(name="middle", model=ScriptedModel(tool_reply(call("1", "both"))), tools=[both])
+
+        @tool(effect="idempotent")
+        async def delegate() -> None:
+            self.begun.set()
+            await self.may_start.wait()
+            await current_call().run(middle, "go")
+
+        self.agents = [Agent(name="top", model=ScriptedModel(tool_reply(call("1", "delegate"))), tools=[delegate])]
+        self.agents += [middle, asking, waiting]
+
+
+async def left_family(url: str) -> None:
+    """A family that nobody drives, and that recovery goes on with."""
+    family = Family()
+    family.may_start.set()
+    async with App(family.agents, url, recover_on_start=False) as app:
+        await app.submit("top", "go", run_id="r")
+        await app.recover()
+        assert [record.status for record in (await load_records(app)).values()].count(RunStatus.PARKED) == 3
+        await app.unpark("r")
+
+
+async def all_are_cancelled(app: App) -> bool:
+    assert (await app.recover()).statuses == {}
+    return [record.status for record in (await load_records(app)).values()] == [RunStatus.CANCELLED] * 4
+
+
+@pytest.mark.parametrize("by", ["this process", "another"])
+async def test_runs_that_a_resumed_run_has_not_met_again_end_with_it(fleet_harness: ProcessHarness, by: str) -> None:
+    await left_family(fleet_harness.url)
+    family = Family()
+    async with App(family.agents, fleet_harness.url, recover_on_start=False) as app:
+        recovery = asyncio.create_task(app.recover())
+        await family.begun.wait()
+        assert app.store is not None
+        await (app.cancel("r") if by == "this process" else app.store.request_cancel("r"))
+        await recovery
+        assert await all_are_cancelled(app)
+
+
+async def test_so_do_runs_that_were_just_being_left(harness: ProcessHarness) -> None:
+    family, store = Family(), ProbeStore(store_from_url(harness.url))
+    family.may_start.set()
+    leaving, go_on = asyncio.Event(), asyncio.Event()
+    ends = 0
+
+    async def second_end(method: str) -> None:
+        nonlocal ends
+        ends += method == "release"
+        if method == "release" and ends == 2:
+            leaving.set()
+            await go_on.wait()
+
+    async with App(family.agents, store, recover_on_start=False) as app:
+        await app.submit("top", "go", run_id="r")
+        store.before = second_end
+        recovery = asyncio.create_task(app.recover())
+        await leaving.wait()
+        await app.cancel("r")
+        go_on.set()
+        await recovery
+        assert await all_are_cancelled(app)
+    await store.inner.close()
+
+
+@pytest.mark.parametrize("nth", range(12))
+async def test_so_they_do_if_the_store_refuses_something_meanwhile(harness: ProcessHarness, nth: int) -> None:
+    await left_family(harness.url)
+    family, store = Family(), ProbeStore(store_from_url(harness.url))
+    calls = 0
+
+    async def refuse(method: str) -> None:
+        nonlocal calls
+        calls += method not in _HARMLESS
+        if method not in _HARMLESS and calls == nth + 1:
+            raise StoreFull("no room")
+
+    async with App(family.agents, store, recover_on_start=False) as app:
+        recovery = asyncio.create_task(app.recover())
+        await family.begun.wait()
+        store.before = refuse
+        await app.cancel("r")
+        await recovery
+    await store.inner.close()
+    assert calls > nth
+    async with App(family.agents, harness.url, recover_on_start=False) as app:
+        assert await all_are_cancelled(app)
+
+
+async def test_a_run_that_has_started_none_is_cancelled_without_a_look_for_them(harness: ProcessHarness) -> None:
+    family, store = Family(), ProbeStore(store_from_url(harness.url))
+    async with App(family.agents, store, recover_on_start=False, failed_retention=timedelta(days=1)) as app:
+        run = asyncio.create_task(app.run("top", "go"))
+        await family.begun.wait()
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        assert "list_runs" not in store.calls
+        assert [record.status for record in (await load_records(app)).values()] == [RunStatus.CANCELLED]
+    await store.inner.close()

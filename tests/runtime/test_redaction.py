@@ -1,0 +1,78 @@
+"""Runs whose secrets are not stored: they are known again, found and resumed like any other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.scripted_model import ScriptedModel
+
+from holdfast import Agent, App, Message, Reply, ToolSchema
+from holdfast.checkpoint.codec import PROMPT_SUMMARY_LENGTH, RunMeta, decode
+from holdfast.checkpoint.errors import RunConflict
+from holdfast.core.errors import Shutdown
+from holdfast.core.redaction import Redactor
+
+PROMPT = "deploy with sk-123"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    return an_app(tmp_path)
+
+
+def an_app(folder: Path, agent: Agent | None = None, pattern: str = r"sk-\d+") -> App:
+    known = agent or Agent(name="agent", model=ScriptedModel("done"))
+    return App([known], f"sqlite:{folder}/runs.db", recover_on_start=False, redact=Redactor(patterns=[pattern]))
+
+
+async def test_a_submitted_run_is_known_again_by_its_prompt(app: App) -> None:
+    async with app:
+        await app.submit("agent", PROMPT, run_id="r")
+        assert await app.submit("agent", PROMPT, run_id="r") == "r"
+        assert (await app.run("agent", PROMPT, run_id="r")).output == "done"
+        for again in (app.submit, app.run):
+            with pytest.raises(RunConflict):
+                await again("agent", "remove with sk-123", run_id="r")
+
+
+async def test_so_is_one_that_recovery_has_driven(tmp_path: Path) -> None:
+    away = True
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if away:
+            raise Shutdown("going down")
+        return Reply(text="done")
+
+    agent = Agent(name="agent", model=model)
+    async with an_app(tmp_path, agent) as earlier:
+        with pytest.raises(Shutdown):
+            await earlier.run("agent", PROMPT, run_id="r")
+    away = False
+    async with an_app(tmp_path, agent) as app:
+        await app.recover()
+        assert (await app.run("agent", PROMPT, run_id="r")).output == "done"
+        with pytest.raises(RunConflict):
+            await app.run("agent", "remove with sk-123", run_id="r")
+
+
+async def test_who_a_run_is_stays_readable_even_if_it_looks_like_a_secret(tmp_path: Path) -> None:
+    agent = Agent(name="agent-sk-1", agent_id="sk-2", model=ScriptedModel("done"))
+    async with an_app(tmp_path, agent) as app:
+        await app.submit(
+            "agent-sk-1", PROMPT, run_id="task-sk-77", caller_id="sk-3", channel_id="sk-4", guild_id="sk-5",
+            labels={"key": "sk-6"},
+        )  # fmt: skip
+        await app.recover()
+        assert (await app.result("task-sk-77")).output == "done"
+        told = (await app._client.load_checkpoint("task-sk-77")).meta
+        assert (told.run_id, told.agent_name, told.agent_id) == ("task-sk-77", "agent-sk-1", "sk-2")
+        assert (told.caller_id, told.channel_id, told.guild_id) == ("sk-3", "sk-4", "sk-5")
+        assert (told.prompt, told.labels) == ("deploy with [redacted]", {"key": "[redacted]"})
+
+
+async def test_what_listings_show_of_a_prompt_has_no_half_of_a_secret(tmp_path: Path) -> None:
+    async with an_app(tmp_path, pattern=r"sk-\d+!") as app:
+        await app.submit("agent", "x" * (PROMPT_SUMMARY_LENGTH - 5) + "sk-123456789!", run_id="r")
+        assert app.store is not None
+        [record] = [record async for record in app.store.list_runs()]
+        assert "sk-" not in decode(record.meta, RunMeta).prompt

@@ -1,0 +1,56 @@
+"""A second Ctrl-C ends the process, and not the run."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from holdfast.checkpoint.record import RunFilter
+from holdfast.stores.url import store_from_url
+
+PROGRAM = """
+import asyncio, sys
+from holdfast import Agent, StoreCheckpoints, Executor, Ports, store_from_url
+
+async def model(messages, tools):
+    print("asked", flush=True)
+    await asyncio.Event().wait()
+
+async def tell_of_the_shutdown(executor):
+    while (live := executor.get_run("r1")) is None or not live.draining:
+        await asyncio.sleep(0.01)
+    print("shutting down", flush=True)
+
+async def main():
+    executor = Executor(Ports(checkpoints=StoreCheckpoints(store_from_url(sys.argv[1]))))
+    executor.shutdown_on_signals()
+    telling = asyncio.create_task(tell_of_the_shutdown(executor))
+    await executor.run(Agent(name="agent", model=model), "prompt", run_id="r1")
+
+asyncio.run(main())
+"""
+
+
+async def _interrupted(url: str) -> list[str]:
+    store = store_from_url(url)
+    await store.open()
+    try:
+        return [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
+    finally:
+        await store.close()
+
+
+def test_the_run_of_a_process_that_was_told_twice_to_stop_is_left_for_recovery(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'runs.db'}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "shutting down\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert asyncio.run(_interrupted(url)) == ["r1"]

@@ -1,0 +1,293 @@
+"""What recovery has taken is nobody's but the runs' own: whatever stops it, or breaks beside it, ends none of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.probe_store import ProbeStore
+
+from holdfast import Agent, App, Message, Reply, ToolSchema
+from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreUnavailable
+from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite import SqliteStore
+
+
+class Gated:
+    """A model that answers at once, but for prompts that begin with `long`: those wait for the gate."""
+
+    def __init__(self) -> None:
+        self.gate, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if getattr(messages[0], "text", "").startswith("long"):
+            self.asked.set()
+            await self.gate.wait()
+        return Reply(text="ok")
+
+
+async def _record(store: CheckpointStore, run_id: str) -> RunRecord:
+    return (await store.load(run_id)).record
+
+
+async def _until(store: CheckpointStore, run_id: str, status: RunStatus) -> RunRecord:
+    async with asyncio.timeout(60):
+        while (record := await _record(store, run_id)).status is not status:
+            await store.wait_for_change(timedelta(seconds=1))
+    return record
+
+
+async def test_a_store_that_fails_for_a_moment_ends_no_run_under_way() -> None:
+    model = Gated()
+    agent = Agent(name="agent", model=model)
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, recover_on_start=False) as app:
+        await app.submit(agent, "long", run_id="long")
+        await app.submit(agent, "short", run_id="short")
+        asked = 0
+
+        async def fail_once(method: str) -> None:
+            nonlocal asked
+            asked += method == "claim_next"
+            if method == "claim_next" and asked == 2:
+                model.gate.set()
+                raise StoreUnavailable("the connection was lost")
+
+        probe.before = fail_once
+        report = await app.recover()
+    assert asked > 2
+    assert {"long", "short"} == set(report.statuses)
+    assert (await _record(probe.inner, "long")).status is RunStatus.DONE
+
+
+@pytest.mark.parametrize("by", ["recover", "serve"])
+async def test_a_cancel_of_who_drives_them_leaves_the_runs(by: str) -> None:
+    model = Gated()
+    agent = Agent(name="agent", model=model)
+    store = MemoryStore()
+    async with App([agent], store, recover_on_start=False) as app:
+        await app.submit(agent, "long", run_id="run")
+        driving = asyncio.create_task(app.recover() if by == "recover" else app.serve())
+        await model.asked.wait()
+        driving.cancel()
+        await asyncio.gather(driving, return_exceptions=True)
+        left = await _record(store, "run")
+        assert (left.status, left.strikes) == (RunStatus.INTERRUPTED, 0)
+        model.gate.set()
+        await app.recover()
+        assert (await app.result("run")).output == "ok"
+
+
+async def test_a_worker_whose_store_gives_no_signs_looks_by_itself_now_and_then() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    refused = asyncio.Event()
+
+    async def refuse(method: str) -> None:
+        if method == "wait_for_change":
+            if "claim_next" in probe.calls:
+                refused.set()
+            raise StoreUnavailable("no connection to listen on")
+
+    probe.before = refuse
+    async with App([agent], probe, recover_on_start=False) as app:
+        serving = asyncio.create_task(app.serve())
+        await refused.wait()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert probe.calls.count("claim_next") < 10
+        await app.submit(agent, "short", run_id="run")
+        await _until(probe.inner, "run", RunStatus.DONE)
+    await serving
+
+
+async def test_a_worker_that_is_cancelled_while_it_waits_for_a_sign_leaves_nothing_behind() -> None:
+    probe = ProbeStore(MemoryStore())
+    waiting: asyncio.Queue[asyncio.Task[object] | None] = asyncio.Queue()
+
+    async def note(method: str) -> None:
+        if method == "wait_for_change":
+            await waiting.put(asyncio.current_task())
+            await asyncio.Event().wait()
+
+    probe.before = note
+    async with App([Agent(name="agent", model=Gated())], probe, recover_on_start=False) as app:
+        before = asyncio.all_tasks()
+        serving = asyncio.create_task(app.serve())
+        while (sign := await waiting.get()) in before:
+            pass  # it is not the worker that waits there
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert sign is not None
+        assert sign.done()
+
+
+def test_an_event_loop_that_ends_leaves_the_runs(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'runs.db'}"
+
+    async def host() -> None:
+        model = Gated()
+        agent = Agent(name="agent", model=model)
+        app = App([agent], url, recover_on_start=False)
+        await app.__aenter__()
+        await app.submit(agent, "long", run_id="run")
+        serving = asyncio.create_task(app.serve())
+        await model.asked.wait()
+        assert not serving.done()
+        # It returns with all of it under way, and asyncio cancels every task there is.
+
+    async def status() -> RunStatus:
+        store = SqliteStore(tmp_path / "runs.db")
+        await store.open()
+        found = await _record(store, "run")
+        await store.close()
+        return found.status
+
+    asyncio.run(host())
+    assert asyncio.run(status()) is RunStatus.INTERRUPTED
+
+
+Start = Callable[[App], Awaitable[object]]
+
+_STARTS: dict[str, Start] = {
+    "resume": lambda app: app.resume("run"),
+    "run": lambda app: app.run("agent", "short", run_id="run"),
+    "recover": lambda app: app.recover(),
+    "cancel": lambda app: app.cancel("run"),
+}
+
+
+@pytest.mark.parametrize("start", _STARTS)
+@pytest.mark.parametrize("at", ["claim", "load"])
+async def test_a_caller_that_is_cancelled_before_the_run_is_driven_keeps_no_claim(start: str, at: str) -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    reached = asyncio.Event()
+    async with App([agent], probe, recover_on_start=False) as app:
+        await app.submit(agent, "short", run_id="run")
+        claimed = False
+
+        async def hold(method: str) -> None:
+            nonlocal claimed
+            first, claimed = method in ("claim", "claim_next") and not claimed, claimed or method.startswith("claim")
+            if first if at == "claim" else claimed and method == "load":
+                reached.set()
+                await asyncio.sleep(0 if at == "claim" else 3600)
+
+        probe.before = hold
+        task = asyncio.ensure_future(_STARTS[start](app))
+        await reached.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        probe.before = None
+        # The claim is taken in the store, and then given back.
+        left = await _until(probe.inner, "run", RunStatus.INTERRUPTED)
+        assert left.strikes == 0
+        assert len((await app.recover()).statuses) == 1
+
+
+async def test_a_parked_run_that_cannot_be_loaded_by_hand_stays_parked() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, recover_on_start=False) as app:
+        await app.submit(agent, "short", run_id="run")
+        claim = await probe.inner.claim("run", app._checkpoints.worker_id)
+        await probe.inner.release(claim, Release(status=RunStatus.PARKED, reason="approval"))
+
+        async def damaged_once_claimed(method: str) -> None:
+            if method == "load" and "claim" in probe.calls:
+                raise RunDamaged("run", "a bit was flipped")
+
+        probe.before = damaged_once_claimed
+        with pytest.raises(CheckpointError):
+            await app.resume("run")
+        left = await _record(probe.inner, "run")
+        assert (left.status, left.reason) == (RunStatus.PARKED, "approval")
+        probe.before = None
+        assert (await app.resume("run")).output == "ok"
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["fails", "is cancelled"])
+async def test_a_resume_by_hand_that_does_not_come_about_revokes_no_cancel(cancelled: bool) -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    reached = asyncio.Event()
+    async with App([agent], probe, recover_on_start=False, result_retention=timedelta(hours=1)) as app:
+        await app.submit(agent, "short", run_id="run")
+        await probe.inner.request_cancel("run")
+
+        async def lost_once_claimed(method: str) -> None:
+            if method == "load" and probe.calls.count("claim") == 2:
+                reached.set()
+                await asyncio.sleep(3600 if cancelled else 0)
+                raise StoreUnavailable("the connection was lost")
+
+        probe.before = lost_once_claimed
+        resuming = asyncio.create_task(app.resume("run"))
+        await reached.wait()
+        if cancelled:
+            resuming.cancel()
+        await asyncio.wait([resuming])
+        left = await _until(probe.inner, "run", RunStatus.CANCELLED)
+        assert left.expires_at is not None
+        assert left.expires_at - left.updated_at == timedelta(hours=1)
+        probe.before = None
+        assert not (await app.recover()).statuses
+        assert (await app.resume("run")).output == "ok"
+
+
+async def test_one_run_that_cannot_be_read_is_set_aside_and_the_others_go_on() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, recover_on_start=False, concurrency=1) as app:
+        for run_id in ("first", "second", "third"):
+            await app.submit(agent, "short", run_id=run_id)
+        probe.fail("load", KeyError("of a codec of one's own"))
+        report = await app.recover()
+    assert sorted(report.statuses.values()) == ["completed", "completed", "damaged"]
+    (broken,) = report.reasons
+    left = await _record(probe.inner, broken)
+    assert left.status is RunStatus.PARKED
+    assert "KeyError" in left.reason
+
+
+async def test_the_runs_of_a_process_that_still_seems_alive_are_waited_for_at_boot(tmp_path: Path) -> None:
+    agent = Agent(name="agent", model=Gated())
+    dead_after = timedelta(seconds=1)
+    async with App([agent], f"sqlite:{tmp_path / 'runs.db'}", recover_on_start=False) as app:
+        await app.submit(agent, "short", run_id="run")
+    store = SqliteStore(tmp_path / "runs.db", lease_timeout=dead_after)
+    await store.open()
+    # A container that was killed just now: its process cannot be seen from here, and its heartbeat is fresh.
+    elsewhere = msgspec.structs.replace(this_process(), host="another container")
+    await store.register_worker(WorkerIdentity(worker_id="killed", process=elsewhere))
+    await store.claim("run", "killed")
+    await store.close()
+    async with App([agent], SqliteStore(tmp_path / "runs.db", lease_timeout=dead_after)) as app:
+        async with asyncio.timeout(60):
+            assert (await app.result("run")).output == "ok"
+
+
+async def test_a_child_that_is_left_to_its_parked_parent_is_not_looked_for_again_and_again() -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, recover_on_start=False) as app:
+        await app.submit(agent, "short", run_id="parent")
+        claim = await probe.inner.claim("parent", app._checkpoints.worker_id)
+        await probe.inner.release(claim, Release(status=RunStatus.PARKED, reason="approval"))
+        stored = await probe.inner.load("parent")
+        child = NewRun(
+            run_id="child", agent_name="agent", parent_run_id="parent", meta=stored.record.meta, progress=b"{}",
+            entries=stored.entries,
+        )  # fmt: skip
+        await probe.inner.create(child)
+    async with App([agent], ProbeStore(probe.inner)) as app:
+        assert app._recovery_task is not None
+        async with asyncio.timeout(60):
+            await app._recovery_task
+    assert (await _record(probe.inner, "child")).is_interrupted

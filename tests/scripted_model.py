@@ -1,0 +1,42 @@
+"""Models and loggers for tests: what they say is decided by how far the conversation is, never by who asks."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from holdfast.core.message import Message, Reply, ToolCall, Usage
+from holdfast.core.tool import ToolSchema
+
+#: One turn of a script: a reply, an answer, an error to raise, or a function of the conversation.
+Turn = Reply | str | BaseException | Callable[[Sequence[Message]], Awaitable[Reply]]
+
+
+def call(call_id: str, tool: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall(id=call_id, name=tool, arguments=arguments)
+
+
+def tool_reply(*calls: ToolCall, text: str = "", usage: Usage | None = None) -> Reply:
+    return Reply(text=text, tool_calls=calls, usage=usage or Usage())
+
+
+class ScriptedModel:
+    """A model that gives its n-th reply to a conversation with n replies in it, so a resumed run goes on in the script.
+
+    Remembers every conversation it was shown, and the tools it was offered.
+    """
+
+    def __init__(self, *turns: Turn) -> None:
+        self._turns = turns
+        self.requests: list[tuple[Message, ...]] = []
+        self.offered_tools: list[tuple[ToolSchema, ...]] = []
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        self.requests.append(tuple(messages))
+        self.offered_tools.append(tuple(tools))
+        turn = self._turns[sum(isinstance(message, Reply) for message in messages)]
+        if isinstance(turn, Reply):
+            return turn
+        if isinstance(turn, str):
+            return Reply(text=turn)
+        if isinstance(turn, BaseException):
+            raise turn
+        return await turn(messages)

@@ -1,0 +1,61 @@
+"""A host's life on a store that outlives it."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.probe_store import ProbeStore
+
+from holdfast.checkpoint.checkpointer import CheckpointSettings
+from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.core.agent import AgentSource
+from holdfast.core.execution.executor import Executor
+from holdfast.core.execution.native import get_loop
+from holdfast.core.ports import Ports, Resumption
+from holdfast.core.result import Result
+from holdfast.stores.memory import MemoryStore
+
+#: What a person's command may claim.
+MANUALLY_CLAIMABLE = frozenset({*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED})
+
+
+class SimulatedHost:
+    """An executor with its own side of a shared store. It can die; then nothing it does reaches the store."""
+
+    def __init__(
+        self,
+        inner: CheckpointStore | None = None,
+        *,
+        settings: CheckpointSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        ports: Ports | None = None,
+        loop_turns: int = 0,
+        **options: Any,
+    ) -> None:
+        self.inner = inner if inner is not None else MemoryStore(clock=clock)
+        self.store = ProbeStore(self.inner, loop_turns=loop_turns)
+        self.checkpoints = StoreCheckpoints(self.store, settings=settings, clock=clock)
+        self.executor = Executor(replace(ports or Ports(), checkpoints=self.checkpoints), clock=clock, **options)
+
+    async def crash(self) -> None:
+        """End as by SIGKILL: whatever still runs here writes nothing more, and others know this worker is gone."""
+        self.store.die()
+        await self.inner.deregister_worker(self.checkpoints.worker_id)
+
+    async def claim(self, agent: AgentSource, run_id: str) -> Resumption:
+        """Take over the run that another life left behind."""
+        await self.checkpoints.open()
+        claim = await self.store.claim(run_id, self.checkpoints.worker_id, statuses=MANUALLY_CLAIMABLE)
+        return self.checkpoints.resume(claim, await self.store.load(run_id), get_loop(agent).codec)
+
+    async def resume(self, agent: AgentSource, run_id: str) -> Result:
+        """Take over the run and drive it to its end."""
+        return await self.executor.resume(agent, await self.claim(agent, run_id))
+
+    async def list_records(self) -> list[RunRecord]:
+        return [record async for record in self.inner.list_runs()]
+
+    async def get_statuses(self) -> dict[str, RunStatus]:
+        return {record.run_id: record.status for record in await self.list_records()}

@@ -1,0 +1,15 @@
+"""Stores that break the contract, each in one way, and name the tests of the suite that have to notice."""
+
+from typing import ClassVar
+
+from holdfast.stores.memory import MemoryStore
+
+
+class BrokenStore(MemoryStore):
+    """A memory store to be broken in one place."""
+
+    #: The tests of the suite that have to fail.
+    red: ClassVar[tuple[str, ...]]
+
+    def __init__(self, location: str) -> None:
+        super().__init__()

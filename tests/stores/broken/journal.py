@@ -1,0 +1,230 @@
+"""Stores that break what is said about writing and reading a run."""
+
+import asyncio
+from datetime import UTC
+
+import msgspec
+from tests.stores.broken.broken_store import BrokenStore
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import ClaimLost, RunNotFound, StoreError
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.record import NewRun, RunRecord, StoredRun
+from holdfast.stores.memory import _Run
+
+
+class OverwritesWhatExists(BrokenStore):
+    red = ("test_an_id_that_exists_is_refused_and_keeps_its_run", "test_of_many_creators_of_one_id_one_wins")
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        self._runs.pop(run.run_id, None)
+        return await super().create(run, worker_id=worker_id)
+
+
+class LosesTheMeta(BrokenStore):
+    red = ("test_a_created_run_loads_as_it_was_written",)
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        return await super().create(msgspec.structs.replace(run, meta=b""), worker_id=worker_id)
+
+
+class ClaimsNothingAtCreation(BrokenStore):
+    red = ("test_a_run_created_for_a_worker_is_running_and_claimed",)
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        return await super().create(run)
+
+
+class ClaimsEverythingAtCreation(BrokenStore):
+    red = ("test_a_run_created_without_a_worker_is_queued_and_unclaimed",)
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        claim = await super().create(run, worker_id=worker_id or "nobody")
+        return claim if worker_id else None
+
+
+class TellsNaiveTimes(BrokenStore):
+    red = ("test_times_are_aware_and_do_not_run_backwards",)
+
+    def _make_record(self, run: _Run) -> RunRecord:
+        record = super()._make_record(run)
+        created = record.created_at.astimezone(UTC).replace(tzinfo=None)
+        return msgspec.structs.replace(record, created_at=created)
+
+
+class GivesEntriesBackwards(BrokenStore):
+    red = ("test_appended_entries_come_back_in_order",)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        stored = await super().load(run_id, after=after)
+        return msgspec.structs.replace(stored, entries=tuple(reversed(stored.entries)))
+
+
+class ForgetsKinds(BrokenStore):
+    red = ("test_every_kind_of_entry_comes_back_as_that_kind",)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        stored = await super().load(run_id, after=after)
+        entries = [msgspec.structs.replace(entry, kind=EntryKind.MESSAGE) for entry in stored.entries]
+        return msgspec.structs.replace(stored, entries=entries)
+
+
+class TakesBodiesForText(BrokenStore):
+    red = ("test_bodies_are_opaque_bytes",)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        stored = await super().load(run_id, after=after)
+        return msgspec.structs.replace(stored, entries=[_as_text(entry) for entry in stored.entries])
+
+
+def _as_text(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, body=entry.body.decode(errors="replace").encode())
+
+
+class AddsToTheProgress(BrokenStore):
+    red = ("test_progress_is_replaced_as_a_whole",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        progress = self._get_claimed_run(claim).progress + write.progress
+        await super().append(claim, msgspec.structs.replace(write, progress=progress))
+
+
+class SkipsWritesWithoutEntries(BrokenStore):
+    red = (
+        "test_a_write_without_entries_replaces_only_the_progress",
+        "test_a_write_of_nothing_at_all_is_one",
+    )
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        if write.entries:
+            await super().append(claim, write)
+
+
+class NeverClearsStrikes(BrokenStore):
+    red = ("test_a_finished_step_clears_the_strikes_and_nothing_else_does",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        await super().append(claim, msgspec.structs.replace(write, step_finished=False))
+
+
+class ClearsStrikesWithEveryWrite(BrokenStore):
+    """Partial output counts as progress: a run that kills its host goes on for ever."""
+
+    red = ("test_a_finished_step_clears_the_strikes_and_nothing_else_does",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        await super().append(claim, msgspec.structs.replace(write, step_finished=True))
+
+
+class AcceptsGaps(BrokenStore):
+    red = ("test_entries_out_of_order_are_refused_and_change_nothing",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        first = self._get_claimed_run(claim).next_seq
+        entries = [msgspec.structs.replace(entry, seq=seq) for seq, entry in enumerate(write.entries, first)]
+        await super().append(claim, msgspec.structs.replace(write, entries=entries))
+
+
+class WritesWhatItRefuses(BrokenStore):
+    red = ("test_entries_out_of_order_are_refused_and_change_nothing",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        self._get_claimed_run(claim).progress = write.progress + b"!"
+        await super().append(claim, write)
+
+
+class MixesRunsUp(BrokenStore):
+    """What belongs to one call is kept where the next call finds it."""
+
+    red = ("test_writes_to_many_runs_at_once_stay_apart",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        self._current = claim
+        await asyncio.sleep(0)
+        await super().append(self._current, write)
+
+
+class FailsTheNeighbours(BrokenStore):
+    """Writes that wait together are one transaction, and one bad one takes all of them down."""
+
+    red = ("test_one_bad_write_among_many_fails_alone",)
+
+    _failed = False
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        if self._failed:
+            raise StoreError("the batch was rolled back")
+        try:
+            await super().append(claim, write)
+        except ClaimLost:
+            self._failed = True
+            raise
+
+
+class AppendsInsteadOfRewriting(BrokenStore):
+    red = (
+        "test_a_rewrite_leaves_exactly_its_entries",
+        "test_a_rewrite_may_leave_nothing",
+        "test_load_after_an_entry_works_over_a_rewrite",
+    )
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        await super().append(claim, msgspec.structs.replace(write, rewrite=False))
+
+
+class CountsAnewAfterARewrite(BrokenStore):
+    red = ("test_a_rewritten_run_goes_on",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        await super().append(claim, write)
+        if write.rewrite:
+            self._get_claimed_run(claim).next_seq = len(write.entries)
+
+
+class RewritesInTwoSteps(BrokenStore):
+    """The old entries go first; who loads in between finds neither the old journal nor the new."""
+
+    red = ("test_what_is_loaded_during_writes_is_of_one_moment",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        if write.rewrite:
+            self._get_claimed_run(claim).journal[1:] = []
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await super().append(claim, write)
+
+
+class LoadsEverything(BrokenStore):
+    red = ("test_load_gives_the_entries_after_the_one_named",)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        return await super().load(run_id)
+
+
+class CountsPlacesInsteadOfNumbers(BrokenStore):
+    """Takes the number of an entry for its place in the journal, which is the same until the first rewrite."""
+
+    red = ("test_load_after_an_entry_works_over_a_rewrite",)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        stored = await super().load(run_id)
+        return msgspec.structs.replace(stored, entries=stored.entries[after + 1 :])
+
+
+class NotesEveryLoad(BrokenStore):
+    red = ("test_loading_changes_nothing",)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        self._get_run(run_id).updated_at = self._clock.now()
+        return await super().load(run_id, after=after)
+
+
+class InventsWhatIsNotThere(BrokenStore):
+    red = ("test_a_run_that_never_was_is_not_found",)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        try:
+            return await super().load(run_id, after=after)
+        except RunNotFound:
+            await self.create(NewRun(run_id=run_id, agent_name="", meta=b"", progress=b"", entries=()))
+            return await super().load(run_id, after=after)

@@ -1,0 +1,173 @@
+"""Stores that break what is said about endings, removal and purging."""
+
+import msgspec
+from tests.stores.broken.broken_store import BrokenStore
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.errors import RunBusy, RunExists
+from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
+from holdfast.stores.memory import _Run
+
+
+class LosesTheLastWords(BrokenStore):
+    red = ("test_a_released_run_is_what_its_release_says",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, msgspec.structs.replace(release, entries=()))
+
+
+class KeepsNothingAside(BrokenStore):
+    red = ("test_a_released_run_is_what_its_release_says",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, msgspec.structs.replace(release, retention=None))
+
+
+class DelaysNothing(BrokenStore):
+    red = ("test_a_released_run_is_what_its_release_says",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, msgspec.structs.replace(release, delay=type(release.delay)(0)))
+
+
+class EmptiesTheProgressAtTheEnd(BrokenStore):
+    red = ("test_a_release_that_says_little_changes_little",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, msgspec.structs.replace(release, progress=release.progress or b""))
+
+
+class EndsWhatItRefusesToEnd(BrokenStore):
+    red = ("test_a_refused_release_leaves_the_claim_as_it_was",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        self._get_claimed_run(claim).strikes = release.strikes
+        await super().release(claim, release)
+
+
+class OffersWhatFailed(BrokenStore):
+    red = ("test_a_run_that_is_over_is_no_candidate",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, release)
+        if release.status is RunStatus.FAILED:
+            self._runs[claim.run_id].status = RunStatus.INTERRUPTED
+
+
+class RemovesNothing(BrokenStore):
+    red = ("test_a_removed_run_is_gone",)
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        self._check_open()
+
+
+class RemembersWhatWasRemoved(BrokenStore):
+    """The journal of a removed run stays, and a new run of that id finds it."""
+
+    red = ("test_a_new_run_of_a_removed_id_starts_with_nothing_of_the_old",)
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._old: dict[str, list[Entry]] = {}
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        journal = self._runs[run_id].journal if run_id in self._runs else []
+        await super().remove(run_id, claim=claim)
+        self._old[run_id] = journal
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        claim = await super().create(run, worker_id=worker_id)
+        stored, old = self._runs[run.run_id], self._old.get(run.run_id, [])
+        stored.journal[:0] = old
+        stored.next_seq += len(old)
+        return claim
+
+
+class RemovesUnderAClaimOnly(BrokenStore):
+    red = (
+        "test_a_run_nobody_drives_is_removed_without_a_claim",
+        "test_removing_a_run_that_is_not_there_is_fine",
+    )
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        if claim is None:
+            raise RunBusy(run_id, "somebody")
+        await super().remove(run_id, claim=claim)
+
+
+class RemovesWhatIsDriven(BrokenStore):
+    red = ("test_a_run_that_is_driven_is_not_removed_without_its_claim",)
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        if claim is None:
+            self._remove_tree(run_id)
+        await super().remove(run_id, claim=claim)
+
+
+class LeavesTheChildren(BrokenStore):
+    red = (
+        "test_the_runs_a_removed_run_started_go_with_it",
+        "test_the_runs_a_purged_run_started_go_with_it",
+    )
+
+    def _remove_tree(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+        self._cancel_requested.discard(run_id)
+
+
+class RemovesTheParentToo(BrokenStore):
+    red = ("test_removing_a_child_leaves_its_parent",)
+
+    def _remove_tree(self, run_id: str) -> None:
+        run = self._runs.get(run_id)
+        super()._remove_tree(run.new.parent_run_id or run_id if run else run_id)
+
+
+class PurgesWhatIsToBeKept(BrokenStore):
+    """Retention collects what somebody still wants to resume by hand."""
+
+    red = ("test_what_is_over_and_expired_is_purged_and_nothing_else",)
+
+    async def purge(self, *, limit: int = 100) -> int:
+        for run in self._runs.values():
+            if run.status in TERMINAL_STATUSES and run.expires_at is not None:
+                run.expires_at = self._clock.now()
+        return await super().purge(limit=limit)
+
+
+class PurgesWhatAParentWaitsFor(BrokenStore):
+    """A parent that was down for long starts its child a second time."""
+
+    red = ("test_what_a_child_left_is_kept_while_its_parent_may_go_on",)
+
+    def _is_needed_by_parent(self, run: _Run) -> bool:
+        return False
+
+
+class KeepsOrphansForEver(BrokenStore):
+    red = ("test_what_a_child_left_is_purged_if_its_parent_is_not_there",)
+
+    def _is_needed_by_parent(self, run: _Run) -> bool:
+        return run.new.parent_run_id is not None
+
+
+class PurgesWithoutLimit(BrokenStore):
+    red = ("test_a_purge_removes_no_more_than_its_limit",)
+
+    async def purge(self, *, limit: int = 100) -> int:
+        return await super().purge(limit=1000)
+
+
+class ReservesPurgedIds(BrokenStore):
+    red = ("test_a_purged_id_may_be_used_again",)
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._used: set[str] = set()
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        if run.run_id in self._used:
+            raise RunExists(run.run_id)
+        self._used.add(run.run_id)
+        return await super().create(run, worker_id=worker_id)

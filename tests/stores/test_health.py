@@ -1,0 +1,33 @@
+"""What a store says about itself."""
+
+from pathlib import Path
+
+import pytest
+from tests.store_kinds import DURABLE, STORES
+
+from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import NewRun
+from holdfast.checkpoint.store import SupportsHealthCheck
+from holdfast.stores.url import store_from_url
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+async def test_a_store_tells_its_version_and_its_size(kind: str, tmp_path: Path) -> None:
+    with STORES[kind].open_empty(tmp_path) as url:
+        store = store_from_url(url)
+        assert isinstance(store, SupportsHealthCheck)
+        await store.open()
+        try:
+            empty = await store.check_health()
+            await store.register_worker(WorkerIdentity(worker_id="w", process=this_process()))
+            body = b'"%s"' % (b"x" * 200_000)
+            entries = [Entry(seq=0, kind=EntryKind.BEGIN, body=body)]
+            await store.create(NewRun(run_id="r", agent_name="a", meta=b"{}", progress=b"{}", entries=entries))
+            filled = await store.check_health()
+        finally:
+            await store.close()
+    assert empty.version == empty.known_version >= 1
+    assert list(empty.problems) == list(filled.problems) == []
+    # PostgreSQL compresses what can be compressed so well.
+    assert filled.size > empty.size + (0 if kind == "postgres" else 200_000)
