@@ -1,20 +1,24 @@
 """The architecture page shows what the code does."""
 
 import re
+import tomllib
 from pathlib import Path
+
+import pytest
 
 from holdfast.checkpoint.record import TRANSITIONS, RunStatus
 from holdfast.core.result import CheckpointAction
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PACKAGES = re.findall(r"^`([\w/]+)/`, .*:$", PAGE, re.MULTILINE)
 
 
 def _edges() -> list[tuple[RunStatus, str, RunStatus]]:
-    [picture] = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", PAGE, re.DOTALL)
-    lines = [line.strip() for line in picture.splitlines() if line.strip()]
+    [diagram] = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line.strip() for line in diagram.splitlines() if line.strip()]
     edges = [re.fullmatch(r"(\S+) --> (\S+): (\w+)", line) for line in lines]
-    assert all(edges), "every line of the picture is an edge"
+    assert all(edges), "every line of the diagram is an edge"
 
     def status(name: str) -> RunStatus:
         return RunStatus.REMOVED if name == "[*]" else RunStatus(name)
@@ -22,22 +26,46 @@ def _edges() -> list[tuple[RunStatus, str, RunStatus]]:
     return [(status(edge[1]), edge[3], status(edge[2])) for edge in edges if edge]
 
 
-def test_the_edges_of_the_picture_are_the_transitions_of_the_code() -> None:
+def test_the_edges_of_the_diagram_are_the_transitions_of_the_code() -> None:
     edges = _edges()
     assert set(edges) == TRANSITIONS
     assert len(edges) == len(set(edges)), "no edge is drawn twice"
 
 
-def test_the_outcome_table_has_every_settlement() -> None:
+def test_the_outcome_table_has_every_checkpoint_action() -> None:
     rows = re.findall(r"^\| [^|]+ \| `(\w+)` \|", PAGE, re.MULTILINE)
-    assert sorted(rows) == sorted(settlement.value for settlement in CheckpointAction)
+    assert sorted(rows) == sorted(action.name.lower() for action in CheckpointAction)
 
 
-def test_every_module_that_the_page_names_exists() -> None:
-    for package in ("run", "checkpoint"):
-        heading = {"run": "In the kernel:", "checkpoint": "In the checkpoints:"}[package]
-        table = PAGE.split(heading)[1].split("\n\n")[1]
-        named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-        assert named
-        missing = {name for name in named if not (ROOT / "src" / "holdfast" / package / f"{name}.py").exists()}
-        assert missing == set()
+def test_the_layers_are_those_of_the_import_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [contract] = [contract for contract in contracts if contract["type"] == "layers"]
+    block = PAGE.split("## Layers")[1].split("```")[1].strip()
+    shown = [re.split(r"\s{2,}", line)[0] for line in block.splitlines()]
+    assert shown == [layer.replace("holdfast.", "") for layer in contract["layers"]]
+
+
+def test_the_page_has_a_table_for_each_package_below_the_app() -> None:
+    assert PACKAGES == ["core", "core/execution", "checkpoint", "runtime", "db"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_table_of_a_package_names_its_modules(package: str) -> None:
+    table = PAGE.split(f"`{package}/`, ")[1].split("\n\n")[1]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    modules = [file.stem for file in (ROOT / "src" / "holdfast" / package).glob("*.py") if file.stem != "__init__"]
+    assert sorted(named) == sorted(modules)
+
+
+def test_every_store_that_the_page_names_exists() -> None:
+    [sentence] = re.findall(r"^`stores/` has (.*?)\.\s", PAGE, re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`(\w+)`", sentence)
+    stores = ROOT / "src" / "holdfast" / "stores"
+    assert named
+    assert [name for name in named if not (stores / f"{name}.py").exists() and not (stores / name).is_dir()] == []
+
+
+def test_every_file_that_the_page_names_exists() -> None:
+    named = re.findall(r"`(\w+(?:/\w+)*\.py)`", PAGE)
+    assert named
+    assert [name for name in named if not (ROOT / "src" / "holdfast" / name).exists()] == []
