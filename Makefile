@@ -21,28 +21,28 @@ $(BENCH_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group bench
 	@touch $@
 
-demo: $(READY) ## An agent is killed again and again, goes on, and finishes
+demo: $(READY) ## Kill an agent several times and let it finish
 	$(BIN)/holdfast demo
 
-test: $(READY) ## Everything that has to hold: lint, types, import contracts, tests
+test: $(READY) ## Check and run all tests
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: $(READY) ## Lint, types, import contracts
+check: $(READY) ## Check lint, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-chaos: $(READY) ## The long forms of the crash, chaos, power-loss and property tests (hours)
+chaos: $(READY) ## Run the long crash, chaos, power-loss and property tests (hours)
 	HOLDFAST_CHAOS=1 HOLDFAST_TEST_THOROUGH=1 HOLDFAST_LONG_TESTS=1 HOLDFAST_POWER_LOSS_ROUNDS=60 HOLDFAST_CRASH_ROUNDS=40 \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 \
 		tests/chaos tests/crash tests/stores tests/checkpoint tests/fanout
 
-bench: $(BENCH_READY) ## Measure, beside the raw limits of this machine, and compare with the baseline (minutes)
+bench: $(BENCH_READY) ## Measure against the raw limits of this machine and compare with the baseline (minutes)
 	$(BIN)/python -m bench --guard
 
-bench-peers: $(BENCH_READY) ## Measure beside the peers, each in an environment of its own, and write the report (hours)
+bench-peers: $(BENCH_READY) ## Measure against the peers, each in its own environment, and write the report (hours)
 	$(BIN)/python -m bench --peers --report
 
 docs: $(READY) ## Build the documentation into site/
