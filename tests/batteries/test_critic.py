@@ -23,14 +23,14 @@ SOFT = timedelta(seconds=10)
 
 
 class Escalation:
-    """An escalator that answers as it is told and remembers what it was asked."""
+    """An escalator that returns the given answers and records the runs it was asked about."""
 
     def __init__(self, *answers: Decision | Exception | None) -> None:
         self._answers = list(answers)
         self.asked: list[IdleRun] = []
 
-    async def __call__(self, silence: IdleRun) -> Decision | None:
-        self.asked.append(silence)
+    async def __call__(self, idle_run: IdleRun) -> Decision | None:
+        self.asked.append(idle_run)
         answer = self._answers.pop(0) if self._answers else None
         if isinstance(answer, Exception):
             raise answer
@@ -58,13 +58,13 @@ def agent_of(model: Hanging, max_runtime: timedelta | None = SOFT) -> Agent:
     return Agent(name="a", model=model, tools=[look], bounds=Bounds(max_runtime=max_runtime))
 
 
-def life(clock: ManualClock, critic: Critic, store: MemoryStore | None = None) -> SimulatedHost:
+def make_host(clock: ManualClock, critic: Critic, store: MemoryStore | None = None) -> SimulatedHost:
     return SimulatedHost(store, clock=clock, ports=Ports(critic=critic))
 
 
-async def test_an_escalator_is_asked_once_per_silence_and_again_after_fresh_activity() -> None:
+async def test_an_escalator_is_asked_once_per_idle_period_and_again_after_activity() -> None:
     clock, model, escalation = ManualClock(), Hanging(), Escalation()
-    run = asyncio.create_task(life(clock, Critic(escalation, clock=clock)).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, Critic(escalation, clock=clock)).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 0.9)
     assert escalation.asked == []
     await clock.advance(SOFT * 1.6)
@@ -77,14 +77,14 @@ async def test_an_escalator_is_asked_once_per_silence_and_again_after_fresh_acti
     assert (await run).output == "done"
 
 
-async def test_a_silent_run_meets_the_backstop_and_the_kill_is_its_error() -> None:
+async def test_an_idle_run_is_killed_at_the_backstop_and_fails_with_run_killed() -> None:
     clock, model = ManualClock(), Hanging()
-    one = life(clock, Critic(Escalation(), backstop=3, clock=clock))
+    one = make_host(clock, Critic(Escalation(), backstop=3, clock=clock))
     run = asyncio.create_task(one.executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 2.9)
     assert not run.done()
     await clock.advance(SOFT * 0.2)
-    with pytest.raises(RunKilled, match="silent"):
+    with pytest.raises(RunKilled, match="idle"):
         await run
     assert await one.list_records() == []
 
@@ -92,7 +92,7 @@ async def test_a_silent_run_meets_the_backstop_and_the_kill_is_its_error() -> No
 async def test_activity_moves_the_backstop_away() -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(), backstop=2, clock=clock)
-    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     for number in range(5):
         await clock.advance(SOFT * 1.5)
         model.replies.put_nowait(tool_reply(call(f"c{number}", "look", number=number)))
@@ -102,7 +102,7 @@ async def test_activity_moves_the_backstop_away() -> None:
 
 
 @pytest.mark.parametrize("max_runtime", [None, SOFT])
-async def test_what_a_child_does_is_a_sign_of_life_of_its_parents(max_runtime: timedelta | None) -> None:
+async def test_activity_of_a_child_counts_as_activity_of_its_parents(max_runtime: timedelta | None) -> None:
     clock, model = ManualClock(), Hanging()
     child = agent_of(model, max_runtime)
 
@@ -119,7 +119,7 @@ async def test_what_a_child_does_is_a_sign_of_life_of_its_parents(max_runtime: t
         name="top", model=ScriptedModel(tool_reply(call("c", "delegate")), "done"), tools=[delegate], bounds=bounds
     )
     critic = Critic(Escalation(), backstop=2, clock=clock)
-    run = asyncio.create_task(life(clock, critic).executor.run(top, "go"))
+    run = asyncio.create_task(make_host(clock, critic).executor.run(top, "go"))
     for number in range(5):
         await clock.advance(SOFT * 1.5)
         model.replies.put_nowait(tool_reply(call(f"c{number}", "look", number=number)))
@@ -128,10 +128,10 @@ async def test_what_a_child_does_is_a_sign_of_life_of_its_parents(max_runtime: t
     assert (await run).output == "done"
 
 
-async def test_the_ceiling_ends_a_lively_run_too() -> None:
+async def test_the_ceiling_ends_a_run_that_is_not_idle_too() -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(), ceiling=SOFT * 4, clock=clock)
-    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     for number in range(7):
         await clock.advance(SOFT * 0.5)
         model.replies.put_nowait(tool_reply(call(f"c{number}", "look", number=number)))
@@ -143,7 +143,7 @@ async def test_the_ceiling_ends_a_lively_run_too() -> None:
 async def test_the_default_escalator_extends_once_per_run_and_not_once_per_process() -> None:
     clock, store = ManualClock(), MemoryStore()
     first_model, second_model = Hanging(), Hanging()
-    one = life(clock, Critic(backstop=2, clock=clock), store)
+    one = make_host(clock, Critic(backstop=2, clock=clock), store)
     task = asyncio.create_task(one.executor.run(agent_of(first_model), "go", run_id="r"))
     await clock.advance(SOFT * 2.5)
     assert not task.done(), "the extension moved the backstop from two soft timeouts to three"
@@ -151,18 +151,18 @@ async def test_the_default_escalator_extends_once_per_run_and_not_once_per_proce
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
-    two = life(clock, Critic(backstop=2, clock=clock), store)
+    two = make_host(clock, Critic(backstop=2, clock=clock), store)
     resumed = asyncio.create_task(two.resume(agent_of(second_model), "r"))
     await clock.advance(SOFT * 2.9)
-    assert not resumed.done(), "what was extended in the first life still counts"
+    assert not resumed.done(), "what was extended in the first attempt still counts"
     await clock.advance(SOFT * 0.3)
     with pytest.raises(RunKilled):
         await resumed
 
 
-async def test_time_spent_dead_does_not_count() -> None:
+async def test_time_between_attempts_does_not_count() -> None:
     clock, store = ManualClock(), MemoryStore()
-    one = life(clock, Critic(Escalation(), ceiling=SOFT * 3, clock=clock), store)
+    one = make_host(clock, Critic(Escalation(), ceiling=SOFT * 3, clock=clock), store)
     model = Hanging()
     task = asyncio.create_task(one.executor.run(agent_of(model), "go", run_id="r"))
     await clock.advance(SOFT * 1.5)
@@ -173,7 +173,7 @@ async def test_time_spent_dead_does_not_count() -> None:
     await clock.advance(timedelta(days=1))
 
     later = Hanging()
-    two = life(clock, Critic(Escalation(), ceiling=SOFT * 3, clock=clock), store)
+    two = make_host(clock, Critic(Escalation(), ceiling=SOFT * 3, clock=clock), store)
     resumed = asyncio.create_task(two.resume(agent_of(later), "r"))
     await clock.advance(SOFT * 1.0)
     assert not resumed.done()
@@ -185,7 +185,7 @@ async def test_time_spent_dead_does_not_count() -> None:
 async def test_a_nudge_is_put_in_front_of_the_next_step() -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(Decision(nudge="Are you there?")), clock=clock)
-    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.1)
     model.replies.put_nowait(tool_reply(call("c1", "look")))
     model.replies.put_nowait(Reply(text="yes"))
@@ -198,7 +198,7 @@ async def test_a_nudge_that_cannot_be_stored_is_logged_and_the_rest_of_the_decis
 ) -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(Decision(nudge="half a pair \ud83d", extend=SOFT)), backstop=2, clock=clock)
-    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 2.5)
     assert "cannot be stored" in caplog.text
     model.replies.put_nowait(Reply(text="yes"))
@@ -208,7 +208,7 @@ async def test_a_nudge_that_cannot_be_stored_is_logged_and_the_rest_of_the_decis
 async def test_a_kill_with_a_nudge_is_a_kill() -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(Decision(kill=True, nudge="hello?", extend=SOFT, reason="hopeless")), clock=clock)
-    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.1)
     with pytest.raises(RunKilled, match="hopeless"):
         await run
@@ -218,7 +218,7 @@ async def test_the_next_escalator_is_asked_if_one_says_so() -> None:
     clock, model = ManualClock(), Hanging()
     first, second, third = Escalation(Decision(escalate=True)), Escalation(Decision(kill=True)), Escalation()
     run = asyncio.create_task(
-        life(clock, Critic(first, second, third, clock=clock)).executor.run(agent_of(model), "go")
+        make_host(clock, Critic(first, second, third, clock=clock)).executor.run(agent_of(model), "go")
     )
     await clock.advance(SOFT * 1.1)
     with pytest.raises(RunKilled):
@@ -229,7 +229,7 @@ async def test_the_next_escalator_is_asked_if_one_says_so() -> None:
 async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog: pytest.LogCaptureFixture) -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(ValueError("no idea")), backstop=2, clock=clock)
-    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.5)
     assert "no idea" in caplog.text
     assert not run.done()
@@ -238,14 +238,14 @@ async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog
         await run
 
 
-async def test_an_answer_about_a_silence_that_is_over_changes_nothing() -> None:
+async def test_a_decision_about_an_earlier_idle_period_is_ignored() -> None:
     clock, model, asked, answers = ManualClock(), Hanging(), list[IdleRun](), asyncio.Queue[Decision]()
 
-    async def thinks(silence: IdleRun) -> Decision | None:
-        asked.append(silence)
+    async def thinks(idle_run: IdleRun) -> Decision | None:
+        asked.append(idle_run)
         return await answers.get()
 
-    run = asyncio.create_task(life(clock, Critic(thinks, clock=clock)).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, Critic(thinks, clock=clock)).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.1)
     model.replies.put_nowait(tool_reply(call("c1", "look")))
     await clock.advance(SOFT * 0.1)
@@ -264,13 +264,13 @@ async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_sta
 ) -> None:
     clock, model = ManualClock(), Hanging()
 
-    async def nonsense(silence: IdleRun) -> Decision | None:
+    async def nonsense(idle_run: IdleRun) -> Decision | None:
         return "kill"  # type: ignore[return-value]
 
     critic = Critic(nonsense, backstop=2, clock=clock)
-    run = asyncio.create_task(life(clock, critic).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.5)
-    assert "answered 'kill'" in caplog.text
+    assert "returned 'kill'" in caplog.text
     assert not run.done()
     await clock.advance(SOFT * 0.6)
     with pytest.raises(RunKilled):
@@ -280,11 +280,13 @@ async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_sta
 async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
     clock, model = ManualClock(), Hanging()
 
-    async def hangs(silence: IdleRun) -> Decision | None:
+    async def hangs(idle_run: IdleRun) -> Decision | None:
         await asyncio.Event().wait()
         return Decision(extend=SOFT * 100)
 
-    run = asyncio.create_task(life(clock, Critic(hangs, backstop=2, clock=clock)).executor.run(agent_of(model), "go"))
+    run = asyncio.create_task(
+        make_host(clock, Critic(hangs, backstop=2, clock=clock)).executor.run(agent_of(model), "go")
+    )
     await clock.advance(SOFT * 2.1)
     with pytest.raises(RunKilled):
         await run
@@ -295,13 +297,15 @@ def test_a_critic_watches_in_a_second_event_loop_as_in_the_first() -> None:
     quick = Agent(name="a", model=ScriptedModel("done"))
     assert asyncio.run(SimulatedHost(ports=Ports(critic=critic)).executor.run(quick, "go")).output == "done"
     hung = SimulatedHost(ports=Ports(critic=critic)).executor.run(agent_of(Hanging()), "go")
-    with pytest.raises(RunKilled, match="silent"):
+    with pytest.raises(RunKilled, match="idle"):
         asyncio.run(asyncio.wait_for(hung, 20))
 
 
 async def test_without_a_soft_timeout_there_is_no_watch() -> None:
     clock, model, escalation = ManualClock(), Hanging(), Escalation()
-    run = asyncio.create_task(life(clock, Critic(escalation, clock=clock)).executor.run(agent_of(model, None), "go"))
+    run = asyncio.create_task(
+        make_host(clock, Critic(escalation, clock=clock)).executor.run(agent_of(model, None), "go")
+    )
     await clock.advance(timedelta(days=2))
     model.replies.put_nowait(Reply(text="at last"))
     assert (await run).output == "at last"
@@ -332,12 +336,12 @@ async def test_thousands_of_runs_are_watched_by_one_timer() -> None:
 async def test_a_run_that_ended_is_not_watched_any_more() -> None:
     clock, escalation = ManualClock(), Escalation(Decision(kill=True))
     agent = Agent(name="a", model=ScriptedModel("done"), bounds=Bounds(max_runtime=SOFT))
-    await life(clock, Critic(escalation, clock=clock)).executor.run(agent, "go")
+    await make_host(clock, Critic(escalation, clock=clock)).executor.run(agent, "go")
     await clock.advance(SOFT * 10)
     assert escalation.asked == []
 
 
-async def test_of_a_run_that_ended_nothing_is_kept() -> None:
+async def test_nothing_of_an_ended_run_stays_in_memory() -> None:
     clock, kept = ManualClock(), list[weakref.ref[RunControl]]()
 
     class Watching(Critic):
@@ -358,6 +362,6 @@ async def test_of_a_run_that_ended_nothing_is_kept() -> None:
 @pytest.mark.parametrize(
     "options", [{"backstop": 1.0}, {"soft_timeout": timedelta(0)}, {"ceiling": timedelta(seconds=-1)}]
 )
-def test_times_that_cannot_work_are_refused(options: dict[str, object]) -> None:
+def test_invalid_durations_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(CriticError):
         Critic(**options)  # type: ignore[arg-type]

@@ -21,8 +21,8 @@ def test_what_cannot_be_is_told_in_one_line(shell: Shell) -> None:
     shell.ok("schedule", "add", "nightly", "sampler", "note", "--cron", "0 3 * * *")
     for words, code, told in (
         (["add", "nightly", "sampler", "note", "--cron", "0 3 * * *"], 1, "exists already"),
-        (["add", "other", "sampler", "note", "--cron", "every day"], 1, "no cron expression"),
-        (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--timezone", "Atlantis"], 1, "no time zone"),
+        (["add", "other", "sampler", "note", "--cron", "every day"], 1, "not a cron expression"),
+        (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--timezone", "Atlantis"], 1, "not a time zone"),
         (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--missed", "some"], 2, "--missed"),
         (["rm", "nobody"], 1, "no job named"),
         (["next", "nobody"], 1, "no job named"),
@@ -41,7 +41,7 @@ def test_what_is_refused_makes_nothing(shell: Shell) -> None:
         (["rm", "nightly"], "there is no store at runs.db"),
         (["next", "nightly"], "there is no store at runs.db"),
         (["run-now", "nightly"], "there is no store at runs.db"),
-        (["add", "nightly", "sampler", "note", "--cron", "every day"], "no cron expression"),
+        (["add", "nightly", "sampler", "note", "--cron", "every day"], "not a cron expression"),
         (["add", "nightly", "sampler", "note", "--cron", "* * * * *", "--store", "memory:"], "batteries keep nothing"),
         (["loop", "--store", "memory:"], "batteries keep nothing"),
     ):

@@ -1,8 +1,6 @@
-"""persona: stored, versioned definitions of agents, which lower into the kernel's `Agent`.
+"""persona: stored, versioned definitions of agents.
 
-What can go wrong with personas.
-
-Personas: stored definitions of agents.
+`Personas(tiers, tools)` keeps them in memory, `store=TablesDefinitions(tables, "persona")` in a database.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,11 +28,11 @@ __all__ = [
 
 
 class PersonaError(DefinitionError):
-    """A persona cannot be lowered into an agent as it is."""
+    """No agent can be built from a persona."""
 
 
 class PersonaPhase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One phase of a persona. What is left out is the persona's own."""
+    """One phase of a persona. A field that is `None` is inherited from the persona."""
 
     name: str
     prompt: str = "$prompt"
@@ -44,19 +42,19 @@ class PersonaPhase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Persona(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an agent is made of, as plain data."""
+    """The definition of an agent, as plain data."""
 
     owner: str
     name: str
     description: str = ""
     instructions: str = ""
     model_tier: str = ""
-    #: Names of tools that the host has.
+    #: Names of tools of the host.
     tools: list[str] = []
     phases: list[PersonaPhase] = []
-    #: Names of agents and skills that it may call.
+    #: Names of agents and skills that it may call as tools.
     palette: list[str] = []
-    #: A cron expression, for a host that runs it by itself.
+    #: A cron expression, for a host that schedules its personas.
     schedule: str | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +62,7 @@ class Persona(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Personas(DefinitionRepository[Persona]):
-    """Creates, edits, shows and shares personas, and makes agents of them."""
+    """Stores, lists and shares personas, and builds agents from them."""
 
     def __init__(
         self,
@@ -74,23 +72,23 @@ class Personas(DefinitionRepository[Persona]):
         store: DefinitionStore | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Make a collection of personas.
+        """Create a repository of personas.
 
         Args:
-            tiers: the models that model tiers stand for.
-            tools: what personas may name.
-            store: keeps the definitions; without one in memory, for this process alone.
+            tiers: the model of each model tier.
+            tools: the tools that personas may name.
+            store: keeps the definitions. Default: in memory, for this process only.
         """
-        super().__init__(Persona, self._build_agent, store or MemoryDefinitions("persona"), clock)
+        super().__init__(Persona, store or MemoryDefinitions("persona"), clock)
         self._tiers = tiers
         self._tools = {tool.name: tool for tool in tools}
 
     async def source(self, owner: str, name: str) -> DefinitionSource[Persona]:
-        """What an App takes as an agent."""
+        """Return the persona as an agent for an App."""
         return DefinitionSource(self, await self._get_newest(owner, name))
 
-    def _build_agent(self, definition: Persona) -> Agent:
-        """The agent that a persona describes."""
+    def build_agent(self, definition: Persona) -> Agent:
+        """Build the agent that a persona describes."""
         return Agent(
             name=f"{definition.owner}/{definition.name}",
             instructions=definition.instructions,
@@ -113,25 +111,32 @@ class Personas(DefinitionRepository[Persona]):
         unknown = [name for name in names if name not in self._tools]
         if unknown:
             known = ", ".join(sorted(self._tools)) or "none"
-            raise PersonaError(f"persona {persona.owner}/{persona.name} names the tools {unknown}: known are {known}")
+            raise PersonaError(
+                f"persona {persona.owner}/{persona.name} names unknown tools {unknown}: known are {known}"
+            )
         return [self._tools[name] for name in names]
 
 
 def allowed_by(sources: Iterable[DefinitionSource[Persona]]) -> Callable[[RunInfo], Sequence[str]]:
-    """For an `AgentToolProvider`: a run may call what its persona's palette names."""
-    known = {source.name: source for source in sources}
-    return lambda info: known[info.agent_name].definition.palette if info.agent_name in known else ()
+    """Return a filter for `AgentToolProvider(allowed=...)`: a run may call the names in its persona's palette."""
+    by_name = {source.name: source for source in sources}
+
+    def allowed(info: RunInfo) -> Sequence[str]:
+        source = by_name.get(info.agent_name)
+        return () if source is None else source.definition.palette
+
+    return allowed
 
 
 def export_persona(persona: Persona) -> str:
-    """The persona as Markdown: its instructions, with everything else as front matter."""
+    """Return the persona as Markdown: the instructions as text, all other fields as front matter."""
     return to_markdown(persona, "instructions")
 
 
 def import_persona(document: str) -> Persona:
-    """The persona that a Markdown document describes.
+    """Parse a Markdown document into a persona.
 
     Raises:
-        MalformedDefinition: the document is not one.
+        MalformedDefinition: the document is invalid.
     """
     return from_markdown(document, Persona, "instructions")

@@ -1,8 +1,6 @@
-"""skill: stored, versioned procedures that any agent may call as a tool, as a child run.
+"""skill: stored, versioned procedures that any agent may call as a tool. A call is a child run.
 
-What can go wrong with skills.
-
-Skills: stored, reusable procedures that any agent may call.
+`Skills(tiers, tools)` keeps them in memory, `store=TablesDefinitions(tables, "skill")` in a database.
 """
 
 import inspect
@@ -26,14 +24,14 @@ __all__ = ["Parameter", "Skill", "SkillError", "SkillSource", "Skills", "export_
 
 
 class SkillError(DefinitionError):
-    """A skill cannot be lowered into an agent or a tool as it is."""
+    """No agent, or no tool, can be built from a skill."""
 
 
 _PYTHON_TYPES: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool}
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a skill has to be given."""
+    """One parameter of a skill."""
 
     name: str
     type: Literal["string", "integer", "number", "boolean"] = "string"
@@ -42,27 +40,27 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Skill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A procedure, as plain data."""
+    """The definition of a procedure, as plain data."""
 
     owner: str
     name: str
     description: str = ""
     parameters: list[Parameter] = []
-    #: What to do, step by step, in words.
+    #: The instructions, step by step.
     procedure: str = ""
     model_tier: str = ""
-    #: Names of tools that the host has.
+    #: Names of tools of the host.
     tools: list[str] = []
 
     def __post_init__(self) -> None:
         check_name(self.owner, self.name)
         for parameter in self.parameters:
             if not parameter.name.isidentifier():
-                raise MalformedDefinition(f"{parameter.name!r} cannot be a parameter: use a plain name")
+                raise MalformedDefinition(f"{parameter.name!r} cannot be a parameter: use letters, digits and _")
 
 
 class Skills(DefinitionRepository[Skill]):
-    """Creates, edits, shows and shares skills, and makes agents and tools of them."""
+    """Stores, lists and shares skills, and builds agents and tools from them."""
 
     def __init__(
         self,
@@ -72,36 +70,41 @@ class Skills(DefinitionRepository[Skill]):
         store: DefinitionStore | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Make a collection of skills.
+        """Create a repository of skills.
 
         Args:
-            tiers: the models that model tiers stand for.
-            tools: what skills may name.
-            store: keeps the definitions; without one in memory, for this process alone.
+            tiers: the model of each model tier.
+            tools: the tools that skills may name.
+            store: keeps the definitions. Default: in memory, for this process only.
         """
-        super().__init__(Skill, self._build_agent, store or MemoryDefinitions("skill"), clock)
+        super().__init__(Skill, store or MemoryDefinitions("skill"), clock)
         self._tiers = tiers
         self._tools = {tool.name: tool for tool in tools}
 
     async def save(self, definition: Skill) -> int:
-        """Keep the skill as it is now. Returns its new version, for new runs; those that have begun keep theirs.
+        """Store a new version and return its number. New runs use it; existing runs keep the version they have.
 
         Raises:
-            HoldfastError: it cannot be lowered into an agent, or into a tool, as it is. Nothing was kept.
+            HoldfastError: no agent, or no tool, can be built from it. Nothing was stored.
         """
-        _make_tool(definition, lambda: None)
+
+        async def not_called() -> None: ...
+
+        _make_tool(definition, not_called)  # raises if the parameters are invalid
         return await super().save(definition)
 
     async def source(self, owner: str, name: str) -> "SkillSource":
-        """What an App takes as an agent, and what gives other agents a tool."""
+        """Return the skill as an agent for an App; its `tool` is for other agents."""
         return SkillSource(self, await self._get_newest(owner, name))
 
-    def _build_agent(self, definition: Skill) -> Agent:
-        """The agent that follows the skill's procedure."""
+    def build_agent(self, definition: Skill) -> Agent:
+        """Build the agent that follows the skill's procedure."""
         unknown = [name for name in definition.tools if name not in self._tools]
         if unknown:
             known = ", ".join(sorted(self._tools)) or "none"
-            raise SkillError(f"skill {definition.owner}/{definition.name} names the tools {unknown}: known are {known}")
+            raise SkillError(
+                f"skill {definition.owner}/{definition.name} names unknown tools {unknown}: known are {known}"
+            )
         return Agent(
             name=f"{definition.owner}/{definition.name}",
             instructions=definition.procedure,
@@ -115,7 +118,7 @@ class SkillSource(DefinitionSource[Skill]):
     """A skill as an App's agent, and as a tool of other agents."""
 
     def tool(self) -> Tool:
-        """The skill as a tool, with the parameters it has now. A call is a child run, which it meets if made again."""
+        """Return the skill as a tool with its current parameters. A repeated call attaches to the same child run."""
 
         async def call(**arguments: Any) -> object:
             prompt = "\n".join(f"{name}: {value}" for name, value in arguments.items() if value is not None)
@@ -125,10 +128,10 @@ class SkillSource(DefinitionSource[Skill]):
 
 
 def _make_tool(skill: Skill, call: Callable[..., Any]) -> Tool:
-    """`call` as a tool with the name and the parameters of the skill.
+    """Return `call` as a tool with the name and the parameters of the skill.
 
     Raises:
-        SkillError: a parameter is named as Python allows none, or as another.
+        SkillError: two parameters have one name, or a name is a Python keyword.
     """
     name = f"{skill.owner}/{skill.name}"
     try:
@@ -139,31 +142,30 @@ def _make_tool(skill: Skill, call: Callable[..., Any]) -> Tool:
 
 
 def _set_signature(function: Any, parameters: Sequence[Parameter]) -> None:
-    """Make `function` look as if it had been written with these parameters: tools read their schema from there."""
-    shown = []
+    """Set the signature of `function`, from which a tool derives its schema."""
+    signature = []
     function.__annotations__ = {}
     for parameter in parameters:
-        # Made by subscription at run time, which no type checker follows.
         kind = _PYTHON_TYPES[parameter.type] if parameter.required else _PYTHON_TYPES[parameter.type] | None
-        annotated: Any = Annotated
+        annotated: Any = Annotated  # subscripted at run time, which type checkers do not support
         hint = annotated[kind, msgspec.Meta(description=parameter.description)]
         default = inspect.Parameter.empty if parameter.required else None
-        shown.append(
+        signature.append(
             inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
         )
         function.__annotations__[parameter.name] = hint
-    function.__signature__ = inspect.Signature(shown)
+    function.__signature__ = inspect.Signature(signature)
 
 
 def export_skill(skill: Skill) -> str:
-    """The skill as Markdown: its procedure, with everything else as front matter."""
+    """Return the skill as Markdown: the procedure as text, all other fields as front matter."""
     return to_markdown(skill, "procedure")
 
 
 def import_skill(document: str) -> Skill:
-    """The skill that a Markdown document describes.
+    """Parse a Markdown document into a skill.
 
     Raises:
-        MalformedDefinition: the document is not one.
+        MalformedDefinition: the document is invalid.
     """
     return from_markdown(document, Skill, "procedure")

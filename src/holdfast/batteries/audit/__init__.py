@@ -1,6 +1,6 @@
-"""audit: an append-only record of every run, step and tool call, queryable, with retention.
+"""audit: an append-only record of every run, step and tool call, with queries and retention.
 
-`App(agents, audit=Audit())` is all it takes; `Audit(TablesAudit(tables))` survives the process.
+`App(agents, audit=Audit())` keeps rows in memory, `Audit(TablesAudit(tables))` in a database.
 """
 
 from holdfast.batteries.audit.audit import Audit, AuditError

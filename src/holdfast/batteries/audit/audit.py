@@ -1,14 +1,10 @@
-"""What can go wrong with an audit.
-
-The recorder of one run.
-
-The audit: takes rows at once, writes them in batches off the hot path.
-"""
+"""The audit: accepts rows without blocking the run and writes them in batches."""
 
 import asyncio
+import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -25,67 +21,16 @@ from holdfast.core.state import RunState
 from holdfast.core.tool_context import ToolContext
 from holdfast.errors import HoldfastError
 
-
-class AuditError(HoldfastError):
-    """The audit was put together in a way that cannot work."""
-
-
-class RunRecorder:
-    """Turns what happens in one run into rows. Returns at once."""
-
-    def __init__(self, info: RunInfo, redact: Redact, clock: Clock, put: Callable[[AuditRow], None]) -> None:
-        self._info, self._redact, self._clock, self._put = info, redact, clock, put
-
-    def start(self, *, resumed: bool) -> None:
-        """The run begins, or goes on."""
-        self._record("start", status="resumed" if resumed else "begun")
-
-    def step(self, step: int, usage: Usage) -> None:
-        """A step is finished."""
-        self._record("step", usage, iteration=step)
-
-    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
-        """A tool call was made."""
-        self._record(
-            "tool",
-            name=call.tool,
-            call_id=call.call_id,
-            effect=effect,
-            arguments=self._redact(call.arguments),
-            failed=error,
-            took_seconds=took.total_seconds(),
-        )
-
-    def event(self, name: str, detail: str) -> None:
-        """Something else worth knowing."""
-        self._record("event", name=name, detail=self._redact(detail))
-
-    def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
-        """The run is over, or left."""
-        detail = "" if error is None else self._redact(format_error(error))
-        self._record("end", usage, status=status, failed=error is not None, detail=detail)
-
-    def _record(self, kind: AuditKind, usage: Usage = NO_USAGE, **more: Any) -> None:
-        self._put(
-            AuditRow(
-                at=self._clock.now(),
-                kind=kind,
-                run_id=self._info.run_id,
-                agent_name=self._info.agent_name,
-                caller_id=self._info.caller_id,
-                parent_run_id=self._info.parent_run_id,
-                input_tokens=usage.input_tokens,
-                output_tokens=usage.output_tokens,
-                cost_usd=usage.cost_usd,
-                **more,
-            )
-        )
-
-
 log = logging.getLogger("holdfast.audit")
 
-#: Rows that are written together at most.
+#: Maximum number of rows in one write.
 _MAX_BATCH = 1000
+
+_RETRY_DELAY = timedelta(seconds=1)
+
+
+class AuditError(HoldfastError):
+    """The audit's settings are invalid."""
 
 
 class Audit:
@@ -100,14 +45,13 @@ class Audit:
         flush_interval: timedelta = timedelta(milliseconds=200),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Make an audit.
+        """Create an audit.
 
         Args:
-            store: keeps the rows; without one in memory, for this process alone.
-            redact: takes secrets out of arguments and errors. Without it values under names such as `password`.
-            capacity: rows that may wait to be written. When the store is down for longer, the oldest are dropped, and
-                counted in the log.
-            every: how long rows wait for others to be written with them.
+            store: keeps the rows. Default: in memory, for this process only.
+            redact: removes secrets from arguments and errors. Default: values under names such as `password`.
+            capacity: maximum number of unwritten rows. Above it the oldest rows are dropped and counted in the log.
+            flush_interval: how long a row waits for others to be written in the same batch.
 
         Raises:
             AuditError: the capacity is not positive.
@@ -121,21 +65,21 @@ class Audit:
         self._capacity = capacity
         self._dropped = 0
         self._flush_task: asyncio.Task[None] | None = None
-        #: A batch that is being written.
+        #: The batch that is being written.
         self._write_task: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._open = False
 
     def begin(self, info: RunInfo, state: RunState) -> Recorder:
-        """The recorder of one run."""
-        return RunRecorder(info, self._redact, self._clock, self.put)
+        """Return the recorder of one run."""
+        return RunRecorder(self, info, self._redact, self._clock)
 
     def put(self, row: AuditRow) -> None:
-        """Take a row; it is written soon. Returns at once. What no store could keep is left out of it, and logged."""
+        """Queue a row to be written. Values that cannot be stored are replaced, and logged."""
         try:
             msgspec.json.encode(row)
-        except Exception as exc:  # half a surrogate pair, or whatever a host's redaction has returned
-            log.error("run %s: a part of what happened cannot be recorded: %s", row.run_id, exc)
+        except Exception as exc:  # a lone surrogate, or any object that a host's redaction returns
+            log.error("run %s: part of an audit row cannot be recorded: %s", row.run_id, exc)
             row = replace_unstorable(row)
         if len(self._pending) >= self._capacity:
             self._pending.popleft()
@@ -144,57 +88,40 @@ class Audit:
         if self._flush_task is None or self._flush_task.done():
             self._flush_task = asyncio.get_running_loop().create_task(self._flush_periodically())
 
-    async def _flush_periodically(self) -> None:
-        while self._pending:
-            await self._clock.sleep(self._flush_interval)
-            try:
-                await self.flush()
-            except Exception as exc:  # the store's trouble is not the run's; what waits is written later
-                log.warning("%d audit rows could not be written, will try again: %s", len(self._pending), exc)
-                await self._clock.sleep(timedelta(seconds=1))
-
     async def flush(self) -> None:
-        """Write everything that waits. Raises what the store raises; what was not written still waits."""
+        """Write all queued rows. If the store raises, the rows that were not written stay queued."""
         async with self._lock:
             await self._ensure_open()
             while self._write_task is not None or self._pending:
                 if self._write_task is None:
                     self._write_task = asyncio.ensure_future(self._write_batch())
-                adding = self._write_task
-                # Whoever is cancelled here leaves it under way, and the next one waits for it: a database may still
-                # commit what nobody waits for any more, and must not get it twice.
-                await asyncio.wait([adding])
+                write = self._write_task
+                # A cancelled flush leaves the write running and the next flush waits for it: the database may still
+                # commit the batch, so writing it again would duplicate its rows.
+                await asyncio.wait([write])
                 self._write_task = None
-                adding.result()
+                write.result()
             if self._dropped:
-                log.error("%d audit rows were dropped: the store was down for longer than they fit", self._dropped)
+                log.error("%d audit rows were dropped: the store was down and the queue was full", self._dropped)
                 self._dropped = 0
 
-    async def _write_batch(self) -> None:
-        batch = [self._pending[place] for place in range(min(_MAX_BATCH, len(self._pending)))]
-        dropped = self._dropped
-        await self._store.add(batch)
-        # Rows that were dropped meanwhile were the oldest, so they are among those just written.
-        for _ in range(max(0, len(batch) - (self._dropped - dropped))):
-            self._pending.popleft()
-
     async def query(self, query: AuditQuery | None = None) -> list[AuditRow]:
-        """The rows that fit, oldest first, those that wait included."""
+        """Return the matching rows, oldest first, queued ones included."""
         await self.flush()
         return list(await self._store.query(query or AuditQuery()))
 
     async def purge(self, older_than: timedelta) -> int:
-        """Drop rows older than `keep`. Returns how many."""
+        """Delete rows older than `older_than`. Returns their number."""
         await self._ensure_open()
         return await self._store.purge(self._clock.now() - older_than)
 
     async def export(self, query: AuditQuery | None = None) -> AsyncIterator[bytes]:
-        """The rows that fit as JSON lines."""
+        """Yield the matching rows as JSON lines."""
         for row in await self.query(query):
             yield msgspec.json.encode(row) + b"\n"
 
     async def close(self) -> None:
-        """Write everything that waits, then let go of the store. May be called again."""
+        """Write all queued rows, then close the store. May be called again."""
         if self._flush_task is not None:
             self._flush_task.cancel()
             await asyncio.gather(self._flush_task, return_exceptions=True)
@@ -205,7 +132,76 @@ class Audit:
             self._open = False
             await self._store.close()
 
+    async def _flush_periodically(self) -> None:
+        while self._pending:
+            await self._clock.sleep(self._flush_interval)
+            try:
+                await self.flush()
+            except Exception as exc:  # a store error must not fail a run: the rows stay queued
+                log.warning("%d audit rows could not be written, will retry: %s", len(self._pending), exc)
+                await self._clock.sleep(_RETRY_DELAY)
+
+    async def _write_batch(self) -> None:
+        batch = list(itertools.islice(self._pending, _MAX_BATCH))
+        dropped_before = self._dropped
+        await self._store.add(batch)
+        # `put` may have dropped rows during the write. They were the oldest, so they are part of this batch.
+        for _ in range(len(batch) - (self._dropped - dropped_before)):
+            self._pending.popleft()
+
     async def _ensure_open(self) -> None:
         if not self._open:
             await self._store.open()
             self._open = True
+
+
+class RunRecorder:
+    """Turns the events of one run into audit rows."""
+
+    def __init__(self, audit: Audit, info: RunInfo, redact: Redact, clock: Clock) -> None:
+        self._audit, self._info, self._redact, self._clock = audit, info, redact, clock
+
+    def start(self, *, resumed: bool) -> None:
+        """Record that the run starts or resumes."""
+        self._record("start", status="resumed" if resumed else "begun")
+
+    def step(self, step: int, usage: Usage) -> None:
+        """Record a finished step."""
+        self._record("step", usage, iteration=step)
+
+    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
+        """Record a finished tool call."""
+        self._record(
+            "tool",
+            name=call.tool,
+            call_id=call.call_id,
+            effect=effect,
+            arguments=self._redact(call.arguments),
+            failed=error,
+            took_seconds=took.total_seconds(),
+        )
+
+    def event(self, name: str, detail: str) -> None:
+        """Record any other event."""
+        self._record("event", name=name, detail=self._redact(detail))
+
+    def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
+        """Record that the run ended, or was interrupted."""
+        detail = "" if error is None else self._redact(format_error(error))
+        self._record("end", usage, status=status, failed=error is not None, detail=detail)
+
+    def _record(self, kind: AuditKind, usage: Usage = NO_USAGE, **fields: Any) -> None:
+        self._audit.put(
+            AuditRow(
+                at=self._clock.now(),
+                kind=kind,
+                run_id=self._info.run_id,
+                agent_name=self._info.agent_name,
+                caller_id=self._info.caller_id,
+                parent_run_id=self._info.parent_run_id,
+                input_tokens=usage.input_tokens,
+                output_tokens=usage.output_tokens,
+                cost_usd=usage.cost_usd,
+                **fields,
+            )
+        )

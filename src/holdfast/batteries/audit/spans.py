@@ -1,4 +1,4 @@
-"""The audit as OpenTelemetry spans: one per run, with one per tool call and an event per step below it."""
+"""The audit as OpenTelemetry spans: one span per attempt of a run, a child span per tool call, an event per step."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,24 +13,24 @@ from holdfast.core.ports import Recorder
 from holdfast.core.state import RunState
 from holdfast.core.tool_context import ToolContext
 
-#: Where the run's span is kept among its notes, so that a later life can link to it.
+#: Key of the span's ids in the run's annotations. The next attempt links to that span.
 ANNOTATION_KEY = "otel"
 
 
 class Spans:
-    """An audit port that writes spans instead of rows. A resumed run links to the span of its earlier life."""
+    """An audit port that writes spans instead of rows. A resumed run links to the span of its previous attempt."""
 
     def __init__(self, tracer: trace.Tracer | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._tracer = tracer or trace.get_tracer("holdfast")
         self._clock = clock
 
     def begin(self, info: RunInfo, state: RunState) -> Recorder:
-        """Start the span of one run, or of one life of it."""
+        """Start the span of one attempt of a run."""
         return RunSpan(self._tracer, self._clock, info, state)
 
 
 class RunSpan:
-    """The span of one life of one run."""
+    """The span of one attempt of one run."""
 
     def __init__(self, tracer: trace.Tracer, clock: Clock, info: RunInfo, state: RunState) -> None:
         self._tracer, self._clock = tracer, clock
@@ -47,15 +47,15 @@ class RunSpan:
         state.annotations[ANNOTATION_KEY] = {"trace": f"{context.trace_id:032x}", "span": f"{context.span_id:016x}"}
 
     def start(self, *, resumed: bool) -> None:
-        """The run begins, or goes on."""
+        """Mark whether the run was resumed."""
         self._span.set_attribute("holdfast.resumed", resumed)
 
     def step(self, step: int, usage: Usage) -> None:
-        """A step is finished."""
-        self._span.add_event("step", _format_usage(usage) | {"holdfast.step": step}, timestamp=self._now())
+        """Add an event for a finished step."""
+        self._span.add_event("step", _usage_attributes(usage) | {"holdfast.step": step}, timestamp=self._now())
 
     def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
-        """A tool call was made. Its arguments are not put into spans."""
+        """Add a span for a finished tool call, without its arguments."""
         end = self._now()
         attributes = {"holdfast.call_id": call.call_id, "holdfast.effect": effect}
         span = self._tracer.start_span(
@@ -69,12 +69,12 @@ class RunSpan:
         span.end(end_time=end)
 
     def event(self, name: str, detail: str) -> None:
-        """Something else worth knowing."""
+        """Add any other event."""
         self._span.add_event(name, {"detail": detail}, timestamp=self._now())
 
     def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
-        """The run is over, or left."""
-        self._span.set_attributes(_format_usage(usage) | {"holdfast.outcome": status})
+        """End the span: the run ended, or was interrupted."""
+        self._span.set_attributes(_usage_attributes(usage) | {"holdfast.outcome": status})
         if error is not None and status == "fail":
             self._span.set_status(StatusCode.ERROR, type(error).__name__)
         self._span.end(end_time=self._now())
@@ -84,16 +84,19 @@ class RunSpan:
 
 
 def _link_previous_attempt(state: RunState) -> list[Link]:
-    note: Any = state.annotations.get(ANNOTATION_KEY)
-    if not note:
+    annotation: Any = state.annotations.get(ANNOTATION_KEY)
+    if not annotation:
         return []
     context = SpanContext(
-        int(note["trace"], 16), int(note["span"], 16), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+        int(annotation["trace"], 16),
+        int(annotation["span"], 16),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
     )
     return [Link(context, {"holdfast.link": "previous attempt of the same run"})]
 
 
-def _format_usage(usage: Usage) -> dict[str, Any]:
+def _usage_attributes(usage: Usage) -> dict[str, Any]:
     return {
         "holdfast.input_tokens": usage.input_tokens,
         "holdfast.output_tokens": usage.output_tokens,

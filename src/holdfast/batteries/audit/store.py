@@ -1,7 +1,4 @@
-"""What is recorded, and how it is asked for.
-
-The contract of what keeps the audit, and the one in memory.
-"""
+"""Audit rows, queries for them, the store protocol, and the store in memory."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,7 +10,7 @@ AuditKind = Literal["start", "step", "tool", "event", "end"]
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened in one run. Never changed once it is written."""
+    """One event of one run. Immutable once written."""
 
     at: datetime
     kind: AuditKind
@@ -21,27 +18,27 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     agent_name: str
     caller_id: str = ""
     parent_run_id: str | None = None
-    #: Of an end: `complete`, `fail`, `park`, `leave`, `abandon`. Of a start: `begun` or `resumed`.
+    #: For `start`: `begun` or `resumed`. For `end`: `complete`, `fail`, `park`, `leave` (interrupted) or `abandon`.
     status: str = ""
     iteration: int = 0
-    #: What the run itself has used up to here, in all.
+    #: Total usage of the run so far, child runs excluded.
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
-    #: The tool's name, or the event's.
+    #: Name of the tool or the event.
     name: str = ""
     call_id: str = ""
     effect: str = ""
     #: Redacted.
     arguments: Any = None
     failed: bool = False
-    #: An error's text, or an event's detail. Redacted.
+    #: Text of the error, or detail of the event. Redacted.
     detail: str = ""
     took_seconds: float = 0.0
 
 
 def replace_unstorable(row: AuditRow) -> AuditRow:
-    """The row without what no store could keep."""
+    """Return the row with every value that cannot be stored replaced."""
     return AuditRow(**{name: _make_storable(value) for name, value in msgspec.structs.asdict(row).items()})
 
 
@@ -50,16 +47,20 @@ def _make_storable(value: Any) -> Any:
         return value.encode(errors="replace").decode()
     try:
         msgspec.json.encode(value)
-    except Exception:  # whatever is in it
+    except Exception:  # a host's object may raise anything
         return "(could not be stored)"
     return value
 
 
+#: Query fields that a row has to equal, each a column of the tables too.
+EQUALITY_FIELDS = ("run_id", "caller_id", "agent_name", "kind", "status")
+
+
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows are wanted. Fields that are set all have to fit."""
+    """Selects rows. A row matches if it matches every field that is set."""
 
     run_id: str | None = None
-    #: The rows of this run, of the runs it started, and of those they started.
+    #: The rows of this run and of all its descendants.
     tree_of: str | None = None
     caller_id: str | None = None
     agent_name: str | None = None
@@ -71,27 +72,27 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditStore(Protocol):
-    """Keeps rows in the order in which they came."""
+    """Keeps rows in the order in which they were added."""
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def add(self, rows: Sequence[AuditRow]) -> None:
-        """Keep all of `rows`, or none."""
+        """Write all of `rows`, or none."""
         ...
 
     async def query(self, query: AuditQuery) -> Sequence[AuditRow]:
-        """The rows that fit, oldest first; of more than the limit, the newest."""
+        """Return the newest `query.limit` matching rows, oldest first."""
         ...
 
     async def purge(self, before: datetime) -> int:
-        """Drop rows older than that. Returns how many."""
+        """Delete rows older than `before`. Returns their number."""
         ...
 
 
 class MemoryAudit:
-    """Rows of one process. Does not survive it; keeps the newest `capacity`."""
+    """Keeps the newest `capacity` rows in memory. They do not survive the process."""
 
     def __init__(self, capacity: int = 100_000) -> None:
         self._rows: list[AuditRow] = []
@@ -109,8 +110,8 @@ class MemoryAudit:
 
     async def query(self, query: AuditQuery) -> Sequence[AuditRow]:
         tree = self._collect_run_tree(query.tree_of) if query.tree_of is not None else None
-        found = [row for row in self._rows if _matches(row, query) and (tree is None or row.run_id in tree)]
-        return found[-query.limit :]
+        rows = [row for row in self._rows if _matches(row, query) and (tree is None or row.run_id in tree)]
+        return rows[-query.limit :]
 
     async def purge(self, before: datetime) -> int:
         kept = [row for row in self._rows if row.at >= before]
@@ -119,20 +120,15 @@ class MemoryAudit:
         return dropped
 
     def _collect_run_tree(self, root: str) -> set[str]:
-        tree, grown = {root}, True
-        while grown:
-            more = {row.run_id for row in self._rows if row.parent_run_id in tree} - tree
-            tree |= more
-            grown = bool(more)
+        tree = {root}
+        while children := {row.run_id for row in self._rows if row.parent_run_id in tree} - tree:
+            tree |= children
         return tree
 
 
 def _matches(row: AuditRow, query: AuditQuery) -> bool:
     return (
-        all(
-            getattr(query, name) in (None, getattr(row, name))
-            for name in ("run_id", "caller_id", "agent_name", "kind", "status")
-        )
+        all(getattr(query, name) in (None, getattr(row, name)) for name in EQUALITY_FIELDS)
         and (query.since is None or row.at >= query.since)
         and (query.until is None or row.at < query.until)
     )

@@ -1,4 +1,4 @@
-"""The audit in the database of the checkpoints."""
+"""The audit store in SQLite or PostgreSQL."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.batteries.audit.store import AuditQuery, AuditRow
+from holdfast.batteries.audit.store import EQUALITY_FIELDS, AuditQuery, AuditRow
 from holdfast.db.tables import Cursor, Schema, Tables
 
 SCHEMA = Schema(
     name="audit",
     migrations=[
         [
-            # What is asked for has a column; the row itself is kept whole beside it.
+            # Fields that queries use have a column; `body` is the whole row as JSON.
             "CREATE TABLE audit (seq BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL, kind TEXT NOT NULL, "
             "run_id TEXT NOT NULL, parent_run_id TEXT, caller_id TEXT NOT NULL, agent_name TEXT NOT NULL, "
             "status TEXT NOT NULL, body TEXT NOT NULL)",
@@ -25,7 +25,7 @@ SCHEMA = Schema(
     ],
 )
 
-#: Rows that are dropped in one transaction.
+#: Number of rows deleted per transaction.
 _PURGE_BATCH = 10_000
 
 _IN_RUN_TREE = """
@@ -39,21 +39,21 @@ _IN_RUN_TREE = """
 
 
 class TablesAudit:
-    """An `AuditStore` that survives, and that any number of processes share."""
+    """A durable `AuditStore` that any number of processes may share."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     async def open(self) -> None:
-        """Make the table ready."""
+        """Create or migrate the table."""
         await self._tables.open(SCHEMA)
 
     async def close(self) -> None:
-        """Let go of the database."""
+        """Close the database connection."""
         await self._tables.close()
 
     async def add(self, rows: Sequence[AuditRow]) -> None:
-        """Keep all of `rows`, or none."""
+        """Write all of `rows`, or none."""
 
         def work(cursor: Cursor) -> None:
             last = cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM audit")[0][0]
@@ -69,31 +69,39 @@ class TablesAudit:
         await self._tables.transaction(work, lock=["audit"])
 
     async def query(self, query: AuditQuery) -> Sequence[AuditRow]:
-        """The rows that fit, oldest first."""
+        """Return the newest `query.limit` matching rows, oldest first."""
         clauses, parameters = _build_where(query)
         sql = f"SELECT body FROM audit WHERE {' AND '.join(clauses)} ORDER BY seq DESC LIMIT ?"
-        rows = await self._tables.read(lambda cursor: cursor.execute(sql, (*parameters, query.limit)))
+
+        def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+            return cursor.execute(sql, (*parameters, query.limit))
+
+        rows = await self._tables.read(work)
         return [msgspec.json.decode(body, type=AuditRow) for (body,) in reversed(rows)]
 
     async def purge(self, before: datetime) -> int:
-        """Drop rows older than that, some at a time: others use the database meanwhile, and no statement takes long."""
+        """Delete rows older than `before` in batches, so that no transaction blocks other writers for long."""
         sql = "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit WHERE at < ? LIMIT ?) RETURNING seq"
-        dropped, parameters = 0, (before.timestamp(), _PURGE_BATCH)
-        while rows := await self._tables.transaction(lambda cursor: cursor.execute(sql, parameters)):
-            dropped += len(rows)
-        return dropped
+
+        def work(cursor: Cursor) -> int:
+            return len(cursor.execute(sql, (before.timestamp(), _PURGE_BATCH)))
+
+        purged = 0
+        while count := await self._tables.transaction(work):
+            purged += count
+        return purged
 
 
 def _build_where(query: AuditQuery) -> tuple[list[str], list[Any]]:
     clauses, parameters = ["1 = 1"], list[Any]()
-    for name in ("run_id", "caller_id", "agent_name", "kind", "status"):
+    for name in EQUALITY_FIELDS:
         value = getattr(query, name)
         if value is not None:
             clauses.append(f"{name} = ?")
             parameters.append(value)
-    for sign, at in ((">=", query.since), ("<", query.until)):
+    for operator, at in ((">=", query.since), ("<", query.until)):
         if at is not None:
-            clauses.append(f"at {sign} ?")
+            clauses.append(f"at {operator} ?")
             parameters.append(at.timestamp())
     if query.tree_of is not None:
         clauses.append(_IN_RUN_TREE)

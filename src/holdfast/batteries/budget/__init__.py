@@ -1,4 +1,4 @@
-"""budget: rolling limits on what callers, agents or labels may spend, counted across resumes and processes.
+"""budget: rolling limits on the spending of callers, agents or labels, counted across resumes and processes.
 
 `App(agents, budget=Budget(Limit(tokens=1_000_000)))` limits every caller to a million tokens in seven days.
 """

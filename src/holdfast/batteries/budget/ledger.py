@@ -1,7 +1,4 @@
-"""What is counted.
-
-The contract of a ledger, and the one in memory.
-"""
+"""Spending, the ledger protocol, and the ledger in memory."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
@@ -11,9 +8,12 @@ import msgspec
 
 UNITS = ("tokens", "cost_usd", "runs", "seconds")
 
+#: Spending is added up per bucket of this length, so a window is precise to one bucket.
+BUCKET_LENGTH = timedelta(minutes=1)
+
 
 class Spend(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens, cost, runs and seconds, together."""
+    """An amount of tokens, cost, runs and seconds."""
 
     tokens: int = 0
     cost_usd: float = 0.0
@@ -24,37 +24,33 @@ class Spend(msgspec.Struct, frozen=True, kw_only=True):
         return Spend(**{unit: getattr(self, unit) + getattr(other, unit) for unit in UNITS})
 
     def since(self, earlier: "Spend") -> "Spend":
-        """What came on top of `earlier`; never negative, so that nothing is ever given back."""
+        """Return the increase over `earlier`, per unit. Never negative, so spending is never refunded."""
         return Spend(**{unit: max(0, getattr(self, unit) - getattr(earlier, unit)) for unit in UNITS})
 
     def elementwise_max(self, other: "Spend") -> "Spend":
-        """The larger of both, unit by unit."""
+        """Return the larger amount of each unit."""
         return Spend(**{unit: max(getattr(self, unit), getattr(other, unit)) for unit in UNITS})
 
     def as_tuple(self) -> tuple[float, ...]:
-        """The amounts in the order of `UNITS`."""
+        """Return the amounts in the order of `UNITS`."""
         return tuple(getattr(self, unit) for unit in UNITS)
 
 
 NO_SPEND = Spend()
 
 
-#: Spending is added up in stretches of this length: a window is precise to one of them.
-BUCKET_LENGTH = timedelta(minutes=1)
-
-
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run wants to set aside in one account before it spends it."""
+    """An amount that a run reserves in one account before it spends it."""
 
     account: str
     window: timedelta
-    #: By unit. There is room while what was spent and what others have set aside is below it.
+    #: Maximum per unit of the account's spending plus the reservations of other runs.
     limits: dict[str, float]
     estimate: Spend
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there was no room."""
+    """The limit that refused a reservation."""
 
     account: str
     unit: str
@@ -63,47 +59,47 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(Protocol):
-    """Adds up spending by account. Atomic under any number of tasks and, if it is durable, processes."""
+    """Adds up spending per account. Atomic across tasks and, if durable, across processes."""
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def reserve(self, run_id: str, reservations: Sequence[Reservation], now: datetime) -> Shortage | None:
-        """Set all of `wanted` aside in place of what the run had set aside before; or nothing, and say why.
+        """Replace the run's reservations with `reservations`; if one exceeds a limit, change nothing and return it.
 
-        Of any number of callers that do so at once, each sees what the others have set aside. A run that was booked
-        as one already is not counted as one again, whatever its estimate says. What was set aside longer ago than the
-        window, and is not settled, was lost with its run and does not count.
+        Concurrent callers see each other's reservations. A run that was already booked is not counted as a new
+        run, whatever its estimate. A reservation older than its window belongs to a lost run and is ignored.
         """
         ...
 
     async def commit(
         self, run_id: str, accounts: Collection[str], total: Spend, now: datetime, *, already_booked: Spend = NO_SPEND
     ) -> None:
-        """The run has spent `total` in all: book what was not booked before, and free what it had set aside.
+        """Book the part of the run's `total` that is not booked yet, and release its reservations.
 
-        The same total again books nothing, so it may be said as often as one likes, by whoever drives the run.
+        Idempotent: the same total again books nothing.
 
         Args:
-            booked: so much was booked before, even if the ledger has forgotten it.
+            already_booked: booked earlier, even if the ledger has purged it.
         """
         ...
 
     async def spent(self, account: str, since: datetime) -> Spend:
-        """What was spent since then, precise to a `BUCKET`."""
+        """Return the spending since then, precise to `BUCKET_LENGTH`."""
         ...
 
     async def purge(self, before: datetime) -> None:
-        """Drop what was booked, and set aside, before then."""
+        """Delete bookings and reservations older than `before`."""
         ...
 
 
 class MemoryLedger:
-    """A ledger for one process. Does not survive it."""
+    """Keeps spending in memory, for one process. It does not survive the process."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, dict[int, Spend]] = {}
+        #: Total and time, by account and run.
         self._totals: dict[tuple[str, str], tuple[Spend, datetime]] = {}
         self._reserved: dict[tuple[str, str], tuple[Spend, datetime]] = {}
 
@@ -120,9 +116,9 @@ class MemoryLedger:
         ]
         for each in reservations:
             taken = await self.spent(each.account, now - each.window)
-            for (account, other), (amounts, at) in self._reserved.items():
+            for (account, other), (spend, at) in self._reserved.items():
                 if account == each.account and other != run_id and at >= now - each.window:
-                    taken = taken + amounts
+                    taken = taken + spend
             shortage = find_shortage(each, taken)
             if shortage is not None:
                 return shortage
@@ -143,37 +139,34 @@ class MemoryLedger:
 
     async def spent(self, account: str, since: datetime) -> Spend:
         first = bucket_number(since)
-        result = NO_SPEND
-        for number, amounts in self._buckets.get(account, {}).items():
-            if number >= first:
-                result = result + amounts
-        return result
+        buckets = self._buckets.get(account, {})
+        return sum((spend for number, spend in buckets.items() if number >= first), NO_SPEND)
 
     async def purge(self, before: datetime) -> None:
         first = bucket_number(before)
         for account, buckets in self._buckets.items():
-            self._buckets[account] = {number: amounts for number, amounts in buckets.items() if number >= first}
-        self._totals = {key: row for key, row in self._totals.items() if row[1] >= before}
-        self._reserved = {key: row for key, row in self._reserved.items() if row[1] >= before}
+            self._buckets[account] = {number: spend for number, spend in buckets.items() if number >= first}
+        self._totals = {key: entry for key, entry in self._totals.items() if entry[1] >= before}
+        self._reserved = {key: entry for key, entry in self._reserved.items() if entry[1] >= before}
 
 
 def bucket_number(at: datetime) -> int:
-    """The number of the stretch of time that `at` is in."""
+    """Return the number of the bucket that contains `at`."""
     return int(at.timestamp() // BUCKET_LENGTH.total_seconds())
 
 
 def exclude_counted_run(reservation: Reservation, total: Spend) -> Reservation:
-    """`wanted` by a run that has `total` on the books: it is a new run only if it is not among the runs there."""
+    """Return the reservation without a new run, if the run's booked `total` already counts it."""
     if not total.runs:
         return reservation
     return msgspec.structs.replace(reservation, estimate=msgspec.structs.replace(reservation.estimate, runs=0))
 
 
 def find_shortage(reservation: Reservation, taken: Spend) -> Shortage | None:
-    """Why there is no room for `wanted` beside what is taken already; `None` if there is."""
+    """Return the first limit that has no room for the reservation beside `taken`, or `None`."""
     for unit, limit in reservation.limits.items():
         spent = getattr(taken, unit)
-        # A whole run has to fit; of what is only an estimate a part has to.
+        # A run is a whole unit and has to fit. The other units are estimates: some room is enough.
         full = spent + reservation.estimate.runs > limit if unit == "runs" else spent >= limit
         if full:
             return Shortage(account=reservation.account, unit=unit, spent=spent, limit=limit)

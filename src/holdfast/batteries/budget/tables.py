@@ -1,7 +1,8 @@
-"""The ledger in the database of the checkpoints."""
+"""The ledger in SQLite or PostgreSQL."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import partial
 
 from holdfast.batteries.budget.ledger import (
     NO_SPEND,
@@ -36,31 +37,31 @@ _SPEND_SUMS = "COALESCE(SUM(tokens), 0), COALESCE(SUM(cost_usd), 0), COALESCE(SU
 
 
 class TablesLedger:
-    """A `Ledger` that survives, and that any number of processes share."""
+    """A durable `Ledger` that any number of processes may share."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     async def open(self) -> None:
-        """Make the tables ready."""
+        """Create or migrate the tables."""
         await self._tables.open(SCHEMA)
 
     async def close(self) -> None:
-        """Let go of the database."""
+        """Close the database connection."""
         await self._tables.close()
 
     async def reserve(self, run_id: str, reservations: Sequence[Reservation], now: datetime) -> Shortage | None:
-        """Set all of `wanted` aside, or nothing, and say why."""
+        """Replace the run's reservations, or return the limit that refuses one."""
 
         def work(cursor: Cursor) -> Shortage | None:
-            fresh = [exclude_counted_run(each, _load_total(cursor, each.account, run_id)) for each in reservations]
-            for each in fresh:
+            adjusted = [exclude_counted_run(each, _load_total(cursor, each.account, run_id)) for each in reservations]
+            for each in adjusted:
                 since = now - each.window
                 taken = _sum_spent(cursor, each.account, since) + _sum_reserved(cursor, each.account, run_id, since)
                 shortage = find_shortage(each, taken)
                 if shortage is not None:
                     return shortage
-            for each in fresh:
+            for each in adjusted:
                 _upsert(cursor, "budget_reserved", each.account, run_id, each.estimate, now)
             return None
 
@@ -69,7 +70,7 @@ class TablesLedger:
     async def commit(
         self, run_id: str, accounts: Collection[str], total: Spend, now: datetime, *, already_booked: Spend = NO_SPEND
     ) -> None:
-        """Book what was not booked before, and free what was set aside."""
+        """Book the part of `total` that is not booked yet, and release the reservations."""
 
         def work(cursor: Cursor) -> None:
             for account in accounts:
@@ -87,11 +88,11 @@ class TablesLedger:
         await self._tables.transaction(work, lock=[f"budget {account}" for account in accounts])
 
     async def spent(self, account: str, since: datetime) -> Spend:
-        """What was spent since then."""
-        return await self._tables.read(lambda cursor: _sum_spent(cursor, account, since))
+        """Return the spending since then."""
+        return await self._tables.read(partial(_sum_spent, account=account, since=since))
 
     async def purge(self, before: datetime) -> None:
-        """Drop what is older."""
+        """Delete bookings and reservations older than `before`."""
 
         def work(cursor: Cursor) -> None:
             cursor.execute("DELETE FROM budget_spent WHERE bucket < ?", (bucket_number(before),))
@@ -128,6 +129,6 @@ def _upsert(cursor: Cursor, table: str, account: str, run_id: str, spend: Spend,
 def _parse_spend(rows: Sequence[tuple[object, ...]]) -> Spend:
     if not rows:
         return NO_SPEND
-    # PostgreSQL sums whole numbers as decimals.
+    # PostgreSQL returns the sum of integers as a decimal.
     tokens, cost_usd, runs, seconds = (float(str(value)) for value in rows[0])
     return Spend(tokens=int(tokens), cost_usd=cost_usd, runs=int(runs), seconds=seconds)

@@ -1,6 +1,6 @@
-"""critic: notices runs that show no sign of life, and asks what to do about them.
+"""critic: a watchdog that finds idle runs and asks an escalator to nudge, extend or kill them.
 
-`App(agents, critic=Critic())` is all it takes: a run that is silent for its agent's `max_runtime` wakes the escalator.
+`App(agents, critic=Critic())` asks the escalator about a run that is idle for its agent's `max_runtime`.
 """
 
 from holdfast.batteries.critic.critic import Critic

@@ -13,7 +13,7 @@ from holdfast.core.state import RunState
 
 
 class Critic:
-    """Two tiers: a silent run wakes an escalator; one that stays silent is killed by the backstop."""
+    """Asks an escalator about an idle run, and kills a run that stays idle until the backstop."""
 
     def __init__(
         self,
@@ -24,21 +24,21 @@ class Critic:
         escalator_timeout: timedelta = timedelta(seconds=30),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Make a critic.
+        """Create a critic.
 
         Args:
-            escalators: asked in turn, the next one if the one before says `escalate`. Without any: `ExtendOnce`.
-            soft_timeout: how long a run may be silent before an escalator is asked. `None`: its agent's `max_runtime`;
-                a run that has none either is not watched.
-            backstop: a run that is silent for so many soft timeouts, and its extensions, is killed.
-            ceiling: a run that was driven for so long is killed, silent or not.
-            escalator_timeout: an escalator that takes longer is taken to have failed.
+            escalators: asked in order; the next one is asked if a decision says `escalate`. Default: `ExtendOnce`.
+            soft_timeout: idle time after which an escalator is asked. Default: the agent's `max_runtime`; a run
+                with neither is not watched.
+            backstop: a run that is idle for this many soft timeouts, plus its extensions, is killed.
+            ceiling: maximum execution time, after which a run is killed, idle or not.
+            escalator_timeout: an escalator that takes longer counts as failed.
 
         Raises:
-            CriticError: the backstop would come before the soft timeout, or a time is not positive.
+            CriticError: the backstop is not after the soft timeout, or a duration is not positive.
         """
         if backstop <= 1:
-            raise CriticError(f"backstop is {backstop}: it has to come after the soft timeout, so give more than 1")
+            raise CriticError(f"backstop is {backstop}: give more than 1, so that it comes after the soft timeout")
         for name, value in (
             ("soft_timeout", soft_timeout),
             ("ceiling", ceiling),
@@ -52,16 +52,16 @@ class Critic:
         self._timers = TimerQueue(clock)
 
     def begin(self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None) -> Watch | None:
-        """Watch a run. `None`: it has no soft timeout, so there is no watch and its hard end stays in force."""
+        """Watch a run. Returns `None` if it has no soft timeout, so that its own bounds apply."""
         soft = self._soft_timeout or max_runtime
         if soft is None:
             return None
-        limits = WatchTimeouts(
+        timeouts = WatchTimeouts(
             soft=soft.total_seconds(),
             hard=soft.total_seconds() * self._backstop,
             ceiling=self._ceiling.total_seconds() if self._ceiling else float("inf"),
             escalator=self._escalator_timeout.total_seconds(),
         )
         return IdleWatch(
-            info, state, control, timeouts=limits, escalators=self._escalators, timers=self._timers, clock=self._clock
+            info, state, control, timeouts=timeouts, escalators=self._escalators, timers=self._timers, clock=self._clock
         )

@@ -1,9 +1,4 @@
-"""What can go wrong with a critic.
-
-What an escalator is told, and what it may answer.
-
-Ready escalators.
-"""
+"""Escalators: the idle run they are asked about, their decision, and the default escalator."""
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -16,45 +11,45 @@ from holdfast.errors import HoldfastError
 
 
 class CriticError(HoldfastError):
-    """The critic was put together in a way that cannot work, or an escalator's answer is none."""
+    """The critic's settings are invalid, or an escalator returned something else than a decision."""
 
 
 class IdleRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that shows no sign of life, as an escalator sees it."""
+    """A run without activity, as an escalator sees it."""
 
     info: RunInfo
-    #: The run as it is now. For reading only.
+    #: The run's current state. Read only.
     state: RunState
-    #: How long nothing has happened.
+    #: Time since the last activity.
     idle_for: timedelta
-    #: After how long the escalator is asked.
+    #: Idle time after which the escalator is asked.
     soft_timeout: timedelta
-    #: How long until the backstop kills the run.
+    #: Time left until the backstop kills the run.
     until_kill: timedelta
-    #: How often this run was extended already, in all its lives.
+    #: Number of extensions so far, in all attempts of the run.
     extensions: int
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done about a silent run. A default one does nothing."""
+    """The action to take on an idle run. By default none."""
 
-    #: End the run. Whatever else the decision says, and whatever a later one says.
+    #: Kill the run. Overrides every other field.
     kill: bool = False
-    #: A message that is put in front of the run's next step.
+    #: A message to insert before the run's next step.
     nudge: str = ""
-    #: Move the backstop away by so much.
+    #: Postpone the backstop by this long.
     extend: timedelta = timedelta(0)
     #: Ask the next escalator.
     escalate: bool = False
     reason: str = ""
 
 
-#: Asked once per silence what to do about it. An answer that comes when the silence is over changes nothing.
+#: Called once per idle period. A decision that arrives after the run became active again is ignored.
 Escalator = Callable[[IdleRun], Awaitable[Decision | None]]
 
 
 class ExtendOnce:
-    """Gives a silent run one more soft timeout, once in its whole life."""
+    """Extends an idle run by one soft timeout, once per run."""
 
     async def __call__(self, idle_run: IdleRun) -> Decision | None:
         if idle_run.extensions:

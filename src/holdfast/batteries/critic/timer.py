@@ -1,4 +1,4 @@
-"""One timer for any number of deadlines."""
+"""One clock timer for any number of deadlines."""
 
 import asyncio
 import heapq
@@ -8,41 +8,41 @@ from datetime import timedelta
 
 from holdfast.clock import Clock, Timer
 
-#: So many deadlines that were called off are kept among the others, before these are looked through for them.
+#: Number of cancelled deadlines that may stay in the heap before it is rebuilt without them.
 _COMPACT_THRESHOLD = 100
 
 
 class TimerQueue:
-    """Calls back when a deadline is reached. One timer of the clock serves them all."""
+    """Calls a function at its deadline. All deadlines share one timer of the clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._timer_ids = itertools.count()
         self._deadlines: list[tuple[float, int]] = []
-        #: By number, of those that were not called off.
+        #: By timer id. A cancelled timer has no entry here, but stays in the heap.
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._timer: Timer | None = None
         self._armed_for = float("inf")
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def call_at(self, deadline: float, callback: Callable[[], None]) -> int:
-        """Call `callback` when the clock's monotonic time reaches `deadline`. Returns the number to call it off by."""
+        """Call `callback` when the clock's monotonic time reaches `deadline`. Returns the timer's id."""
         self._bind_loop()
-        number = next(self._timer_ids)
-        self._callbacks[number] = callback
-        heapq.heappush(self._deadlines, (deadline, number))
+        timer_id = next(self._timer_ids)
+        self._callbacks[timer_id] = callback
+        heapq.heappush(self._deadlines, (deadline, timer_id))
         self._arm()
-        return number
+        return timer_id
 
     def cancel(self, timer_id: int) -> None:
-        """Let go of a callback: it is not called any more."""
+        """Cancel a timer. An unknown id is ignored."""
         self._callbacks.pop(timer_id, None)
         if len(self._deadlines) > 2 * len(self._callbacks) + _COMPACT_THRESHOLD:
             self._deadlines = [each for each in self._deadlines if each[1] in self._callbacks]
             heapq.heapify(self._deadlines)
 
     def _bind_loop(self) -> None:
-        """On another event loop than before nothing is set: the timer went with the old one, and so did its runs."""
+        """Drop all timers if the event loop changed: the runs of the old loop are gone."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._timer, self._armed_for = loop, None, float("inf")
@@ -64,12 +64,12 @@ class TimerQueue:
     def _fire_due(self) -> None:
         self._timer, self._armed_for = None, float("inf")
         now = self._clock.monotonic()
-        # What comes back from a rounded timer a moment too early is due all the same.
-        ripe: list[int] = []
+        due: list[int] = []
+        # A timer's delay is rounded, so it may fire up to 1 ms early.
         while self._deadlines and self._deadlines[0][0] <= now + 1e-3:
-            ripe.append(heapq.heappop(self._deadlines)[1])
-        for number in ripe:
-            callback = self._callbacks.pop(number, None)
+            due.append(heapq.heappop(self._deadlines)[1])
+        for timer_id in due:
+            callback = self._callbacks.pop(timer_id, None)
             if callback is not None:
                 callback()
         self._arm()

@@ -1,4 +1,4 @@
-"""A critic's watch on one run."""
+"""The critic's watch on one run."""
 
 import asyncio
 import logging
@@ -17,22 +17,25 @@ from holdfast.core.state import RunState
 
 log = logging.getLogger("holdfast.critic")
 
-#: Where the watch keeps what has to outlive the process, among the run's notes.
+#: Key of the watch's data in the run's annotations.
 ANNOTATION_KEY = "critic"
 
 
 class WatchTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """The times of one watch, in seconds."""
+    """The timeouts of one watch, in seconds."""
 
     soft: float
     hard: float
     ceiling: float
-    #: How long an escalator may take to answer.
+    #: Maximum duration of one escalator call.
     escalator: float
 
 
 class IdleWatch:
-    """Counts the silence of one run and acts on it, in the run's driven time: a resume goes on counting."""
+    """Measures the idle time of one run and acts on it.
+
+    All times are the run's execution time: a resumed run continues at its saved value.
+    """
 
     def __init__(
         self,
@@ -48,20 +51,19 @@ class IdleWatch:
         self._info, self._state, self._control, self._timeouts = info, state, control, timeouts
         self._escalators, self._timers, self._clock = escalators, timers, clock
         self._started_at = clock.monotonic() - state.elapsed.total_seconds()
-        note = state.annotations.get(ANNOTATION_KEY, {})
-        self._last_activity: float = note.get("active_at", state.elapsed.total_seconds())
-        self._extensions: int = note.get("extensions", 0)
-        self._extension_s: float = note.get("extended", 0.0)
+        saved = state.annotations.get(ANNOTATION_KEY, {})
+        self._last_activity: float = saved.get("active_at", state.elapsed.total_seconds())
+        self._extensions: int = saved.get("extensions", 0)
+        self._extension_s: float = saved.get("extended", 0.0)
         self._escalated = False
         self._closed = False
-        #: The number of the alarm that is set.
         self._timer_id = -1
         self._escalation_task: asyncio.Task[None] | None = None
         self._write_annotation()
         self._set_timer(self._last_activity + timeouts.soft)
 
     def activity(self) -> None:
-        """The run showed a sign of life: the silence is over, and the escalator may be asked about the next one."""
+        """Record activity: the idle period ends, and the escalator may be asked about the next one."""
         if self._closed:
             return
         self._last_activity = self._now()
@@ -71,18 +73,18 @@ class IdleWatch:
             self._set_timer(self._last_activity + self._timeouts.soft)
 
     def close(self) -> None:
-        """Stop watching, and let go of the run."""
+        """Stop watching the run."""
         self._closed = True
         self._timers.cancel(self._timer_id)
         if self._escalation_task is not None:
             self._escalation_task.cancel()
 
     def _now(self) -> float:
-        """The run's driven time."""
+        """Return the run's execution time in seconds."""
         return self._clock.monotonic() - self._started_at
 
     def _write_annotation(self) -> None:
-        # A new one each time: what is saved is compared with what was saved before.
+        # Replace the dict: a save compares it with the one saved before.
         self._state.annotations[ANNOTATION_KEY] = {
             "active_at": round(self._last_activity, 3),
             "extensions": self._extensions,
@@ -90,7 +92,7 @@ class IdleWatch:
         }
 
     def _set_timer(self, at: float) -> None:
-        """Set the one alarm of this watch."""
+        """Set the only timer of this watch, to the run's execution time `at`."""
         self._timers.cancel(self._timer_id)
         self._timer_id = self._timers.call_at(self._started_at + min(at, self._timeouts.ceiling), self._check_deadlines)
 
@@ -99,13 +101,14 @@ class IdleWatch:
         return min(self._last_activity + self._timeouts.hard + self._extension_s, self._timeouts.ceiling)
 
     def _check_deadlines(self) -> None:
-        """A deadline may have been reached: act on it, or set the alarm to the next."""
+        """Act on a deadline that has passed, or set the timer to the next one."""
         if self._closed:
             return
         now = self._now() + 1e-3
         if now >= self._kill_deadline:
-            ceiling = now >= self._timeouts.ceiling
-            self._kill("it reached its ceiling" if ceiling else f"it was silent for {now - self._last_activity:.1f} s")
+            at_ceiling = now >= self._timeouts.ceiling
+            idle_s = now - self._last_activity
+            self._kill("it reached its ceiling" if at_ceiling else f"it was idle for {idle_s:.1f} s")
         elif now < self._last_activity + self._timeouts.soft:
             self._set_timer(self._last_activity + self._timeouts.soft)
         elif self._escalated:
@@ -113,7 +116,7 @@ class IdleWatch:
         else:
             self._escalated = True
             if self._escalation_task is not None:
-                self._escalation_task.cancel()  # it is about a silence that is over
+                self._escalation_task.cancel()  # it is about an earlier idle period
             self._escalation_task = asyncio.get_running_loop().create_task(self._escalate(self._last_activity))
             self._set_timer(self._kill_deadline)
 
@@ -122,13 +125,13 @@ class IdleWatch:
             try:
                 async with asyncio.timeout(self._timeouts.escalator):
                     decision = _validate_decision(await escalator(self._describe_idle_run()))
-            except Exception as exc:  # the host's code: whatever it does, the deadline that stands keeps standing
+            except Exception as exc:  # the host's code may raise anything; the deadline stays as it is
                 log.warning("run %s: an escalator failed: %r", self._info.run_id, exc, exc_info=exc)
                 return
             if decision is None or self._closed:
                 return
             if self._last_activity != idle_since:
-                log.info("run %s is active again: an answer about its silence came too late", self._info.run_id)
+                log.info("run %s is active again: ignoring a late decision of its escalator", self._info.run_id)
                 return
             await self._apply_decision(decision)
             if self._closed or not decision.escalate:
@@ -136,23 +139,23 @@ class IdleWatch:
 
     async def _apply_decision(self, decision: Decision) -> None:
         if decision.kill:
-            self._kill(decision.reason or "its escalator said so")
+            self._kill(decision.reason or "its escalator decided so")
             return
         if decision.nudge:
             try:
                 self._control.steer(decision.nudge)
             except PayloadError as exc:
-                log.warning("run %s: an escalator's nudge was not passed on: %s", self._info.run_id, exc)
+                log.warning("run %s: an escalator's nudge was refused: %s", self._info.run_id, exc)
         if decision.extend > timedelta(0):
             self._extensions += 1
             self._extension_s += decision.extend.total_seconds()
             self._write_annotation()
-            # Before the run may die of something else: an extension counts for the run, not for this process.
+            # Save now: the extension counts for the run, so it has to survive a crash of this process.
             await self._control.save_annotations()
 
     def _kill(self, reason: str) -> None:
         self._closed = True
-        log.warning("run %s is killed: %s", self._info.run_id, reason)
+        log.warning("run %s was killed: %s", self._info.run_id, reason)
         self._control.kill(reason)
 
     def _describe_idle_run(self) -> IdleRun:
@@ -169,5 +172,5 @@ class IdleWatch:
 
 def _validate_decision(decision: Decision | None) -> Decision | None:
     if decision is not None and not isinstance(decision, Decision):
-        raise CriticError(f"it answered {decision!r:.80}: return a Decision, or None")
+        raise CriticError(f"an escalator returned {decision!r:.80}: return a Decision, or None")
     return decision

@@ -1,1 +1,1 @@
-"""What personas and skills share: named, versioned, owned documents, and their form as Markdown with front matter."""
+"""Shared by personas and skills: named, owned, versioned definitions, and their Markdown format."""

@@ -1,4 +1,4 @@
-"""A definition as Markdown: its fields as YAML front matter, its long text as the body."""
+"""Definitions as Markdown: the fields as YAML front matter, the long text as the body."""
 
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def to_markdown(definition: msgspec.Struct, text_field: str) -> str:
-    """The document: everything but `text_field` in front, `text_field` below."""
+    """Return the document: `text_field` as the body, all other fields as front matter."""
     fields: dict[str, Any] = msgspec.to_builtins(definition)
     text = fields.pop(text_field)
     front = msgspec.yaml.encode(fields).decode()
@@ -20,22 +20,22 @@ def to_markdown(definition: msgspec.Struct, text_field: str) -> str:
 
 
 def from_markdown(document: str, kind: type[_T], text_field: str) -> _T:
-    """The definition that a document describes.
+    """Parse a document into a definition of type `kind`.
 
     Raises:
-        MalformedDefinition: it has no front matter, or a field that is missing, unknown or of the wrong kind.
+        MalformedDefinition: it has no front matter, or a field is missing, unknown or of the wrong type.
     """
     document = document.removeprefix("\ufeff").lstrip()
-    if document.startswith(f"{_FENCE}\r\n"):  # written with the line ends of Windows
+    if document.startswith(f"{_FENCE}\r\n"):  # Windows line endings
         document = document.replace("\r\n", "\n")
     head, found, rest = document.partition(f"{_FENCE}\n")
     front, closed, text = rest.partition(f"\n{_FENCE}\n")
     if head or not found or not closed:
-        raise MalformedDefinition(f"a document begins with front matter between two lines of {_FENCE}")
+        raise MalformedDefinition(f"the document has no front matter: begin it with YAML between two lines of {_FENCE}")
     try:
         fields = msgspec.yaml.decode(front)
         if not isinstance(fields, dict):
-            raise MalformedDefinition("the front matter has to be a list of names and values")
+            raise MalformedDefinition("the front matter is not a mapping: write one `name: value` per line")
         return msgspec.convert({**fields, text_field: text.strip("\n")}, kind)
     except msgspec.MsgspecError as exc:
-        raise MalformedDefinition(f"the front matter does not fit: {exc}") from exc
+        raise MalformedDefinition(f"the front matter is invalid: {exc}") from exc

@@ -1,12 +1,13 @@
-"""A collection of definitions of one kind, typed."""
+"""A typed repository of definitions of one kind, and the agents built from them."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from holdfast.batteries.definitions.store import (
-    EVERYBODY,
+    ALL_READERS,
     DefinitionStore,
     DefinitionsUnavailable,
     MalformedDefinition,
@@ -19,7 +20,7 @@ from holdfast.db.errors import TablesError
 
 
 class Definition(Protocol):
-    """What every definition has."""
+    """The fields of every definition."""
 
     @property
     def owner(self) -> str: ...
@@ -37,26 +38,28 @@ class Definition(Protocol):
 D = TypeVar("D", bound=Definition)
 
 
-class DefinitionRepository(Generic[D]):
-    """Keeps, shows and shares definitions of one kind."""
+class DefinitionRepository(ABC, Generic[D]):
+    """Stores, lists and shares definitions of one kind."""
 
-    def __init__(self, kind: type[D], build_agent: Callable[[D], Agent], store: DefinitionStore, clock: Clock) -> None:
-        """Make a collection.
-
-        Args:
-            lower: makes the agent that a definition describes, or raises what says what it lacks.
-        """
+    def __init__(self, kind: type[D], store: DefinitionStore, clock: Clock) -> None:
         self._kind, self._store, self._clock = kind, store, clock
-        self.build_agent = build_agent
         self._open = False
-        #: The newest version of each that was saved or read here.
+        #: The newest version of each definition that this process has saved or read.
         self._cache: dict[tuple[str, str], tuple[Version, D]] = {}
 
-    async def save(self, definition: D) -> int:
-        """Keep the definition as it is now. Returns its new version, for new runs; those that have begun keep theirs.
+    @abstractmethod
+    def build_agent(self, definition: D) -> Agent:
+        """Build the agent that the definition describes.
 
         Raises:
-            HoldfastError: it cannot be lowered as it is. Nothing was kept.
+            DefinitionError: it names a tool or a model tier that does not exist.
+        """
+
+    async def save(self, definition: D) -> int:
+        """Store a new version and return its number. New runs use it; existing runs keep the version they have.
+
+        Raises:
+            HoldfastError: no agent can be built from it. Nothing was stored.
         """
         self.build_agent(definition)
         store = await self._ensure_open()
@@ -66,45 +69,45 @@ class DefinitionRepository(Generic[D]):
         return version.number
 
     async def get(self, owner: str, name: str, version: int | None = None) -> D:
-        """That version, or the newest."""
-        found = await (await self._ensure_open()).get(owner, name, version)
-        return self.cache_version(found) if version is None else self.decode(found)
+        """Return that version, or the newest."""
+        stored = await (await self._ensure_open()).get(owner, name, version)
+        return self.cache_version(stored) if version is None else self.decode(stored)
 
     async def newest(self, reader: str | None = None) -> Sequence[D]:
-        """The newest version of each; with a reader, of those it owns or that are shared with it."""
+        """Return the newest version of each definition; with a reader, only of those it owns or may read."""
         return [self.cache_version(version) for version in await (await self._ensure_open()).newest(reader)]
 
     async def history(self, owner: str, name: str) -> Sequence[Version]:
-        """Every version, oldest first."""
+        """Return every version, oldest first."""
         return await (await self._ensure_open()).history(owner, name)
 
-    async def share(self, owner: str, name: str, reader: str = EVERYBODY) -> None:
-        """Let another owner see it, or everybody."""
+    async def share(self, owner: str, name: str, reader: str = ALL_READERS) -> None:
+        """Share a definition with another owner, or with all."""
         await (await self._ensure_open()).share(owner, name, reader)
 
     async def remove(self, owner: str, name: str) -> None:
-        """Forget all versions. Runs that have begun cannot be resumed any more."""
+        """Delete all versions. Runs that use one of them can no longer be resumed."""
         await (await self._ensure_open()).remove(owner, name)
 
     async def close(self) -> None:
-        """Let go of the store."""
+        """Close the store. May be called again."""
         if self._open:
             self._open = False
             await self._store.close()
 
     def decode(self, version: Version) -> D:
-        """The definition that a version holds."""
+        """Return the definition in a version."""
         return msgspec.json.decode(version.body, type=self._kind)
 
     def cache_version(self, version: Version) -> D:
-        """The definition that a version holds. If it is the newest seen here, new runs take it."""
+        """Return the definition in a version. New runs use it if no newer one is cached."""
         definition, key = self.decode(version), (version.owner, version.name)
         if key not in self._cache or self._cache[key][0].number < version.number:
             self._cache[key] = version, definition
         return definition
 
     def get_cached(self, owner: str, name: str) -> tuple[Version, D]:
-        """The newest version of a definition that was saved or read here."""
+        """Return the newest version that this process has saved or read."""
         return self._cache[owner, name]
 
     async def _get_newest(self, owner: str, name: str) -> Version:
@@ -118,10 +121,10 @@ class DefinitionRepository(Generic[D]):
 
 
 class DefinitionSource(Generic[D]):
-    """A definition as an App's agent.
+    """An App's agent that is built from a definition.
 
-    A new run takes the newest version that the collection has saved or read, others the one they began with. What
-    another process has saved is known here once it was read: by `get`, `newest` or `source`.
+    A new run uses the newest version that the repository has saved or read, a resumed run the version it started
+    with. `get`, `newest` and `source` read versions that another process has saved.
     """
 
     def __init__(self, repository: DefinitionRepository[D], newest: Version) -> None:
@@ -131,7 +134,7 @@ class DefinitionSource(Generic[D]):
 
     @property
     def definition(self) -> D:
-        """What a new run takes."""
+        """The version that a new run uses."""
         return self._repository.get_cached(self._owner, self._name)[1]
 
     @property
@@ -144,29 +147,31 @@ class DefinitionSource(Generic[D]):
 
     @property
     def agent_id(self) -> str:
-        """Kept with every run: the version that it began with."""
+        """Stored with a run: the name and the version it started with."""
         return f"{self.name}@{self._repository.get_cached(self._owner, self._name)[0].number}"
 
     async def build(self, info: RunInfo) -> Agent:
-        """The agent of the version that this run began with.
+        """Build the agent from the version that this run started with.
 
         Raises:
-            DefinitionsUnavailable: the version cannot be read now. The run is left, and goes on when it can.
+            DefinitionsUnavailable: the version cannot be read now. The run is interrupted.
         """
         _, _, number = (info.agent_id or self.agent_id).rpartition("@")
         try:
             definition = await self._repository.get(self._owner, self._name, int(number))
-        except TablesError as exc:  # trouble with the tables must never become the run's result
+        except TablesError as exc:  # a database error must not fail the run
             raise DefinitionsUnavailable(f"{self.name} cannot be read now: {exc}") from exc
         return self._repository.build_agent(definition)
 
 
 def check_name(*parts: str) -> None:
-    """An owner and a name stand together in an agent's name, so they have to be told apart in it.
+    """Check an owner and a name: an agent id is `OWNER/NAME@VERSION`.
 
     Raises:
-        MalformedDefinition: one is empty, or has a character that separates them.
+        MalformedDefinition: one is empty, or contains a separator.
     """
     for part in parts:
         if not part or "/" in part or "@" in part:
-            raise MalformedDefinition(f"{part!r} cannot be an owner or a name: it may not be empty, nor have / or @")
+            raise MalformedDefinition(
+                f"{part!r} cannot be an owner or a name: use at least one character, and no / or @"
+            )

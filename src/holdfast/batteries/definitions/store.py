@@ -1,7 +1,4 @@
-"""What can go wrong with stored definitions.
-
-The contract of what keeps definitions, and the one in memory.
-"""
+"""Versions of definitions, their errors, the store protocol, and the store in memory."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -18,34 +15,34 @@ class DefinitionStoreError(HoldfastError):
 
 
 class DefinitionNotFound(DefinitionStoreError):
-    """There is no such definition, or it is not shared with the one who asks."""
+    """There is no such definition or version."""
 
     def __init__(self, kind: str, owner: str, name: str, version: int | None = None) -> None:
         which = "" if version is None else f" version {version}"
-        super().__init__(f"no {kind} {owner}/{name}{which}: it never was, was removed, or is not shared")
+        super().__init__(f"no {kind} {owner}/{name}{which}: it was never saved, or it was removed")
         self.kind, self.owner, self.name, self.version = kind, owner, name, version
 
 
 class DefinitionsUnavailable(DefinitionStoreError, RunInterrupted):
-    """The definitions could not be read now. Nothing is wrong with the run: it goes on when they can."""
+    """The definitions cannot be read. The run is interrupted and resumes when the database is back."""
 
     retry_after = timedelta(seconds=5)
 
 
 class MalformedDefinition(DefinitionStoreError):
-    """A document is not what it should be: its front matter, a field, or a name."""
+    """A definition has invalid front matter, an invalid field or an invalid name."""
 
 
-#: Shared with this: shared with everybody.
-EVERYBODY = "*"
+#: The reader that stands for all owners.
+ALL_READERS = "*"
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of one definition. Never changed once it is stored."""
+    """One version of one definition. Immutable once stored."""
 
     owner: str
     name: str
-    #: Counts up from 1. What is removed and made again counts on: a number means one text for ever.
+    #: Counts from 1. Never reused, not even after the definition was removed.
     number: int
     at: datetime
     #: JSON.
@@ -60,11 +57,11 @@ class DefinitionStore(Protocol):
     async def close(self) -> None: ...
 
     async def save(self, owner: str, name: str, body: bytes, now: datetime) -> Version:
-        """Keep a new version, with the next number, whoever else does so at the same time."""
+        """Store a new version under the next number. Concurrent saves get different numbers."""
         ...
 
     async def get(self, owner: str, name: str, number: int | None = None) -> Version:
-        """That version, or the newest.
+        """Return that version, or the newest.
 
         Raises:
             DefinitionNotFound: there is none.
@@ -72,11 +69,11 @@ class DefinitionStore(Protocol):
         ...
 
     async def newest(self, reader: str | None = None) -> Sequence[Version]:
-        """The newest version of every definition; with a reader, of those it owns or that are shared with it."""
+        """Return the newest version of each definition; with a reader, only of those it owns or may read."""
         ...
 
     async def history(self, owner: str, name: str) -> Sequence[Version]:
-        """Every version, oldest first.
+        """Return every version, oldest first.
 
         Raises:
             DefinitionNotFound: there is none.
@@ -84,7 +81,7 @@ class DefinitionStore(Protocol):
         ...
 
     async def share(self, owner: str, name: str, reader: str) -> None:
-        """Let `reader` see it, or `EVERYBODY`.
+        """Share a definition with `reader`, or with `ALL_READERS`.
 
         Raises:
             DefinitionNotFound: there is none.
@@ -92,7 +89,7 @@ class DefinitionStore(Protocol):
         ...
 
     async def remove(self, owner: str, name: str) -> None:
-        """Forget all versions, but not the last number.
+        """Delete all versions. The next save continues their numbers.
 
         Raises:
             DefinitionNotFound: there is none.
@@ -101,13 +98,13 @@ class DefinitionStore(Protocol):
 
 
 class MemoryDefinitions:
-    """Definitions of one process. Does not survive it."""
+    """Keeps definitions in memory, for one process. They do not survive the process."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._versions: dict[tuple[str, str], list[Version]] = {}
         self._readers: dict[tuple[str, str], set[str]] = {}
-        #: The last number of each that ever was.
+        #: Last number of each definition, removed ones included.
         self._numbers: dict[tuple[str, str], int] = {}
 
     async def open(self) -> None:
@@ -124,16 +121,16 @@ class MemoryDefinitions:
 
     async def get(self, owner: str, name: str, number: int | None = None) -> Version:
         versions = self._versions.get((owner, name), [])
-        fitting = [version for version in versions if number in (None, version.number)]
-        if not fitting:
+        matching = [version for version in versions if number in (None, version.number)]
+        if not matching:
             raise DefinitionNotFound(self._kind, owner, name, number)
-        return fitting[-1]
+        return matching[-1]
 
     async def newest(self, reader: str | None = None) -> Sequence[Version]:
         return [
             versions[-1]
             for (owner, name), versions in sorted(self._versions.items())
-            if reader is None or reader == owner or self._readers.get((owner, name), set()) & {reader, EVERYBODY}
+            if reader is None or reader == owner or self._readers.get((owner, name), set()) & {reader, ALL_READERS}
         ]
 
     async def history(self, owner: str, name: str) -> Sequence[Version]:

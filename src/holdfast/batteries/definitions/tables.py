@@ -1,10 +1,10 @@
-"""Definitions in the database of the checkpoints."""
+"""The definition store in SQLite or PostgreSQL."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.batteries.definitions.store import EVERYBODY, DefinitionNotFound, Version
+from holdfast.batteries.definitions.store import ALL_READERS, DefinitionNotFound, Version
 from holdfast.db.tables import Cursor, Schema, Tables
 
 SCHEMA = Schema(
@@ -17,7 +17,7 @@ SCHEMA = Schema(
             "PRIMARY KEY (kind, owner, name, reader))",
         ],
         [
-            # The last number of what was removed.
+            # The last number of each removed definition.
             "CREATE TABLE definition_removed (kind TEXT, owner TEXT, name TEXT, number BIGINT NOT NULL, "
             "PRIMARY KEY (kind, owner, name))",
         ],
@@ -31,6 +31,7 @@ _SELECT_LAST_NUMBER = """
         UNION ALL SELECT number FROM definition_removed WHERE kind = ? AND owner = ? AND name = ?
     ) AS numbers
 """
+_SELECT_VERSIONS = f"SELECT {_COLUMNS} FROM definition WHERE kind = ? AND owner = ? AND name = ?"
 _SELECT_NEWEST = f"""
     SELECT {_COLUMNS} FROM definition WHERE kind = ? AND number = (
         SELECT MAX(number) FROM definition AS d
@@ -47,21 +48,21 @@ _AND_READABLE = """
 
 
 class TablesDefinitions:
-    """A `DefinitionStore` that survives, and that any number of processes share."""
+    """A durable `DefinitionStore` that any number of processes may share."""
 
     def __init__(self, tables: Tables, kind: str) -> None:
         self._tables, self._kind = tables, kind
 
     async def open(self) -> None:
-        """Make the tables ready."""
+        """Create or migrate the tables."""
         await self._tables.open(SCHEMA)
 
     async def close(self) -> None:
-        """Let go of the database."""
+        """Close the database connection."""
         await self._tables.close()
 
     async def save(self, owner: str, name: str, body: bytes, now: datetime) -> Version:
-        """Keep a new version, with the next number."""
+        """Store a new version under the next number."""
 
         def work(cursor: Cursor) -> int:
             rows = cursor.execute(_SELECT_LAST_NUMBER, (self._kind, owner, name) * 2)
@@ -76,40 +77,41 @@ class TablesDefinitions:
         return Version(owner=owner, name=name, number=number, at=now, body=body)
 
     async def get(self, owner: str, name: str, number: int | None = None) -> Version:
-        """That version, or the newest."""
-        sql = f"SELECT {_COLUMNS} FROM definition WHERE kind = ? AND owner = ? AND name = ?"
-        parameters: list[Any] = [self._kind, owner, name]
-        if number is not None:
-            sql, parameters = f"{sql} AND number = ?", [*parameters, number]
-        rows = await self._tables.read(lambda cursor: cursor.execute(f"{sql} ORDER BY number DESC LIMIT 1", parameters))
-        if not rows:
+        """Return that version, or the newest."""
+        if number is None:
+            versions = await self._select(f"{_SELECT_VERSIONS} ORDER BY number DESC LIMIT 1", self._kind, owner, name)
+        else:
+            versions = await self._select(f"{_SELECT_VERSIONS} AND number = ?", self._kind, owner, name, number)
+        if not versions:
             raise DefinitionNotFound(self._kind, owner, name, number)
-        return _parse_version(rows[0])
+        return versions[0]
 
     async def newest(self, reader: str | None = None) -> Sequence[Version]:
-        """The newest version of every definition that `reader` may see."""
-        sql, parameters = _SELECT_NEWEST, [self._kind]
-        if reader is not None:
-            sql, parameters = sql + _AND_READABLE, [self._kind, reader, reader, EVERYBODY]
-        rows = await self._tables.read(lambda cursor: cursor.execute(f"{sql} ORDER BY owner, name", parameters))
-        return [_parse_version(row) for row in rows]
+        """Return the newest version of each definition that `reader` may read."""
+        if reader is None:
+            return await self._select(f"{_SELECT_NEWEST} ORDER BY owner, name", self._kind)
+        sql = f"{_SELECT_NEWEST} {_AND_READABLE} ORDER BY owner, name"
+        return await self._select(sql, self._kind, reader, reader, ALL_READERS)
 
     async def history(self, owner: str, name: str) -> Sequence[Version]:
-        """Every version, oldest first."""
-        sql = f"SELECT {_COLUMNS} FROM definition WHERE kind = ? AND owner = ? AND name = ? ORDER BY number"
-        rows = await self._tables.read(lambda cursor: cursor.execute(sql, (self._kind, owner, name)))
-        if not rows:
+        """Return every version, oldest first."""
+        versions = await self._select(f"{_SELECT_VERSIONS} ORDER BY number", self._kind, owner, name)
+        if not versions:
             raise DefinitionNotFound(self._kind, owner, name)
-        return [_parse_version(row) for row in rows]
+        return versions
 
     async def share(self, owner: str, name: str, reader: str) -> None:
-        """Let `reader` see it."""
+        """Share a definition with `reader`."""
         await self.get(owner, name)
-        sql = "INSERT INTO definition_reader VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-        await self._tables.transaction(lambda cursor: cursor.execute(sql, (self._kind, owner, name, reader)))
+
+        def work(cursor: Cursor) -> None:
+            sql = "INSERT INTO definition_reader VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+            cursor.execute(sql, (self._kind, owner, name, reader))
+
+        await self._tables.transaction(work)
 
     async def remove(self, owner: str, name: str) -> None:
-        """Forget all versions."""
+        """Delete all versions."""
         key = (self._kind, owner, name)
 
         def work(cursor: Cursor) -> bool:
@@ -126,6 +128,12 @@ class TablesDefinitions:
 
         if not await self._tables.transaction(work, lock=[self._lock_name(owner, name)]):
             raise DefinitionNotFound(*key)
+
+    async def _select(self, sql: str, *parameters: Any) -> list[Version]:
+        def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+            return cursor.execute(sql, parameters)
+
+        return [_parse_version(row) for row in await self._tables.read(work)]
 
     def _lock_name(self, owner: str, name: str) -> str:
         return f"{self._kind} {owner} {name}"

@@ -1,6 +1,6 @@
-"""schedule: agents that are run again and again, each fire once, in one process or in a fleet.
+"""schedule: runs agents by cron, each fire once, in one process or in a fleet.
 
-`Schedule(app.submit)` with `add` and `loop` is all it takes; `ScheduleRunner` is the same without cron or jobs.
+`Schedule(app.submit)` with `add` and `loop`; `ScheduleRunner` is the loop alone, for a host's own jobs.
 """
 
 from holdfast.batteries.schedule.jobs import (

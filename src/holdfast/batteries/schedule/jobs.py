@@ -1,14 +1,10 @@
-"""What can go wrong with schedules.
-
-When a job fires: a cron expression in a time zone, and what is done about fires that were missed.
-
-Jobs, the contract of what keeps them, and the one in memory.
-"""
+"""Jobs, the times at which they fire, the store protocol, and the store in memory."""
 
 import hashlib
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Literal, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -18,11 +14,11 @@ from holdfast.errors import HoldfastError
 
 
 class ScheduleError(HoldfastError):
-    """A schedule, or its runner, was put together in a way that cannot work."""
+    """A schedule, a job or a runner has invalid settings."""
 
 
 class JobExists(ScheduleError):
-    """A job of this name exists already."""
+    """A job with this name exists already."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"a job named {name!r} exists already: remove it first, or choose another name")
@@ -30,25 +26,25 @@ class JobExists(ScheduleError):
 
 
 class JobNotFound(ScheduleError):
-    """There is no job of this name."""
+    """There is no job with this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no job named {name!r}")
         self.name = name
 
 
-#: What becomes of fires that were missed while nothing ran: one for all of them, every one, or none.
+#: How many of the fires missed while no process ran are made up for: one, all, or none.
 Missed = Literal["once", "all", "none"]
 
-#: A fire that is late by no more than this was not missed.
+#: A fire that is late by at most this does not count as missed.
 MISFIRE_GRACE_TIME = timedelta(minutes=1)
 
 
 def cron_next(expression: str, timezone: str, after: datetime) -> datetime:
-    """The first fire after a time, in UTC. Summer time is as one expects: nothing is skipped, nothing fires twice.
+    """Return the first fire after `after`, in UTC. A change to or from summer time skips or repeats no fire.
 
     Raises:
-        ScheduleError: the expression or the time zone cannot be read, or never fires; or the library is not installed.
+        ScheduleError: the expression or the time zone is invalid, it never fires, or cronsim is not installed.
     """
     try:
         from cronsim import CronSim, CronSimError
@@ -56,20 +52,20 @@ def cron_next(expression: str, timezone: str, after: datetime) -> datetime:
         raise ScheduleError("cron schedules need the package cronsim: pip install 'holdfast[schedule]'") from exc
     try:
         zone = ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:  # such as a directory of zones, or a name too long
-        raise ScheduleError(f"{timezone!r} is no time zone: use a name such as Europe/Lisbon") from exc
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:  # OSError: a directory of zones, or a name too long
+        raise ScheduleError(f"{timezone!r} is not a time zone: use a name such as Europe/Lisbon") from exc
     try:
         fires = (fire.astimezone(UTC) for fire in CronSim(expression, after.astimezone(zone)))
-        # In the hour that the end of summer time repeats, it may begin with one of the hour before.
+        # In the hour that the end of summer time repeats, CronSim may start with a fire of the hour before.
         return next(fire for fire in fires if fire > after)
     except CronSimError as exc:
-        raise ScheduleError(f"{expression!r} is no cron expression: {exc}") from exc
+        raise ScheduleError(f"{expression!r} is not a cron expression: {exc}") from exc
     except StopIteration as exc:
         raise ScheduleError(f"{expression!r} never fires") from exc
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent that is to be run again and again."""
+    """An agent, its prompt, and the times at which it runs."""
 
     name: str
     agent: str
@@ -78,33 +74,33 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timezone: str = "UTC"
     missed: Missed = "once"
     caller_id: str = ""
-    #: The first fire that was not dealt with.
+    #: The first fire that was not handled yet.
     next_at: datetime
 
     def run_id(self, fire: datetime) -> str:
-        """The id of the run that this fire starts: the same in every process, so that it is started once."""
+        """Return the id of the run that this fire submits. It is equal in every process, so the run starts once."""
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", self.name)[:60]
         digest = hashlib.sha256(self.name.encode(errors="surrogatepass")).hexdigest()[:8]
         return f"schedule:{readable}:{digest}:{fire.astimezone(UTC):%Y%m%dT%H%M%SZ}"
 
 
 class JobStore(Protocol):
-    """Keeps jobs."""
+    """Keeps jobs by name."""
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def add(self, job: Job) -> None:
-        """Keep a job.
+        """Add a job.
 
         Raises:
-            JobExists: there is one of this name.
+            JobExists: there is one with this name.
         """
         ...
 
     async def get(self, name: str) -> Job:
-        """The job of this name.
+        """Return the job with this name.
 
         Raises:
             JobNotFound: there is none.
@@ -112,11 +108,11 @@ class JobStore(Protocol):
         ...
 
     async def jobs(self) -> Sequence[Job]:
-        """All jobs, by name."""
+        """Return all jobs, ordered by name."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Forget a job.
+        """Delete a job.
 
         Raises:
             JobNotFound: there is none.
@@ -124,16 +120,16 @@ class JobStore(Protocol):
         ...
 
     async def due(self, now: datetime) -> Sequence[Job]:
-        """The jobs whose `next_at` has come, the oldest first."""
+        """Return the jobs with `next_at` at or before `now`, oldest first."""
         ...
 
     async def advance(self, job: Job, upcoming: datetime) -> bool:
-        """Move the job's next fire. False, and nothing changed, if somebody else has moved it since `job` was read."""
+        """Set the job's next fire. Returns False and changes nothing if the job changed since `job` was read."""
         ...
 
 
 class MemoryJobs:
-    """Jobs of one process. Does not survive it."""
+    """Keeps jobs in memory, for one process. They do not survive the process."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
@@ -162,7 +158,7 @@ class MemoryJobs:
         del self._jobs[name]
 
     async def due(self, now: datetime) -> Sequence[Job]:
-        return sorted((job for job in self._jobs.values() if job.next_at <= now), key=lambda job: job.next_at)
+        return sorted((job for job in self._jobs.values() if job.next_at <= now), key=attrgetter("next_at"))
 
     async def advance(self, job: Job, upcoming: datetime) -> bool:
         if self._jobs.get(job.name) != job:

@@ -1,4 +1,4 @@
-"""The runner: looks for jobs that are due and runs them, without a grammar or a store of its own."""
+"""The runner: polls for due jobs and runs them. The host supplies the jobs, their store and their schedule."""
 
 import asyncio
 import logging
@@ -17,17 +17,17 @@ J = TypeVar("J")
 
 @dataclass(slots=True)
 class Pass(Generic[J]):
-    """What one pass did."""
+    """The jobs handled by one pass."""
 
     ran: list[J] = field(default_factory=list)
-    #: Their schedule could not be computed.
+    #: Not run, because their next time could not be computed.
     skipped: list[J] = field(default_factory=list)
-    #: They failed, are not marked, and stay due.
+    #: Failed. They are not marked, so they stay due.
     failed: list[J] = field(default_factory=list)
 
 
 class ScheduleRunner(Generic[J]):
-    """Runs jobs that are due. What a job is, and where it is kept, is the host's business."""
+    """Runs due jobs. A job may be any object; the host keeps it."""
 
     def __init__(
         self,
@@ -38,72 +38,73 @@ class ScheduleRunner(Generic[J]):
         next: Callable[[J, datetime], datetime] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Make a runner of what the host gives it.
+        """Create a runner from the host's functions, all of which are required.
 
         Args:
-            due: the jobs that are due at a time.
-            run: does one job.
-            mark: notes that a job was done, and when it is due next.
-            next: when a job is due next, after a time.
+            due: returns the jobs that are due at a time.
+            run: runs one job.
+            mark: records that a job has run, and when it is due next.
+            next: returns when a job is due next after a time.
 
         Raises:
             ScheduleError: one of them is missing.
         """
         if due is None or run is None or mark is None or next is None:
             given = {"due": due, "run": run, "mark": mark, "next": next}
-            raise ScheduleError(f"a runner needs {', '.join(name for name, value in given.items() if value is None)}")
+            raise ScheduleError(
+                f"a runner also needs {', '.join(name for name, value in given.items() if value is None)}"
+            )
         self._due, self._run, self._mark, self._next, self._clock = due, run, mark, next, clock
 
     async def tick(self) -> Pass[J]:
-        """One pass: run what is due now, side by side. Returns when all of it is done."""
-        done: Pass[J] = Pass()
+        """Run all jobs that are due now, concurrently, and wait for them."""
+        result: Pass[J] = Pass()
         now = self._clock.now()
-        await asyncio.gather(*(self._run_job(job, now, done) for job in await self._find_due(now)))
-        return done
+        await asyncio.gather(*(self._run_job(job, now, result) for job in await self._find_due(now)))
+        return result
 
     async def _find_due(self, now: datetime) -> list[J]:
         try:
             return list(await self._due(now))
-        except Exception as exc:  # the host's code; the next pass asks again
-            log.error("could not find out which jobs are due: %s", exc, exc_info=exc)
+        except Exception as exc:  # the host's code may raise anything; the next pass tries again
+            log.error("could not list the due jobs: %s", exc, exc_info=exc)
             return []
 
-    async def _run_job(self, job: J, now: datetime, done: Pass[J]) -> None:
-        # Before the run: a schedule that cannot be computed must not run its job again and again.
+    async def _run_job(self, job: J, now: datetime, result: Pass[J]) -> None:
+        # Before the run: a job whose next time cannot be computed would stay due and run at every pass.
         try:
             upcoming = self._next(job, now)
-        except Exception as exc:  # whatever a cron library raises
-            log.error("job %s is skipped, its schedule cannot be computed: %s", job, exc)
-            done.skipped.append(job)
+        except Exception as exc:  # a cron library may raise anything
+            log.error("job %s is skipped, its next time cannot be computed: %s", job, exc)
+            result.skipped.append(job)
             return
         try:
             await self._run(job)
             await self._mark(job, upcoming)
-        except Exception as exc:  # the host's code: the job stays due
+        except Exception as exc:  # the host's code may raise anything; the job stays due
             log.error("job %s failed and stays due: %s", job, exc, exc_info=exc)
-            done.failed.append(job)
+            result.failed.append(job)
             return
-        done.ran.append(job)
+        result.ran.append(job)
 
     async def loop(self, poll_interval: timedelta = timedelta(seconds=5)) -> None:
-        """Pass after pass, until cancelled. No job that fails, hangs on, or cannot be computed stalls another.
+        """Run due jobs every `poll_interval` until cancelled. A job that fails or hangs does not delay another.
 
-        A job that is still under way, one that equals it that is, is not run a second time. What is under way when the
-        loop is cancelled is cancelled with it.
+        A job is not run while an equal job is still running. Cancelling the loop cancels the running jobs.
         """
-        under_way: dict[asyncio.Task[None], J] = {}
+        running: dict[asyncio.Task[None], J] = {}
         try:
             while True:
                 now = self._clock.now()
-                # Those that end while the list is made may still be on it.
-                busy = list(under_way.values())
+                # Copied before `_find_due`: its list may still contain jobs that finish while it is read.
+                busy = list(running.values())
                 for job in await self._find_due(now):
                     if job not in busy:
                         task = asyncio.create_task(self._run_job(job, now, Pass()))
-                        under_way[task] = job
-                        task.add_done_callback(under_way.pop)
+                        running[task] = job
+                        task.add_done_callback(running.pop)
                 await self._clock.sleep(poll_interval)
         finally:
-            for task in under_way:
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The schedule: jobs that submit runs, once per fire in a whole fleet."""
+"""The schedule: cron jobs that submit runs, once per fire in a whole fleet."""
 
 import secrets
 from collections.abc import Awaitable, Sequence
@@ -13,7 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 
 
 class Submit(Protocol):
-    """Queues a run; the same id again is the same run. `App.submit` is one."""
+    """Queues a run. The same id again is the same run. `App.submit` is one."""
 
     def __call__(self, agent: str, prompt: str, *, run_id: str, caller_id: str) -> Awaitable[str]: ...
 
@@ -23,7 +23,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     at: datetime
-    #: Missed, and to be passed over.
+    #: Missed, and not to be made up for.
     skipped: bool = False
 
     def __str__(self) -> str:
@@ -31,14 +31,14 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule:
-    """Cron jobs over an App. Every process of a fleet may run one: each fire submits one run."""
+    """Cron jobs for an App. Every process of a fleet may run the same schedule: each fire submits one run."""
 
     def __init__(self, submit: Submit, *, jobs: JobStore | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Make a schedule.
+        """Create a schedule.
 
         Args:
             submit: queues the runs, such as `app.submit`.
-            jobs: keeps the jobs; without it in memory, for this process alone.
+            jobs: keeps the jobs. Default: in memory, for this process only.
         """
         self._submit, self._clock = submit, clock
         self._jobs = jobs or MemoryJobs()
@@ -46,8 +46,6 @@ class Schedule:
         self._runner: ScheduleRunner[Fire] = ScheduleRunner(
             due=self._due, run=self._run, mark=self._mark, next=self._next, clock=clock
         )
-
-    # -- jobs -----------------------------------------------------------------------------------------------------
 
     async def add(
         self,
@@ -60,10 +58,11 @@ class Schedule:
         missed: Missed = "once",
         caller_id: str = "",
     ) -> Job:
-        """Keep a job that runs `agent` at every fire of `cron`.
+        """Add a job that runs `agent` at every fire of `cron`.
 
         Raises:
-            ScheduleError: the expression or the time zone cannot be read. JobExists: there is one of this name.
+            ScheduleError: the expression or the time zone is invalid.
+            JobExists: there is a job with this name.
         """
         job = Job(
             name=name,
@@ -79,15 +78,15 @@ class Schedule:
         return job
 
     async def remove(self, name: str) -> None:
-        """Forget a job. Runs that it started go on."""
+        """Delete a job. Runs that it submitted continue."""
         await (await self._ensure_open()).remove(name)
 
     async def jobs(self) -> Sequence[Job]:
-        """All jobs, by name."""
+        """Return all jobs, ordered by name."""
         return await (await self._ensure_open()).jobs()
 
     async def upcoming(self, name: str, count: int = 1) -> Sequence[datetime]:
-        """The next fires of a job."""
+        """Return the next `count` fires of a job."""
         job = await (await self._ensure_open()).get(name)
         fires = [job.next_at]
         while len(fires) < count:
@@ -95,22 +94,20 @@ class Schedule:
         return fires[:count]
 
     async def run_now(self, name: str) -> str:
-        """Submit a run of the job now, beside its fires: a new one each time. Returns the run's id."""
+        """Submit an extra run of the job now. Returns the run's id, which is new at each call."""
         job = await (await self._ensure_open()).get(name)
         return await self._submit_run(job, f"{job.run_id(self._clock.now())}:now:{secrets.token_hex(4)}")
 
-    # -- fires ----------------------------------------------------------------------------------------------------
-
     async def tick(self) -> Pass[Fire]:
-        """One pass: submit what is due now."""
+        """Submit the runs that are due now."""
         return await self._runner.tick()
 
     async def loop(self, poll_interval: timedelta = timedelta(seconds=5)) -> None:
-        """Pass after pass, until cancelled."""
+        """Submit due runs every `poll_interval` until cancelled."""
         await self._runner.loop(poll_interval)
 
     async def close(self) -> None:
-        """Let go of the jobs."""
+        """Close the job store. May be called again."""
         if self._open:
             self._open = False
             await self._jobs.close()
@@ -129,7 +126,7 @@ class Schedule:
         return fires
 
     def _next(self, fire: Fire, now: datetime) -> datetime:
-        # With every missed fire wanted, the next may be one of them; else one for all of them is enough.
+        # With "all", the next fire may be a missed one; otherwise this fire stands for all missed ones.
         after = fire.at if fire.job.missed == "all" else max(now, fire.at)
         return cron_next(fire.job.cron, fire.job.timezone, after)
 
@@ -141,5 +138,5 @@ class Schedule:
         return await self._submit(job.agent, job.prompt, run_id=run_id, caller_id=job.caller_id)
 
     async def _mark(self, fire: Fire, upcoming: datetime) -> None:
-        # If another process was quicker, it has submitted the same run: all is well.
+        # False if another process advanced the job first: it submitted a run with the same id.
         await (await self._ensure_open()).advance(fire.job, upcoming)

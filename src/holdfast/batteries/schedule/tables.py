@@ -1,4 +1,4 @@
-"""Jobs in the database of the checkpoints."""
+"""The job store in SQLite or PostgreSQL."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,74 +23,77 @@ _SELECT_JOBS = "SELECT name, agent, prompt, cron, timezone, missed, caller_id, n
 
 
 class TablesJobs:
-    """A `JobStore` that survives, and that any number of processes share."""
+    """A durable `JobStore` that any number of processes may share."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     async def open(self) -> None:
-        """Make the table ready."""
+        """Create or migrate the table."""
         await self._tables.open(SCHEMA)
 
     async def close(self) -> None:
-        """Let go of the database."""
+        """Close the database connection."""
         await self._tables.close()
 
     async def add(self, job: Job) -> None:
-        """Keep a job, unless there is one of its name."""
-
-        def work(cursor: Cursor) -> bool:
-            rows = cursor.execute(
-                "INSERT INTO schedule_job VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING RETURNING name",
-                (
-                    job.name,
-                    job.agent,
-                    job.prompt,
-                    job.cron,
-                    job.timezone,
-                    job.missed,
-                    job.caller_id,
-                    _to_epoch_seconds(job.next_at),
-                ),
-            )
-            return bool(rows)
-
-        if not await self._tables.transaction(work):
+        """Add a job, unless there is one with its name."""
+        added = await self._write(
+            "INSERT INTO schedule_job VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING RETURNING name",
+            job.name,
+            job.agent,
+            job.prompt,
+            job.cron,
+            job.timezone,
+            job.missed,
+            job.caller_id,
+            _to_epoch_seconds(job.next_at),
+        )
+        if not added:
             raise JobExists(job.name)
 
     async def get(self, name: str) -> Job:
-        """The job of this name."""
-        rows = await self._tables.read(lambda cursor: cursor.execute(f"{_SELECT_JOBS} WHERE name = ?", (name,)))
-        if not rows:
+        """Return the job with this name."""
+        jobs = await self._select("WHERE name = ?", name)
+        if not jobs:
             raise JobNotFound(name)
-        return _parse_job(rows[0])
+        return jobs[0]
 
     async def jobs(self) -> Sequence[Job]:
-        """All jobs, by name."""
-        return [
-            _parse_job(row)
-            for row in await self._tables.read(lambda cursor: cursor.execute(f"{_SELECT_JOBS} ORDER BY name"))
-        ]
+        """Return all jobs, ordered by name."""
+        return await self._select("ORDER BY name")
 
     async def remove(self, name: str) -> None:
-        """Forget a job."""
-        sql = "DELETE FROM schedule_job WHERE name = ? RETURNING name"
-        if not await self._tables.transaction(lambda cursor: cursor.execute(sql, (name,))):
+        """Delete a job."""
+        if not await self._write("DELETE FROM schedule_job WHERE name = ? RETURNING name", name):
             raise JobNotFound(name)
 
     async def due(self, now: datetime) -> Sequence[Job]:
-        """The jobs whose time has come."""
-        sql = f"{_SELECT_JOBS} WHERE next_at <= ? ORDER BY next_at"
-        return [
-            _parse_job(row)
-            for row in await self._tables.read(lambda cursor: cursor.execute(sql, (_to_epoch_seconds(now),)))
-        ]
+        """Return the jobs with `next_at` at or before `now`, oldest first."""
+        return await self._select("WHERE next_at <= ? ORDER BY next_at", _to_epoch_seconds(now))
 
     async def advance(self, job: Job, upcoming: datetime) -> bool:
-        """Move the next fire, if nobody else has."""
-        sql = "UPDATE schedule_job SET next_at = ? WHERE name = ? AND next_at = ? RETURNING name"
-        parameters = (_to_epoch_seconds(upcoming), job.name, _to_epoch_seconds(job.next_at))
-        return bool(await self._tables.transaction(lambda cursor: cursor.execute(sql, parameters)))
+        """Set the next fire, unless it changed since `job` was read."""
+        return await self._write(
+            "UPDATE schedule_job SET next_at = ? WHERE name = ? AND next_at = ? RETURNING name",
+            _to_epoch_seconds(upcoming),
+            job.name,
+            _to_epoch_seconds(job.next_at),
+        )
+
+    async def _select(self, clauses: str, *parameters: Any) -> list[Job]:
+        def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+            return cursor.execute(f"{_SELECT_JOBS} {clauses}", parameters)
+
+        return [_parse_job(row) for row in await self._tables.read(work)]
+
+    async def _write(self, sql: str, *parameters: Any) -> bool:
+        """Run one statement. Returns whether it changed a row."""
+
+        def work(cursor: Cursor) -> bool:
+            return bool(cursor.execute(sql, parameters))
+
+        return await self._tables.transaction(work)
 
 
 def _to_epoch_seconds(at: datetime) -> int:
