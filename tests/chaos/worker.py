@@ -10,7 +10,7 @@ import msgspec
 from tests.chaos.agent import Ledger, chaos_agent
 from tests.chaos.planted_bugs import UnfencedStore, delay_saves
 
-from holdfast import App
+from holdfast import App, WorkerSettings
 from holdfast.checkpoint import claim
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.stores.postgres import PostgresStore
@@ -47,7 +47,9 @@ async def work(orders: WorkerConfig) -> None:
     elif orders.bug == "unawaited":
         delay_saves()
     agent = chaos_agent(Ledger(Path(orders.ledger)), orders.seconds)
-    async with App([agent], store, recover_on_start=False, concurrency=orders.concurrency) as app:
+    async with App(
+        [agent], store, worker=WorkerSettings(recover_on_start=False, concurrency=orders.concurrency)
+    ) as app:
         Path(orders.ledger).with_name(f"ready-{os.getpid()}").touch()
         await app.serve()
 

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.app import App
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.concurrency import shielded
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.info import check_run_id, new_run_id
 from holdfast.core.tool import Tool
 from holdfast.fanout.cells import Cell, CellSettings, ModelSpecs, Variant, build_cells, make_cell_run_id
@@ -229,13 +230,16 @@ class Fanout:
                 await _run_all(runner, cells, app)
 
     def _make_app(self, cells: Sequence[Cell], recorder: ProgressRecorder) -> App:
+        worker = WorkerSettings(
+            recover_on_start=False,
+            shutdown_timeout=self._settings.shutdown_timeout,
+            handle_signals=self._settings.handle_signals,
+        )
         return App(
             [cell.agent for cell in cells],
             self._store,
-            recover_on_start=False,
-            result_retention=_RUN_RETENTION,
-            shutdown_timeout=self._settings.shutdown_timeout,
-            handle_signals=self._settings.handle_signals,
+            checkpoint=CheckpointSettings(result_retention=_RUN_RETENTION),
+            worker=worker,
             audit=recorder,
             budget=self._settings.budget,
             listener=recorder,
