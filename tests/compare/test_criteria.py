@@ -10,10 +10,9 @@ import pytest
 
 from holdfast.compare.criteria import Check, Contains, Criterion, check_response
 from holdfast.compare.preferences import Preference, append_preference, compute_scores, read_preferences
-from holdfast.compare.recipe import read_recipe
+from holdfast.compare.recipe import RecipeError, read_recipe
 from holdfast.compare.report import COLUMNS, Report, build_report, format_rows
 from holdfast.fanout import ModelResponse, ProposedWrite
-from holdfast.fanout.errors import RecipeError
 from holdfast.fanout.workspace import MAX_FILE_BYTES
 
 
@@ -132,7 +131,7 @@ def test_preferences_are_lines_that_add_up(tmp_path: Path, caplog: pytest.LogCap
     append_preference(path, Preference(prompt="q", winner="b", losers=("a",)))
     append_preference(path, Preference(prompt="r", winner="a", losers=("b",)))
     assert [preference.prompt for preference in read_preferences(path)] == ["p", "q", "r"]
-    assert "line 2 is no preference" in caplog.text
+    assert "line 2 is not a preference" in caplog.text
     assert [(score.model_id, score.wins, score.comparisons) for score in compute_scores(path)] == [
         ("a", 2, 3),
         ("b", 1, 3),
@@ -160,8 +159,8 @@ def test_a_preference_that_finds_no_room_is_told_and_spoils_no_other(tmp_path: P
         ("no front matter", "front matter"),
         ("---\nmodels: 42\n---\n", "models"),
         ("---\nmodel: [a]\n---\n", "unknown field"),
-        ("---\nsuccess:\n  - {file_exists: a, run: b}\n---\n", "a criterion is one of"),
-        ("---\ntasks: [{name: a/b, prompt: x}]\n---\n", "no name for a task"),
+        ("---\nsuccess:\n  - {file_exists: a, run: b}\n---\n", "exactly one of"),
+        ("---\ntasks: [{name: a/b, prompt: x}]\n---\n", "not a valid task name"),
         ("---\ntasks: [{name: a, prompt: x}, {name: a, prompt: y}]\n---\n", "the same name"),
     ],
 )

@@ -16,7 +16,7 @@ import msgspec
 from holdfast import Reply, ToolCall, Usage
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.fanout import Fanout, ModelResponse
+from holdfast.fanout import Fanout, FanoutSettings, ModelResponse
 from holdfast.stores.sqlite import SqliteStore
 
 MODELS = {f"p{number % 2}:m{number}": 2 + number for number in range(6)}
@@ -78,9 +78,14 @@ async def run_fanout(folder: Path, attempt: str, *, checkpoint: Path | None, dea
         store.kill_at("finish")
 
     fanout = Fanout(
-        "why?", models, workspace=folder / "work", max_concurrency=1 if death else 4, max_per_provider=3,
-        store=cast(CheckpointStore, store), checkpoint=checkpoint, on_complete=finish,
-    )  # fmt: skip
+        "why?",
+        models,
+        workspace=folder / "work",
+        store=cast(CheckpointStore, store),
+        checkpoint=checkpoint,
+        on_complete=finish,
+        settings=FanoutSettings(max_concurrency=1 if death else 4, max_per_provider=3),
+    )
     return await fanout.run()
 
 

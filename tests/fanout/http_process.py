@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.fanout import Fanout
+from holdfast.fanout import Fanout, FanoutSettings
 
 MODELS = ["openai-chat:gpt-4o", "openai-chat:gpt-4o-mini", "openai-chat:gpt-4.1"]
 
@@ -16,7 +16,7 @@ if __name__ == "__main__":
         "why?",
         MODELS,
         workspace=at / "work",
-        max_concurrency=1,
+        settings=FanoutSettings(max_concurrency=1),
         store=f"sqlite:{at / 'runs.db'}",
         checkpoint=at / "kept.json",
     )

@@ -71,7 +71,7 @@ def test_no_file_is_no_checkpoint_and_to_clear_it_again_is_fine(tmp_path: Path) 
         (b'{"version":99,"prompt":"x"}', "version is 99"),
         (
             b'{"version":1,"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"snapshots":[]}',
-            "snapshots are not those",
+            "snapshots do not match",
         ),
     ],
 )

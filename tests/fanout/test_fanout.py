@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,16 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, Phase, Reply, System, Usage, User, tool
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.core.errors import DefinitionError, InvalidRunId, ModelUnavailable
-from holdfast.fanout import Fanout, FanoutBusy, FanoutMismatch, ModelResponse, Variant, load
+from holdfast.fanout import (
+    Fanout,
+    FanoutBusy,
+    FanoutMismatch,
+    FanoutSettings,
+    ModelResponse,
+    SharedStore,
+    Variant,
+    load,
+)
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 
@@ -28,13 +38,19 @@ def texts(responses: Sequence[ModelResponse]) -> dict[str, str | None]:
     return {response.model_id: response.error or response.text for response in responses}
 
 
+#: The test runner handles SIGINT.
+NO_SIGNALS = FanoutSettings(handle_signals=False)
+
+
 def fanout(at: Path, models: Any, prompt: str = "why?", **options: Any) -> Fanout:
+    """A fan-out in this folder; `options` are parameters of `Fanout` or of its settings."""
+    settings = {name: options.pop(name) for name in list(options) if name in FanoutSettings.__slots__}
     return Fanout(
         prompt,
         models,
         store=f"sqlite:{at / 'runs.db'}",
         checkpoint=at / "checkpoint.json",
-        handle_signals=False,
+        settings=replace(NO_SIGNALS, **settings),
         **{"tools": [look], **options},
     )
 
@@ -304,7 +320,7 @@ async def test_the_store_can_keep_the_checkpoint(tmp_path: Path) -> None:
 
     def in_store() -> Fanout:
         return Fanout(
-            "why?", {"held": model}, tools=[look], store=f"sqlite:{tmp_path / 'runs.db'}", handle_signals=False
+            "why?", {"held": model}, tools=[look], store=f"sqlite:{tmp_path / 'runs.db'}", settings=NO_SIGNALS
         )
 
     await stop_when_reached(in_store(), model)
@@ -316,16 +332,16 @@ async def test_the_store_can_keep_the_checkpoint(tmp_path: Path) -> None:
 
 
 async def test_in_memory(tmp_path: Path) -> None:
-    responses = await Fanout("why?", {"a": ScriptedModel("x")}, store=MemoryStore(), handle_signals=False).run()
+    responses = await Fanout("why?", {"a": ScriptedModel("x")}, store=MemoryStore(), settings=NO_SIGNALS).run()
     assert texts(responses) == {"a": "x"}
 
 
-async def test_fanouts_share_a_store_and_the_last_one_closes_it(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "runs.db")
+async def test_fanouts_with_a_shared_store_leave_it_to_the_last_one_to_close_it(tmp_path: Path) -> None:
+    store = SharedStore(SqliteStore(tmp_path / "runs.db"))
 
     def sharing(name: str, model: Any) -> Fanout:
         at = tmp_path / f"{name}.json"
-        return Fanout("why?", {"a": model}, tools=[look], store=store, checkpoint=at, handle_signals=False)
+        return Fanout("why?", {"a": model}, tools=[look], store=store, checkpoint=at, settings=NO_SIGNALS)
 
     longer = held()
     running = asyncio.create_task(sharing("longer", longer).run())
@@ -365,7 +381,7 @@ async def test_the_checkpoint_stays_where_it_is_when_a_tool_changes_the_working_
         tools=[go],
         store=f"sqlite:{tmp_path / 'runs.db'}",
         checkpoint="c.json",
-        handle_signals=False,
+        settings=NO_SIGNALS,
     )
     assert texts(await fan.run()) == {"a": "done"}
     assert seen == [True]

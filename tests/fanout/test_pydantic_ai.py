@@ -9,7 +9,7 @@ from pydantic_ai import models
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast.fanout import Fanout, ProposedWrite
+from holdfast.fanout import Fanout, FanoutSettings, ProposedWrite
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ async def test_a_stopped_agent_goes_on_with_what_it_had_proposed(tmp_path: Path)
     def fanout() -> Fanout:
         return Fanout(
             "why?", {"p:agent": agent}, workspace=tmp_path / "work", store=f"sqlite:{tmp_path / 'runs.db'}",
-            checkpoint=tmp_path / "checkpoint.json", handle_signals=False,
+            checkpoint=tmp_path / "checkpoint.json", settings=FanoutSettings(handle_signals=False),
         )  # fmt: skip
 
     task = asyncio.create_task(fanout().run())

@@ -122,7 +122,7 @@ def test_what_has_ended_stays_ended_and_the_file_goes_with_the_last(tmp_path: Pa
 
 def test_a_model_that_is_not_among_them_is_refused(tmp_path: Path) -> None:
     saver = IncrementalSaver(tmp_path / "checkpoint.json", "why?", ["a"])
-    with pytest.raises(FanoutError, match="none of the models"):
+    with pytest.raises(FanoutError, match="not a model of this fan-out"):
         saver.update(partial("b", 1))
     saver.close()
     with pytest.raises(FanoutError, match="closed"):

@@ -18,7 +18,7 @@ from holdfast.compare.criteria import Check, check_response
 from holdfast.compare.preferences import Preference, append_preference
 from holdfast.compare.recipe import Recipe, Task
 from holdfast.compare.report import Report, build_report
-from holdfast.fanout import Fanout, ModelResponse, Variant, Workspace, load
+from holdfast.fanout import Fanout, FanoutSettings, ModelResponse, Variant, Workspace, load
 from holdfast.fanout.atomic_file import remove_file, write_atomically
 
 #: Beside the default store.
@@ -102,14 +102,16 @@ class Comparison:
                 instructions=self._recipe.instructions,
                 tools=self._tools,
                 workspace=self._workspace,
-                max_concurrency=self._recipe.limit,
-                max_per_provider=self._recipe.per_provider,
                 store=self._store,
                 checkpoint=kept.checkpoint_path,
-                retry_failed=self._retry_failed,
                 on_complete=finish,
-                handle_signals=False,
-                listener=listener,
+                settings=FanoutSettings(
+                    max_concurrency=self._recipe.limit,
+                    max_per_provider=self._recipe.per_provider,
+                    retry_failed=self._retry_failed,
+                    handle_signals=False,
+                    listener=listener,
+                ),
             )
         except ModuleNotFoundError as exc:
             raise CommandError(f'models by name need {exc.name}: pip install "holdfast[pydantic-ai]"') from exc

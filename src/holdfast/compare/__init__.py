@@ -1,1 +1,1 @@
-"""Comparisons of models: recipes, criteria, reports and preferences."""
+"""Comparisons of models on a fan-out: recipes, criteria, reports and preferences."""

@@ -1,4 +1,4 @@
-"""What a response has to achieve, and whether it does."""
+"""Success criteria, and their checks against a response."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,6 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -19,32 +18,33 @@ from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.snapshot import ModelResponse
 from holdfast.fanout.workspace import Workspace
 
-#: Of what a command printed, this much of the end is told.
+#: A check quotes this much of the end of a command's output.
 _MAX_OUTPUT_BYTES = 2000
 
 
 class Contains(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file has this text in it."""
+    """A file contains this text."""
 
     path: str
     text: str
 
 
 class Criterion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One of: a file is there, a file contains a text, a command succeeds.
+    """One of: a file exists, a file contains a text, a command succeeds.
 
-    The command runs in a copy of the work folder in which the writes are applied. That is code which a model wrote.
+    The command runs in a copy of the workspace with the response's writes applied. It may execute code that a model
+    wrote.
     """
 
     file_exists: str | None = None
     contains: Contains | None = None
     run: str | None = None
-    #: The command is killed, with all it has started, after so long.
+    #: Timeout of the command. Then its process group is killed.
     seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.file_exists, self.contains, self.run)) != 1:
-            raise ValueError("a criterion is one of file_exists, contains and run")
+            raise ValueError("a criterion has exactly one of file_exists, contains and run")
 
     def __str__(self) -> str:
         if self.contains is not None:
@@ -53,16 +53,16 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a response meets one criterion."""
+    """The check of one criterion."""
 
     criterion: str
     passed: bool
-    #: What a command that failed printed last, or why a file cannot be looked at.
+    #: The end of a failed command's output, or the error of a file.
     detail: str = ""
 
 
 async def check_response(response: ModelResponse, criteria: Sequence[Criterion], workspace: Path | str) -> list[Check]:
-    """Check a response against all criteria, without touching the folder."""
+    """Check a response against all criteria, without changing the workspace."""
     return await asyncio.to_thread(_check_criteria, response, criteria, Workspace(workspace))
 
 
@@ -84,24 +84,25 @@ def _check_criteria(response: ModelResponse, criteria: Sequence[Criterion], work
 
 
 def _check_file(criterion: Criterion, overlay: Overlay) -> Check:
-    wanted = criterion.contains
-    path = wanted.path if wanted is not None else criterion.file_exists or ""
+    contains = criterion.contains
+    path = contains.path if contains is not None else criterion.file_exists or ""
     if not overlay.exists(path):
-        return Check(criterion=str(criterion), passed=False, detail=f"there is no file {path}")
-    return Check(criterion=str(criterion), passed=wanted is None or wanted.text in overlay.read(path))
+        return Check(criterion=str(criterion), passed=False, detail=f"{path} does not exist")
+    return Check(criterion=str(criterion), passed=contains is None or contains.text in overlay.read(path))
 
 
 def _copy_workspace(workspace: Workspace, response: ModelResponse, stack: contextlib.ExitStack) -> Path:
-    """The folder with the writes applied, as long as the stack is open. Links in it lead where they did."""
+    """Copy the workspace and apply the writes. Keeps symbolic links. The stack removes the copy."""
     parent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True)))
     copy = parent / workspace.root.name
 
-    def ignored(at: str, names: list[str]) -> set[str]:
-        return {name for name in names if name == ".holdfast" or not _is_copyable(os.path.join(at, name))}
-
-    shutil.copytree(workspace.root, copy, symlinks=True, ignore=ignored)
+    shutil.copytree(workspace.root, copy, symlinks=True, ignore=_list_ignored)
     Workspace(copy).apply(response.proposed_writes)
     return copy
+
+
+def _list_ignored(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if name == ".holdfast" or not _is_copyable(os.path.join(folder, name))}
 
 
 def _is_copyable(path: str) -> bool:
@@ -110,8 +111,7 @@ def _is_copyable(path: str) -> bool:
 
 
 def _run_command(criterion: Criterion, folder: Path) -> Check:
-    limit = timedelta(seconds=criterion.seconds)
-    # Not a pipe: what the command leaves running could hold that open for ever.
+    # A file instead of a pipe: a background process of the command could keep a pipe open forever.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             ["/bin/sh", "-c", criterion.run or ""],
@@ -121,18 +121,18 @@ def _run_command(criterion: Criterion, folder: Path) -> Check:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        late = False
+        timed_out = False
         try:
-            process.wait(limit.total_seconds())
+            process.wait(criterion.seconds)
         except subprocess.TimeoutExpired:
-            late = True
+            timed_out = True
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(max(0, output.seek(0, os.SEEK_END) - _MAX_OUTPUT_BYTES))
-        told = output.read().decode(errors="replace")
-    if late:
-        told += f"\nkilled after {limit.total_seconds():g} s"
-    passed = not late and process.returncode == 0
-    return Check(criterion=str(criterion), passed=passed, detail="" if passed else told.strip())
+        text = output.read().decode(errors="replace")
+    if timed_out:
+        text += f"\nkilled after {criterion.seconds:g} s"
+    passed = not timed_out and process.returncode == 0
+    return Check(criterion=str(criterion), passed=passed, detail="" if passed else text.strip())

@@ -1,4 +1,4 @@
-"""A comparison written down: models, tools, tasks and criteria as front matter, the system prompt below it."""
+"""Recipe: a comparison in a Markdown file. Front matter: models, tools, tasks, criteria. Body: the system prompt."""
 
 import re
 from pathlib import Path
@@ -8,13 +8,17 @@ import msgspec
 from holdfast.batteries.definitions.markdown import from_markdown
 from holdfast.batteries.definitions.store import MalformedDefinition
 from holdfast.compare.criteria import Criterion
-from holdfast.fanout.errors import RecipeError
+from holdfast.errors import HoldfastError
 
 _TASK_NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{0,60}")
 
 
+class RecipeError(HoldfastError):
+    """A recipe cannot be read or is not valid."""
+
+
 class VariantSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A variant, as a recipe has it."""
+    """A variant in a recipe."""
 
     name: str
     instructions: str | None = None
@@ -22,29 +26,29 @@ class VariantSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that every model is asked."""
+    """One prompt for every model."""
 
     name: str
     prompt: str
-    #: Beside those of the whole recipe.
+    #: In addition to the criteria of the recipe.
     success: tuple[Criterion, ...] = ()
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is asked what, and what counts as success."""
+    """Models, tasks, and the criteria of success."""
 
     models: tuple[str, ...] = ()
-    #: Agents of your own, as MODULE:ATTR.
+    #: As MODULE:ATTR.
     agents: tuple[str, ...] = ()
     variants: tuple[VariantSpec, ...] = ()
-    #: `files`, for the tools of a work folder; or MODULE:ATTR, for tools of your own.
+    #: `files` for the tools of the workspace, or MODULE:ATTR.
     tools: tuple[str, ...] = ()
     tasks: tuple[Task, ...] = ()
-    #: For every task.
+    #: Criteria of every task.
     success: tuple[Criterion, ...] = ()
     limit: int = 16
     per_provider: int = 4
-    #: The system prompt: what stands below the front matter.
+    #: The system prompt: the body of the file.
     instructions: str = ""
 
     def __post_init__(self) -> None:
@@ -53,14 +57,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("two tasks have the same name")
         for name in names:
             if not _TASK_NAME_PATTERN.fullmatch(name):
-                raise ValueError(f"{name!r} is no name for a task: use letters, digits, dots and dashes")
+                raise ValueError(f"{name!r} is not a valid task name: use letters, digits, dots and dashes")
 
 
 def read_recipe(path: Path | str) -> Recipe:
-    """The recipe in a Markdown file.
+    """Read a recipe from a Markdown file.
 
     Raises:
-        RecipeError: it cannot be read or understood.
+        RecipeError: the file cannot be read, or is not a valid recipe.
     """
     try:
         return from_markdown(Path(path).read_text(), Recipe, "instructions")

@@ -1,4 +1,4 @@
-"""What became of a comparison, side by side: for people as a table, for programs as JSON."""
+"""The report of a comparison: a table for people, JSON for programs."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -10,11 +10,11 @@ from holdfast.fanout.snapshot import ModelResponse, ResponseStatus, Snapshot
 
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model."""
+    """The results of one model."""
 
     model_id: str
     status: ResponseStatus
-    #: Whether it meets all criteria. `None`: there are none, or it has not ended.
+    #: Whether the response meets all criteria. `None` without criteria, or if the model has not finished.
     passed: bool | None
     checks: list[Check]
     latency_ms: float
@@ -23,14 +23,14 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int
     cost_usd: float
     tool_calls: dict[str, int]
-    #: The paths of what it proposes to write.
+    #: Paths of the proposed writes, `+` written or `-` deleted.
     writes: list[str]
     text: str
     error: str | None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, many models."""
+    """The results of all models for one prompt."""
 
     prompt: str
     rows: list[ReportRow]
@@ -44,8 +44,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def build_report(
     prompt: str, responses: Sequence[ModelResponse], checks: Mapping[str, Sequence[Check]] | None = None
 ) -> Report:
-    """The report on `responses`, whose checks are given by model id."""
-    return Report(prompt=prompt, rows=[_build_row(each, (checks or {}).get(each.model_id, ())) for each in responses])
+    """Build the report on `responses`. `checks` are by model id."""
+    return Report(
+        prompt=prompt, rows=[_build_row(response, (checks or {}).get(response.model_id, ())) for response in responses]
+    )
 
 
 def _build_row(response: ModelResponse, checks: Sequence[Check]) -> ReportRow:
@@ -67,13 +69,13 @@ def _build_row(response: ModelResponse, checks: Sequence[Check]) -> ReportRow:
     )
 
 
-COLUMNS = ("model", "standing", "passed", "time", "in", "out", "reasoning", "cost", "tools", "writes")
+COLUMNS = ("model", "status", "passed", "time", "in", "out", "reasoning", "cost", "tools", "writes")
 #: The columns that hold numbers.
 NUMERIC_COLUMNS = ("time", "in", "out", "reasoning", "cost", "tools", "writes")
 
 
 def format_rows(report: Report) -> list[list[str]]:
-    """The rows under `COLUMNS`."""
+    """Return the rows of the table, in the order of `COLUMNS`."""
     return [
         [
             row.model_id,

@@ -1,4 +1,4 @@
-"""One prompt, many models, and nothing done twice."""
+"""One prompt to many models at the same time, each as a durable run."""
 
 from holdfast.fanout.cells import Variant
 from holdfast.fanout.checkpoint import FanoutCheckpoint, build, clear, load, save
@@ -13,6 +13,8 @@ from holdfast.fanout.errors import (
 from holdfast.fanout.fanout import Fanout
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.saver import IncrementalSaver, PendingFlush
+from holdfast.fanout.settings import FanoutSettings
+from holdfast.fanout.shared_store import SharedStore
 from holdfast.fanout.snapshot import ModelResponse, PartialResponse, ProposedWrite, Snapshot
 from holdfast.fanout.workspace import Workspace
 
@@ -23,6 +25,7 @@ __all__ = [
     "FanoutCheckpoint",
     "FanoutError",
     "FanoutMismatch",
+    "FanoutSettings",
     "IncrementalSaver",
     "ModelResponse",
     "Overlay",
@@ -30,6 +33,7 @@ __all__ = [
     "PathRefused",
     "PendingFlush",
     "ProposedWrite",
+    "SharedStore",
     "Snapshot",
     "Variant",
     "Workspace",

@@ -1,4 +1,4 @@
-"""Replacing a small file so that the old one or the new one is there, whatever happens."""
+"""Atomic replacement of a small file: write to a temporary file, fsync, rename."""
 
 import contextlib
 import os
@@ -7,15 +7,15 @@ import secrets
 import time
 from pathlib import Path
 
-#: No write takes so long: a temporary file older than this was left by a process that died.
+#: No write takes this long: an older temporary file was left by a process that died.
 _STALE_TEMP_SECONDS = 60.0
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` in place of the file. Survives a power cut once this returns.
+    """Replace the content of the file. Once this returns it survives a power cut.
 
     Raises:
-        OSError: it could not be done. What was there before is there still.
+        OSError: the file could not be written. Its old content is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
@@ -37,7 +37,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """The file is gone, and what unfinished writes of it left. Fine if it was not there."""
+    """Remove the file and the temporary files of unfinished writes. The file need not exist."""
     path.unlink(missing_ok=True)
     if path.parent.is_dir():
         remove_stale_temp_files(path, older_than=0.0)
@@ -45,17 +45,17 @@ def remove_file(path: Path) -> None:
 
 
 def remove_stale_temp_files(path: Path, *, older_than: float = _STALE_TEMP_SECONDS) -> None:
-    """Remove what processes that died while they wrote `path` have left."""
-    # Not those of `path.json`, which may be written right now.
+    """Remove temporary files of processes that died while they wrote `path`."""
+    # The exact pattern spares the temporary files of `path.json`, which another process may be writing.
     unfinished = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.tmp")
-    for left in path.parent.glob(".*.tmp"):
+    for temporary in path.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):
-            if unfinished.fullmatch(left.name) and time.time() - left.stat().st_mtime >= older_than:
-                left.unlink()
+            if unfinished.fullmatch(temporary.name) and time.time() - temporary.stat().st_mtime >= older_than:
+                temporary.unlink()
 
 
 def fsync_dir(folder: Path) -> None:
-    """The names in the folder are what they are now, after a power cut too."""
+    """Make the current names in the folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""From models and variants to the cells of a fan-out, each of which is an agent of its own."""
+"""The cells of a fan-out: one agent for each model, or for each pair of a model and a variant."""
 
 import hashlib
 import re
@@ -12,26 +12,26 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.info import RunInfo
 from holdfast.core.tool import Tool
 
-#: A model callable, an agent of holdfast's or pydantic-ai's, or the name of a model such as `openai:gpt-5`.
+#: A model callable, an agent of holdfast or pydantic-ai, or the name of a model such as `openai:gpt-5`.
 ModelSpec = Any
-#: By id; or agents and names of models, which have ids already.
+#: By id; or agents and names of models, whose names are the ids.
 ModelSpecs = Mapping[str, ModelSpec] | Sequence[ModelSpec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A lens: the same question put another way."""
+    """A variant of the question that every model gets."""
 
     name: str
-    #: In place of the agent's own. `None`: those stay.
+    #: Replaces the agent's instructions, unless it is `None`.
     instructions: str | None = None
-    #: Said before the prompt.
+    #: Precedes the prompt.
     prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSettings:
-    """What every cell is given."""
+    """Settings that all cells share."""
 
     instructions: str = ""
     #: For models; an agent has its own.
@@ -42,7 +42,7 @@ class CellSettings:
 
 
 class CellAgent:
-    """An agent under the name of its cell, so that no other App takes its runs for those of an agent of its own."""
+    """An agent under the name of its cell, so that no other App claims its runs."""
 
     def __init__(self, name: str, inner: AgentSource, instructions: str | None, tools: Sequence[Tool]) -> None:
         self.name = name
@@ -62,14 +62,14 @@ class CellAgent:
     def _check(self, agent: Agent) -> None:
         if self._tools and (agent.phases or agent.compact is not None):
             raise DefinitionError(
-                f"agent {agent.name}: what an agent with phases or compaction has proposed cannot be known after a "
-                "crash: leave those out, or give the fan-out no folder"
+                f"agent {agent.name}: the proposed writes of an agent with phases or compaction cannot be restored "
+                "after a crash: remove those, or use no workspace"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One model, or one model through one lens."""
+    """One model, or one pair of a model and a variant."""
 
     id: str
     provider: str
@@ -81,7 +81,7 @@ class Cell:
 
 
 def make_cell_run_id(cell_id: str, fanout_id: str) -> str:
-    """The id of a cell's run: the same whenever the fan-out is resumed."""
+    """Return the id of a cell's run. It stays the same when the fan-out is resumed."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", cell_id)[:60]
     return f"{fanout_id}:{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:8]}"
 
@@ -89,18 +89,22 @@ def make_cell_run_id(cell_id: str, fanout_id: str) -> str:
 def build_cells(
     models: ModelSpecs, variants: Sequence[Variant], prompt: str, settings: CellSettings
 ) -> tuple[Cell, ...]:
-    """Every model through every lens, model by model.
+    """Build a cell for every model and every variant, model by model.
 
     Raises:
-        DefinitionError: there are none, two have the same id, or something is no model.
+        DefinitionError: there are no models, two have the same id, or something is not a model.
     """
-    named = models if isinstance(models, Mapping) else _index_by_name(models)
-    lenses: Sequence[Variant | None] = list(variants) or [None]
-    if len({lens.name for lens in variants}) < len(variants):
+    by_id = models if isinstance(models, Mapping) else _index_by_name(models)
+    columns: Sequence[Variant | None] = list(variants) or [None]
+    if len({variant.name for variant in variants}) < len(variants):
         raise DefinitionError("two variants have the same name")
-    if not named:
+    if not by_id:
         raise DefinitionError("a fan-out needs at least one model")
-    cells = [_build_cell(model, subject, lens, prompt, settings) for model, subject in named.items() for lens in lenses]
+    cells = [
+        _build_cell(model_id, model, variant, prompt, settings)
+        for model_id, model in by_id.items()
+        for variant in columns
+    ]
     for cell_id, count in Counter(cell.id for cell in cells).items():
         if count > 1:
             raise DefinitionError(f"two cells have the id {cell_id!r}: choose other names for models or variants")
@@ -108,15 +112,15 @@ def build_cells(
 
 
 def _index_by_name(models: Sequence[ModelSpec]) -> dict[str, ModelSpec]:
-    named: dict[str, ModelSpec] = {}
-    for subject in models:
-        name = subject if isinstance(subject, str) else getattr(subject, "name", None)
+    by_name: dict[str, ModelSpec] = {}
+    for model in models:
+        name = model if isinstance(model, str) else getattr(model, "name", None)
         if not isinstance(name, str) or not name:
-            raise DefinitionError(f"{subject!r:.80} has no name: give the models as a mapping from ids")
-        if name in named:
+            raise DefinitionError(f"{model!r:.80} has no name: give the models as a mapping from ids")
+        if name in by_name:
             raise DefinitionError(f"two models are named {name!r}: give them as a mapping from ids")
-        named[name] = subject
-    return named
+        by_name[name] = model
+    return by_name
 
 
 def _build_cell(model_id: str, model: ModelSpec, variant: Variant | None, prompt: str, settings: CellSettings) -> Cell:
@@ -135,8 +139,8 @@ def _build_source(model: ModelSpec, cell_id: str, settings: CellSettings) -> Age
         source: AgentSource = model
         return source
     bounds = settings.bounds or Bounds()
-    from_elsewhere = any(kind.__module__.partition(".")[0] == "pydantic_ai" for kind in type(model).__mro__)
-    if isinstance(model, str) or from_elsewhere:
+    is_pydantic_ai = any(kind.__module__.partition(".")[0] == "pydantic_ai" for kind in type(model).__mro__)
+    if isinstance(model, str) or is_pydantic_ai:
         from holdfast.adapters.pydantic_ai import durable
 
         agent = durable(model, name=cell_id, bounds=bounds, stream=isinstance(model, str))

@@ -1,4 +1,4 @@
-"""The checkpoint of a whole fan-out: one small JSON document with a snapshot for each model."""
+"""The checkpoint of a fan-out: one small JSON document with a snapshot for each model."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -14,15 +14,15 @@ VERSION = 1
 
 
 class FanoutCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes to go on with a fan-out, beside the runs of its models."""
+    """The state of a fan-out. Together with the runs of its models it is enough to resume."""
 
     version: int = VERSION
-    #: The runs of the models have ids that begin with this.
+    #: Prefix of the models' run ids.
     fanout_id: str = ""
     prompt: str
-    #: When the fan-out began.
+    #: When the fan-out started.
     timestamp: datetime
-    #: The models in the order in which they were given.
+    #: In the order in which the models were given.
     adapter_ids: tuple[str, ...]
     verbose: bool = False
     #: In the order of the adapter ids.
@@ -41,9 +41,9 @@ def build(
     fanout_id: str = "",
     timestamp: datetime | None = None,
 ) -> FanoutCheckpoint | None:
-    """The checkpoint of a fan-out that stands so; `None` if nothing is interrupted.
+    """Return the checkpoint of these snapshots, or `None` if none is interrupted.
 
-    A model without a snapshot has not begun, which counts as interrupted.
+    A model without a snapshot has not started, which counts as interrupted.
     """
     known = {snapshot.model_id: snapshot for snapshot in snapshots}
     ordered = tuple(known.get(model) or Snapshot(model_id=model, interrupted=True) for model in adapter_ids)
@@ -60,19 +60,19 @@ def build(
 
 
 def save(path: Path | str, checkpoint: FanoutCheckpoint) -> None:
-    """Write the checkpoint, atomically; it survives a power cut once this returns.
+    """Write the checkpoint atomically. Once this returns it survives a power cut.
 
     Raises:
-        OSError: it could not be written. What was there before is there still.
+        OSError: the checkpoint could not be written. The previous one is unchanged.
     """
     atomic_file.write_atomically(Path(path), msgspec.json.encode(checkpoint))
 
 
 def load(path: Path | str) -> FanoutCheckpoint | None:
-    """The checkpoint that is kept there; `None` if there is none.
+    """Return the checkpoint in this file, or `None` if the file does not exist.
 
     Raises:
-        CorruptCheckpoint: what is there is no checkpoint that this code can read. It was left as it is.
+        CorruptCheckpoint: the file is not a checkpoint that this version can read. It was not changed.
     """
     try:
         data = Path(path).read_bytes()
@@ -84,7 +84,7 @@ def load(path: Path | str) -> FanoutCheckpoint | None:
 
 
 def clear(path: Path | str) -> None:
-    """Remove the checkpoint. Fine if there is none."""
+    """Remove the checkpoint, if there is one."""
     atomic_file.remove_file(Path(path))
 
 
@@ -93,18 +93,18 @@ class _VersionHeader(msgspec.Struct):
 
 
 def decode(data: bytes | msgspec.Raw, location: str) -> FanoutCheckpoint:
-    """The checkpoint in `data`.
+    """Decode the checkpoint in `data`.
 
     Raises:
-        CorruptCheckpoint: it is none, or one that a newer holdfast wrote.
+        CorruptCheckpoint: `data` is not a checkpoint, or a newer holdfast wrote it.
     """
     try:
         version = msgspec.json.decode(data, type=_VersionHeader).version
         if version != VERSION:
-            raise CorruptCheckpoint(location, f"its version is {version}, this holdfast knows {VERSION}")
+            raise CorruptCheckpoint(location, f"its version is {version}, this holdfast reads {VERSION}")
         checkpoint = msgspec.json.decode(data, type=FanoutCheckpoint)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise CorruptCheckpoint(location, str(exc)) from exc
     if [each.model_id for each in checkpoint.snapshots] != list(checkpoint.adapter_ids):
-        raise CorruptCheckpoint(location, "its snapshots are not those of its models")
+        raise CorruptCheckpoint(location, "its snapshots do not match its models")
     return checkpoint

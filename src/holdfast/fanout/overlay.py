@@ -1,10 +1,9 @@
-"""The files of a work folder as one model sees them: its own proposed writes over what is on disk."""
+"""Overlay: the files of a workspace as one model sees them, with its proposed writes over the files on disk."""
 
 import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatch
-from typing import Any
 
 import msgspec
 
@@ -13,23 +12,24 @@ from holdfast.fanout.errors import PathRefused, WorkspaceChanged
 from holdfast.fanout.snapshot import ProposedWrite
 from holdfast.fanout.workspace import Workspace
 
-#: A search gives no more lines than this.
+#: Limit of lines that a search returns.
 MAX_MATCHES = 200
 _MAX_LINE_LENGTH = 300
+_WRITE_TOOLS = ("write_file", "edit_file", "delete_file")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tool that proposes a write tells its model. With the call's arguments it is enough to do it again."""
+    """The result of a tool that proposes a write. Together with the call's arguments it is enough for a replay."""
 
     path: str
-    #: Counted over all changes of this model: calls of one turn may be made in any order.
+    #: Number of the change. It gives the order: the calls of one step may be executed in any order.
     change: int
-    #: Of what the file holds now.
+    #: Of the file's new content.
     crc32: int = 0
 
 
 class Overlay:
-    """The proposed writes of one model. Nothing here touches the disk. Safe to use from several threads."""
+    """The proposed writes of one model. Writes nothing to disk. Thread-safe."""
 
     def __init__(self, workspace: Workspace, writes: Iterable[ProposedWrite] = ()) -> None:
         self._workspace = workspace
@@ -39,17 +39,18 @@ class Overlay:
 
     @property
     def writes(self) -> tuple[ProposedWrite, ...]:
-        """What is proposed, by path."""
+        """The proposed writes, sorted by path."""
         with self._lock:
             return tuple(self._writes[path] for path in sorted(self._writes))
 
-    # -- as tools see it ----------------------------------------------------------------------------------------
+    # -- for the tools ------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> str:
-        """The text of a file.
+        """Return the text of a file.
 
         Raises:
-            FileNotFoundError: there is none. PathRefused: it is outside of the folder, or no text.
+            FileNotFoundError: the file does not exist.
+            PathRefused: the path leads out of the workspace, or the file is not text.
         """
         key = self._workspace.resolve(path)
         text = self._read_text(key)
@@ -58,19 +59,19 @@ class Overlay:
         return text
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file, text or not.
+        """Return whether the file exists, text or not.
 
         Raises:
-            PathRefused: it is outside of the folder.
+            PathRefused: the path leads out of the workspace.
         """
         with self._lock:
             return self._is_file(self._workspace.resolve(path))
 
     def write(self, path: str, content: str) -> Change:
-        """Propose that the file holds `content`.
+        """Propose `content` as the file's content.
 
         Raises:
-            PathRefused: there can be no such file.
+            PathRefused: no file can have this path.
         """
         with self._lock:
             key = self._workspace.resolve(path)
@@ -78,23 +79,24 @@ class Overlay:
             return self._propose(ProposedWrite(path=key, content=content))
 
     def edit(self, path: str, old: str, new: str) -> Change:
-        """Propose that `new` stands in place of `old`, which has to be there exactly once.
+        """Propose to replace `old` by `new`.
 
         Raises:
-            FileNotFoundError: there is no such file. ValueError: `old` is not there, or more than once.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file does not contain `old` exactly once.
         """
         with self._lock:
             text = self.read(path)
             count = text.count(old) if old else 0
             if count != 1:
-                raise ValueError(f"the old text is {count} times in {path}: give text that is there exactly once")
+                raise ValueError(f"{path} contains the old text {count} times: give text that it contains exactly once")
             return self._propose(ProposedWrite(path=self._workspace.resolve(path), content=text.replace(old, new)))
 
     def delete(self, path: str) -> Change:
-        """Propose that the file goes.
+        """Propose to delete the file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
         with self._lock:
             key = self._workspace.resolve(path)
@@ -103,7 +105,7 @@ class Overlay:
             return self._propose(ProposedWrite(path=key, delete=True))
 
     def search(self, text: str, glob: str = "*") -> list[str]:
-        """The lines that hold `text`, as `path:line: text`, in files whose path fits `glob`."""
+        """Return the lines that contain `text`, as `path:line: text`, in files whose path matches `glob`."""
         with self._lock:
             writes = dict(self._writes)
         keys = {*self._workspace.files(), *(key for key, write in writes.items() if not write.delete)}
@@ -112,7 +114,7 @@ class Overlay:
             try:
                 content = self._read_text(key) or ""
             except PathRefused:
-                continue  # no text: there is nothing to be found in it
+                continue  # not text
             for number, line in enumerate(content.splitlines(), 1):
                 if text in line:
                     found.append(f"{key}:{number}: {line.strip()[:_MAX_LINE_LENGTH]}")
@@ -132,15 +134,15 @@ class Overlay:
         return self._workspace.kind(key) == "file" if write is None else not write.delete
 
     def _check_writable(self, key: str) -> None:
-        """A file cannot be where a folder is, nor below another file."""
+        """Raise if `key` is a folder or below a file."""
         below = any(other.startswith(f"{key}/") and not write.delete for other, write in self._writes.items())
         if below or self._workspace.kind(key) in ("folder", "other"):
-            raise PathRefused(f"{key} is a folder: a file cannot be written there")
+            raise PathRefused(f"{key} is a folder: it cannot be written")
         parts = key.split("/")
         for end in range(1, len(parts)):
-            above = "/".join(parts[:end])
-            if self._is_file(above) or self._workspace.kind(above) == "other":
-                raise PathRefused(f"{above} is a file: nothing can be written below it")
+            parent = "/".join(parts[:end])
+            if self._is_file(parent) or self._workspace.kind(parent) == "other":
+                raise PathRefused(f"{parent} is a file: nothing can be written below it")
 
     def _propose(self, write: ProposedWrite) -> Change:
         self._writes[write.path] = write
@@ -150,46 +152,48 @@ class Overlay:
     # -- after a crash ------------------------------------------------------------------------------------------
 
     def replay(self, calls: Iterable[FinishedCall]) -> None:
-        """Propose again what these calls did, in the order in which they did it.
+        """Propose the writes of these calls again, in their order.
 
         Raises:
-            WorkspaceChanged: a file was changed on disk since, and an edit of it cannot be repeated.
+            WorkspaceChanged: a file changed on disk, so an edit of it cannot be repeated.
         """
-        done = [(_parse_change(call), call) for call in calls if call.tool in _REPLAY_BY_TOOL and not call.error]
-        for change, call in sorted(((each, call) for each, call in done if each), key=lambda pair: pair[0].change):
+        changes = [(change, call) for call in calls if not call.error and (change := _parse_change(call))]
+        for change, call in sorted(changes, key=_change_number):
             try:
-                again = ProposedWrite(path=change.path, **_REPLAY_BY_TOOL[call.tool](self, change.path, call.arguments))
+                write = self._repeat(change.path, call)
             except (ValueError, PathRefused) as exc:
                 raise _make_changed_error(change.path) from exc
-            if zlib.crc32(again.content.encode()) != change.crc32:
+            if zlib.crc32(write.content.encode()) != change.crc32:
                 raise _make_changed_error(change.path)
             with self._lock:
-                self._writes[again.path] = again
+                self._writes[write.path] = write
                 self._change_count = max(self._change_count, change.change)
 
-    def _apply_edit(self, key: str, arguments: Mapping[str, Any]) -> str:
+    def _repeat(self, key: str, call: FinishedCall) -> ProposedWrite:
+        if call.tool == "delete_file":
+            return ProposedWrite(path=key, delete=True)
+        if call.tool == "write_file":
+            return ProposedWrite(path=key, content=call.arguments["content"])
         text = self._read_text(key)
-        if text is None or text.count(arguments["old"]) != 1:
+        if text is None or text.count(call.arguments["old"]) != 1:
             raise ValueError(key)
-        return text.replace(arguments["old"], arguments["new"])
+        return ProposedWrite(path=key, content=text.replace(call.arguments["old"], call.arguments["new"]))
 
 
-#: What a call of each tool proposed, once more.
-_REPLAY_BY_TOOL: dict[str, Any] = {
-    "write_file": lambda overlay, key, arguments: {"content": arguments["content"]},
-    "edit_file": lambda overlay, key, arguments: {"content": overlay._apply_edit(key, arguments)},
-    "delete_file": lambda overlay, key, arguments: {"delete": True},
-}
+def _change_number(pair: tuple[Change, FinishedCall]) -> int:
+    return pair[0].change
 
 
 def _parse_change(call: FinishedCall) -> Change | None:
+    if call.tool not in _WRITE_TOOLS:
+        return None
     try:
         return msgspec.convert(call.content, Change)
     except msgspec.ValidationError:
-        return None  # it is not ours: a tool of the agent's own has the same name
+        return None  # the agent has its own tool of this name
 
 
 def _make_changed_error(key: str) -> WorkspaceChanged:
     return WorkspaceChanged(
-        f"{key} was changed on disk since a model proposed to edit it: that model has to begin anew"
+        f"{key} was changed on disk since a model proposed to edit it: that model has to start over"
     )

@@ -1,7 +1,7 @@
-"""Looks on while the cells of a fan-out run: reports each finished turn, and keeps each cell's proposed writes."""
+"""Records the progress of each cell: text, tool calls and proposed writes, reported to the saver after every step."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,6 @@ from holdfast.core.ports import Recorder, RunEvent, RunListener
 from holdfast.core.state import RunState
 from holdfast.core.tool_context import ToolContext
 from holdfast.fanout.cells import Cell
-from holdfast.fanout.errors import FanoutError
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.saver import IncrementalSaver
 from holdfast.fanout.snapshot import PartialResponse, ProposedWrite, Snapshot
@@ -21,64 +20,65 @@ from holdfast.fanout.workspace import Workspace
 
 
 class ProgressRecorder:
-    """The audit and the delivery of a fan-out's runs."""
+    """The audit and the listener of a fan-out's runs."""
 
-    def __init__(self, cells: Mapping[str, Cell], workspace: Workspace | None, listener: RunListener | None) -> None:
-        """Look on.
+    def __init__(
+        self,
+        cells: Iterable[Cell],
+        saver: IncrementalSaver,
+        workspace: Workspace | None,
+        overlays: dict[str, Overlay],
+        listener: RunListener | None,
+    ) -> None:
+        """Record the progress of `cells`.
 
         Args:
-            cells: by run id.
+            overlays: receives the overlay of each run, by run id. The file tools read it.
+            listener: receives every call that this listener gets.
         """
-        self._cells, self._workspace, self._listener = cells, workspace, listener
-        self._recorders: dict[str, CellRecorder] = {}
-        self._saver: IncrementalSaver | None = None
-        self._previous_snapshots: dict[str, Snapshot] = {}
-
-    def attach_saver(self, saver: IncrementalSaver) -> None:
-        self._saver = saver
+        self._saver, self._workspace, self._overlays, self._listener = saver, workspace, overlays, listener
+        self._cells = {cell.run_id(saver.fanout_id): cell for cell in cells}
         self._previous_snapshots = {snapshot.model_id: snapshot for snapshot in saver.snapshots}
-
-    def overlay(self, run_id: str) -> Overlay:
-        """The proposed writes of a run."""
-        record = self._recorders.get(run_id)
-        if record is None or record.overlay is None:
-            raise FanoutError(f"run {run_id} is none of a fan-out with a folder")
-        return record.overlay
+        self._recorders: dict[str, CellRecorder] = {}
 
     def get_recorder(self, run_id: str) -> "CellRecorder | None":
-        """What was seen of a run that was driven here."""
+        """Return the recorder of a run that was executed in this process."""
         return self._recorders.get(run_id)
 
-    # -- the audit ----------------------------------------------------------------------------------------------
+    # -- audit --------------------------------------------------------------------------------------------------
 
     def begin(self, info: RunInfo, state: RunState) -> Recorder:
-        """Look on at one run. What it had proposed is read from its saved history.
+        """Start the recorder of one run.
 
         Raises:
-            WorkspaceChanged: that cannot be known any more.
+            WorkspaceChanged: the run's proposed writes cannot be restored.
         """
         cell = self._cells.get(info.run_id)
         if cell is None:
-            return NullRecorder()  # a run that a cell has started
-        record = self._recorders[info.run_id] = self.restore_recorder(cell, state)
-        return record
+            return NullRecorder()  # a child run
+        recorder = self._recorders[info.run_id] = self.restore_recorder(cell, state)
+        if recorder.overlay is not None:
+            self._overlays[info.run_id] = recorder.overlay
+        return recorder
 
     def restore_recorder(self, cell: Cell, state: RunState) -> "CellRecorder":
-        """What a run in this state has done so far. Raises as `begin` does."""
-        assert self._saver is not None, "nothing runs before it can be reported"
-        calls = get_loop(cell.agent).finished_calls(state.history, state.results)
-        record = CellRecorder(cell, state, self._saver, self._previous_snapshots[cell.id], calls)
-        if self._workspace is not None:
-            record.overlay = Overlay(self._workspace)
-            record.overlay.replay(calls)
-        return record
+        """Return a recorder with the tool calls and proposed writes of `state`.
 
-    # -- the delivery -------------------------------------------------------------------------------------------
+        Raises:
+            WorkspaceChanged: as for `begin`.
+        """
+        calls = get_loop(cell.agent).finished_calls(state.history, state.results)
+        overlay = Overlay(self._workspace) if self._workspace is not None else None
+        if overlay is not None:
+            overlay.replay(calls)
+        return CellRecorder(cell, state, self._saver, self._previous_snapshots[cell.id], calls, overlay)
+
+    # -- listener -----------------------------------------------------------------------------------------------
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        record = self._recorders.get(info.run_id)
-        if record is not None and event.kind == "reply" and event.text:
-            record.text = event.text
+        recorder = self._recorders.get(info.run_id)
+        if recorder is not None and event.kind == "reply" and event.text:
+            recorder.text = event.text
         if self._listener is not None:
             await self._listener.on_event(info, event)
 
@@ -106,15 +106,21 @@ class NullRecorder:
 
 
 class CellRecorder(NullRecorder):
-    """What is known of one cell while it runs. Each finished turn is reported to the saver."""
+    """The progress of one cell. Reports each finished step to the saver."""
 
     def __init__(
-        self, cell: Cell, state: RunState, saver: IncrementalSaver, previous: Snapshot, calls: Sequence[FinishedCall]
+        self,
+        cell: Cell,
+        state: RunState,
+        saver: IncrementalSaver,
+        previous: Snapshot,
+        calls: Sequence[FinishedCall],
+        overlay: Overlay | None,
     ) -> None:
         self._cell, self._state, self._saver = cell, state, saver
         self.text = previous.text
-        self.overlay: Overlay | None = None
-        #: Of phases that are over, and of what was compacted, the checkpoint knows more than the conversation does.
+        self.overlay = overlay
+        #: The history lacks the calls of finished phases and of compacted messages; the checkpoint has counted them.
         self.tool_calls = Counter(previous.tool_calls) | Counter(call.tool for call in calls)
 
     @property
@@ -128,16 +134,16 @@ class CellRecorder(NullRecorder):
         self._saver.update(self.make_partial_response())
 
     def make_partial_response(self, error: str | None = None) -> PartialResponse:
-        """The response so far."""
-        used = self._state.usage
+        """Return the response so far."""
+        usage = self._state.usage
         return PartialResponse(
             model_id=self._cell.id,
             text=self.text,
             latency_ms=to_milliseconds(self._state.elapsed),
-            input_tokens=used.input_tokens,
-            output_tokens=used.output_tokens,
-            reasoning_tokens=used.reasoning_tokens,
-            cost_usd=used.cost_usd,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            cost_usd=usage.cost_usd,
             proposed_writes=self.proposed_writes,
             tool_calls=dict(self.tool_calls),
             error=error,

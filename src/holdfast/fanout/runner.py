@@ -1,14 +1,7 @@
-"""A store that several fan-outs of one process use is open until the last of them has ended.
-
-Brings one cell of a fan-out after the other to its end.
-"""
+"""Executes the cells of a fan-out, within its concurrency limits."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
 
 import msgspec
 
@@ -23,86 +16,34 @@ from holdfast.fanout.cells import Cell
 from holdfast.fanout.errors import WorkspaceChanged
 from holdfast.fanout.progress import ProgressRecorder, to_milliseconds
 from holdfast.fanout.saver import IncrementalSaver
+from holdfast.fanout.settings import FanoutSettings
 from holdfast.fanout.snapshot import ModelResponse
-
-
-@dataclass(slots=True)
-class _StoreUse:
-    users: int = 0
-    is_open: bool = False
-    #: Held while the store is opened or closed.
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-#: Of the stores that are in use now, by the id of the object.
-_STORE_USES: dict[int, _StoreUse] = {}
-
-
-@asynccontextmanager
-async def open_store(store: CheckpointStore) -> AsyncIterator[None]:
-    """The store is open meanwhile. The first to come opens it, the last to leave closes it."""
-    use = _STORE_USES.setdefault(id(store), _StoreUse())
-    use.users += 1
-    try:
-        async with use.lock:
-            if not use.is_open:
-                await store.open()
-                use.is_open = True
-        yield
-    finally:
-        use.users -= 1
-        try:
-            async with use.lock:
-                if use.is_open and not use.users:
-                    use.is_open = False
-                    await store.close()
-        finally:
-            if not use.users:
-                _STORE_USES.pop(id(store), None)
-
 
 log = logging.getLogger("holdfast.fanout")
 
 #: Past every entry: loads the record alone.
 _RECORD_ONLY = 2**62
 
-#: The cell's run is not over when it stops with one of these.
+#: A cell's run that stops with one of these can be resumed.
 _RESUMABLE_ERRORS = (RunInterrupted, RunParked, RunLost, CheckpointError)
 
 
 class ConcurrencyLimits:
-    """How many may run at once: in all, and of each provider."""
+    """Semaphores for all cells and for the cells of each provider."""
 
-    def __init__(self, max_concurrency: int, max_per_provider: int | Mapping[str, int]) -> None:
-        self.total = asyncio.Semaphore(max_concurrency)
-        self._max_concurrency, self._max_per_provider = max_concurrency, max_per_provider
+    def __init__(self, settings: FanoutSettings) -> None:
+        self.total = asyncio.Semaphore(settings.max_concurrency)
+        self._settings = settings
         self._providers: dict[str, asyncio.Semaphore] = {}
 
     def for_provider(self, provider: str) -> asyncio.Semaphore:
-        given = self._max_per_provider
-        limit = given if isinstance(given, int) else given.get(provider, self._max_concurrency)
+        given = self._settings.max_per_provider
+        limit = given if isinstance(given, int) else given.get(provider, self._settings.max_concurrency)
         return self._providers.setdefault(provider, asyncio.Semaphore(limit))
 
 
-class NonClosingStore:
-    """A store that stays open when the App that was given it closes: the checkpoint of the whole may be in it, too."""
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
-
-    def as_store(self) -> CheckpointStore:
-        return cast(CheckpointStore, self)
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
 class CellRunner:
-    """Drives cells with an App."""
+    """Executes cells with an App and reports their responses to the saver."""
 
     def __init__(
         self,
@@ -110,14 +51,19 @@ class CellRunner:
         store: CheckpointStore,
         recorder: ProgressRecorder,
         saver: IncrementalSaver,
-        *,
-        retry_failed: bool,
+        settings: FanoutSettings,
     ) -> None:
         self._app, self._store, self._recorder, self._saver = app, store, recorder, saver
-        self._retry_failed = retry_failed
+        self._retry_failed = settings.retry_failed
+        self._limits = ConcurrencyLimits(settings)
 
     async def run(self, cell: Cell) -> None:
-        """Bring the cell to its end, that into the checkpoint, and only then forget the cell's run."""
+        """Execute the cell as soon as the limits permit."""
+        # The provider's slot first: a cell that waits for its provider must not hold one of the slots for all.
+        async with self._limits.for_provider(cell.provider), self._limits.total:
+            await self._run(cell)
+
+    async def _run(self, cell: Cell) -> None:
         run_id = cell.run_id(self._saver.fanout_id)
         try:
             error = await self._execute(cell, run_id)
@@ -125,7 +71,7 @@ class CellRunner:
         except _RESUMABLE_ERRORS as exc:
             await self._save_interrupted(cell, run_id, exc)
             return
-        # A run that failed stays until every cell has ended: it can be gone on with.
+        # Remove the run only when the checkpoint has the response. A failed run stays: retry_failed may resume it.
         if await self._saver.mark_completed(response) and response.ok:
             try:
                 await self._store.remove(run_id)
@@ -133,7 +79,7 @@ class CellRunner:
                 log.warning("run %s will be removed with the others: %s", run_id, exc)
 
     async def _execute(self, cell: Cell, run_id: str) -> Exception | None:
-        """Drive the cell's run to its end; what it failed with, if it did."""
+        """Execute the cell's run. Return the error it failed with."""
         try:
             labels = {"fanout": self._saver.fanout_id, "cell": cell.id}
             await self._app.submit(cell.agent.name, cell.prompt, run_id=run_id, labels=labels)
@@ -144,20 +90,19 @@ class CellRunner:
                 await self._app.run(cell.agent.name, cell.prompt, run_id=run_id, on_cancel="interrupt")
         except _RESUMABLE_ERRORS:
             raise
-        except Exception as exc:  # the model's or a tool's own: this cell has failed, the others go on
+        except Exception as exc:  # the model's or a tool's own error: this cell has failed, the others continue
             return exc
         return None
 
     async def _save_interrupted(self, cell: Cell, run_id: str, error: Exception) -> None:
-        """The cell goes on when the fan-out is resumed."""
-        record = self._recorder.get_recorder(run_id)
+        recorder = self._recorder.get_recorder(run_id)
         known = next(snapshot for snapshot in self._saver.snapshots if snapshot.model_id == cell.id)
-        partial = record.make_partial_response() if record is not None else known.to_partial()
-        why = None if isinstance(error, Shutdown) else format_error(error)
-        await self._saver.update(msgspec.structs.replace(partial, error=why))
+        partial = recorder.make_partial_response() if recorder is not None else known.to_partial()
+        reason = None if isinstance(error, Shutdown) else format_error(error)
+        await self._saver.update(msgspec.structs.replace(partial, error=reason))
 
     async def _load_response(self, cell: Cell, run_id: str, error: Exception | None) -> ModelResponse:
-        """The response of a cell whose run is over, from what the store has of it."""
+        """Return the response of a cell whose run is terminal, as the store has it."""
         try:
             stored = await self._store.load(run_id)
         except RunNotFound:
@@ -165,37 +110,38 @@ class CellRunner:
                 raise
             return ModelResponse(model_id=cell.id, error=format_error(error))
         if not stored.record.is_terminal:
-            raise SaveFailed(f"the end of run {run_id} could not be stored")
+            raise SaveFailed(f"the outcome of run {run_id} could not be stored")
         return self._build_response(cell, read_checkpoint(stored, get_loop(cell.agent).codec), error)
 
-    def _build_response(self, cell: Cell, end: Checkpoint, error: Exception | None) -> ModelResponse:
-        failed = end.outcome.error if end.outcome is not None else format_error(error) if error is not None else None
-        record = self._recorder.get_recorder(end.meta.run_id)
-        if record is None:
-            # It had come to its end when an earlier process died.
+    def _build_response(self, cell: Cell, checkpoint: Checkpoint, error: Exception | None) -> ModelResponse:
+        outcome = checkpoint.outcome
+        failure = outcome.error if outcome is not None else format_error(error) if error is not None else None
+        recorder = self._recorder.get_recorder(checkpoint.meta.run_id)
+        if recorder is None:
+            # The run finished in an earlier process.
             try:
-                record = self._recorder.restore_recorder(cell, end.state)
+                recorder = self._recorder.restore_recorder(cell, checkpoint.state)
             except WorkspaceChanged as exc:
-                return ModelResponse(model_id=cell.id, error=failed or format_error(exc))
-        partial = record.make_partial_response()
-        used = end.outcome.usage if end.outcome is not None else end.state.usage
+                return ModelResponse(model_id=cell.id, error=failure or format_error(exc))
+        partial = recorder.make_partial_response()
+        usage = outcome.usage if outcome is not None else checkpoint.state.usage
         return ModelResponse(
             model_id=cell.id,
-            text=partial.text if failed is not None else _format_output(cell, end),
-            latency_ms=to_milliseconds(end.state.elapsed),
-            input_tokens=used.input_tokens,
-            output_tokens=used.output_tokens,
-            reasoning_tokens=used.reasoning_tokens,
-            cost_usd=used.cost_usd,
+            text=partial.text if failure is not None else _format_output(cell, checkpoint),
+            latency_ms=to_milliseconds(checkpoint.state.elapsed),
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            cost_usd=usage.cost_usd,
             proposed_writes=partial.proposed_writes,
             tool_calls=partial.tool_calls,
-            error=failed,
+            error=failure,
         )
 
 
-def _format_output(cell: Cell, end: Checkpoint) -> str:
-    """What the run gave: text as it is, other output as JSON."""
-    if end.outcome is None:
+def _format_output(cell: Cell, checkpoint: Checkpoint) -> str:
+    """Return the run's output: text as it is, other values as JSON."""
+    if checkpoint.outcome is None:
         return ""
-    output = get_loop(cell.agent).load_output(end.outcome.output)
-    return output if isinstance(output, str) else msgspec.json.encode(end.outcome.output).decode()
+    output = get_loop(cell.agent).load_output(checkpoint.outcome.output)
+    return output if isinstance(output, str) else msgspec.json.encode(checkpoint.outcome.output).decode()

@@ -1,4 +1,4 @@
-"""Keeps a fan-out's checkpoint up to date while any number of models report at once."""
+"""IncrementalSaver: writes a fan-out's checkpoint after every update, from any number of tasks and threads."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -22,9 +22,9 @@ log = logging.getLogger("holdfast.fanout")
 
 
 class PendingFlush:
-    """The flush that carries an update: `await` it in a task, or `wait()` for it in a thread.
+    """The flush that includes an update: `await` it in a task, or call `wait()` in a thread.
 
-    Both give whether the update is kept: `False` if the flush failed, and the next one carries it.
+    Both return True if the update was written, False if the flush failed. The next flush then includes the update.
     """
 
     __slots__ = ("_future",)
@@ -36,10 +36,10 @@ class PendingFlush:
         return asyncio.wrap_future(self._future).__await__()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Whether the update is kept.
+        """Wait for the flush. Return whether the update was written.
 
         Raises:
-            TimeoutError: that is not known yet.
+            TimeoutError: the flush is still pending.
         """
         return self._future.result(None if timeout is None else timeout.total_seconds())
 
@@ -47,9 +47,9 @@ class PendingFlush:
 class IncrementalSaver:
     """Writes the newest snapshot of every model, in the order of the adapter ids, after every update.
 
-    `update` and `mark_completed` may be called from any number of tasks and threads and return at once. One thread
-    writes; updates that arrive while it does share the next write. A write that fails is logged and never ends
-    anybody's run. When every model has ended, the checkpoint goes, unless `keep_ended`.
+    `update` and `mark_completed` are thread-safe and return immediately. One thread writes; updates that arrive
+    during a write share the next one. A failed write is logged and never fails a run. When every model has finished,
+    the checkpoint is removed, unless `keep_finished`.
     """
 
     def __init__(
@@ -64,15 +64,16 @@ class IncrementalSaver:
         timestamp: datetime | None = None,
         keep_finished: bool = False,
     ) -> None:
-        """Make a saver.
+        """Create a saver. Its writer thread starts with the first update.
 
         Args:
-            where: a path; or an open store of the running event loop, in which the checkpoint is one small run. The
-                caller sees to it that nobody else writes there.
-            snapshots: what is known already, of a fan-out that goes on.
+            location: a path; or an open store of the running event loop, in which the checkpoint is one small run.
+                The caller ensures that this saver is its only writer.
+            snapshots: of a fan-out that is resumed.
+            keep_finished: keep the checkpoint when every model has finished, until `clear`.
 
         Raises:
-            CorruptCheckpoint: there is a file that is no checkpoint. It was left as it is.
+            CorruptCheckpoint: the file exists and is not a checkpoint. It was not changed.
         """
         self._adapter_ids = tuple(adapter_ids)
         self.fanout_id = fanout_id or new_run_id()
@@ -81,7 +82,7 @@ class IncrementalSaver:
         self._keep_finished = keep_finished
         self._newest: dict[str, Snapshot] = {}
         self._changed: set[str] = set()
-        #: Touched by the writer alone.
+        #: Used by the writer thread alone.
         self._encoded: dict[str, msgspec.Raw] = {}
         self._condition = threading.Condition()
         self._next_flush = _new_future()
@@ -94,11 +95,11 @@ class IncrementalSaver:
     # -- from any task or thread --------------------------------------------------------------------------------
 
     def update(self, partial: PartialResponse) -> PendingFlush:
-        """A model has finished a turn. One that has ended already stays ended."""
+        """Record a finished step of a model. Ignored if the model has finished."""
         return self._enqueue(Snapshot.from_partial(partial))
 
     def mark_completed(self, response: ModelResponse) -> PendingFlush:
-        """A model has ended, with its answer or its error."""
+        """Record the final response of a model: its answer or its error."""
         return self._enqueue(Snapshot.from_response(response))
 
     def _enqueue(self, snapshot: Snapshot) -> PendingFlush:
@@ -116,7 +117,7 @@ class IncrementalSaver:
     def _merge_snapshot(self, snapshot: Snapshot) -> None:
         model = snapshot.model_id
         if model not in self._adapter_ids:
-            raise FanoutError(f"{model!r} is none of the models of this fan-out: {', '.join(self._adapter_ids)}")
+            raise FanoutError(f"{model!r} is not a model of this fan-out: it has {', '.join(self._adapter_ids)}")
         known = self._newest.get(model)
         if known is not None and not known.interrupted and snapshot.interrupted:
             return
@@ -125,28 +126,28 @@ class IncrementalSaver:
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """The newest of every model, in the order of the adapter ids."""
+        """The newest snapshot of every model, in the order of the adapter ids."""
         with self._condition:
             newest = dict(self._newest)
         return tuple(newest.get(each) or Snapshot(model_id=each, interrupted=True) for each in self._adapter_ids)
 
     async def clear(self) -> None:
-        """Write what is left to write, end the writer, and remove the checkpoint."""
+        """Flush, stop the writer thread, and remove the checkpoint."""
         await asyncio.to_thread(self._stop_writer)
         await asyncio.to_thread(self._location.write, None)
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Write what is left to write and end the writer. May be called again."""
+        """Flush and stop the writer thread. Idempotent."""
         await asyncio.to_thread(self._stop_writer)
         if self._owns_location:
             await self._location.close()
 
     def close(self) -> None:
-        """`aclose` for a saver on a path, in code without an event loop."""
+        """`aclose` for a saver on a path, for code without an event loop."""
         self._stop_writer()
 
-    # -- the writer ---------------------------------------------------------------------------------------------
+    # -- the writer thread --------------------------------------------------------------------------------------
 
     def _stop_writer(self) -> None:
         with self._condition:
@@ -166,22 +167,22 @@ class IncrementalSaver:
                 changed = {model: self._newest[model] for model in self._changed}
                 self._changed = set()
                 flush, self._next_flush = self._next_flush, _new_future()
-                over = not self._keep_finished and self._all_finished()
-            flush.set_result(self._flush(changed, finished=over))
+                remove = not self._keep_finished and self._all_finished()
+            flush.set_result(self._flush(changed, remove=remove))
             if last:
                 return
 
     def _all_finished(self) -> bool:
-        ended = [each for each in self._newest.values() if not each.interrupted]
-        return len(ended) == len(self._adapter_ids)
+        finished = [snapshot for snapshot in self._newest.values() if not snapshot.interrupted]
+        return len(finished) == len(self._adapter_ids)
 
-    def _flush(self, changed: dict[str, Snapshot], *, finished: bool) -> bool:
+    def _flush(self, changed: dict[str, Snapshot], *, remove: bool) -> bool:
         try:
             for model, snapshot in changed.items():
                 self._encoded[model] = msgspec.Raw(msgspec.json.encode(snapshot))
-            self._location.write(None if finished else self._encode_checkpoint())
-        except Exception as exc:  # whatever a disk or a store says: it must never end a model's run
-            log.warning("a fan-out's checkpoint was not written, the next write carries it: %s", exc)
+            self._location.write(None if remove else self._encode_checkpoint())
+        except Exception as exc:  # no error of a disk or a store may fail a model's run
+            log.warning("a fan-out's checkpoint was not written; the next write includes the update: %s", exc)
             with self._condition:
                 self._changed.update(changed)
             return False
@@ -189,7 +190,7 @@ class IncrementalSaver:
 
     def _encode_checkpoint(self) -> bytes:
         prompt, timestamp, verbose = self._header
-        whole = _EncodedCheckpoint(
+        checkpoint = _EncodedCheckpoint(
             version=VERSION,
             fanout_id=self.fanout_id,
             prompt=prompt,
@@ -198,11 +199,11 @@ class IncrementalSaver:
             verbose=verbose,
             snapshots=[self._encoded.get(each) or _encode_not_started(each) for each in self._adapter_ids],
         )
-        return msgspec.json.encode(whole)
+        return msgspec.json.encode(checkpoint)
 
 
 class _EncodedCheckpoint(msgspec.Struct, kw_only=True):
-    """A `FanoutCheckpoint` whose snapshots are encoded already: only those that changed are encoded anew."""
+    """A `FanoutCheckpoint` with encoded snapshots: a flush encodes only the changed ones."""
 
     version: int
     fanout_id: str
@@ -219,7 +220,7 @@ def _encode_not_started(model: str) -> msgspec.Raw:
 
 def _new_future() -> "Future[bool]":
     future: Future[bool] = Future()
-    # Nobody who waits for it may cancel it: others wait for it, too.
+    # Several callers wait for it, so none of them may cancel it.
     future.set_running_or_notify_cancel()
     return future
 
@@ -227,12 +228,10 @@ def _new_future() -> "Future[bool]":
 def _resolve_location(
     location: Path | str | CheckpointStore | CheckpointLocation, fanout_id: str
 ) -> tuple[CheckpointLocation, bool]:
-    """The place, and whether it was made here."""
+    """Return the location, and whether it was created here."""
     if isinstance(location, str | Path):
         load(location)
         return CheckpointFile(Path(location).absolute()), True
-    if isinstance(location, CheckpointFile | CheckpointRun):
+    if isinstance(location, CheckpointLocation):
         return location, False
-    if hasattr(location, "claim_next"):
-        return CheckpointRun(cast(CheckpointStore, location), fanout_id), True
-    return location, False
+    return CheckpointRun(location, fanout_id), True

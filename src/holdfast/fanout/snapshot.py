@@ -1,29 +1,29 @@
-"""What one model has come to: its response, what is known of it so far, and how either is kept."""
+"""The response of one model: partial, final, and as the snapshot that the checkpoint stores."""
 
 from typing import Any, Literal
 
 import msgspec
 
-#: How a model stands: it answered, it failed, or it goes on when the fan-out is resumed.
+#: `interrupted`: the model continues when the fan-out is resumed.
 ResponseStatus = Literal["completed", "failed", "interrupted"]
 
 
 class ProposedWrite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change to one file that a model proposes. It touches the disk only when somebody applies it."""
+    """A change to one file that a model proposes. `Workspace.apply` makes it."""
 
-    #: Within the work folder, with `/`.
+    #: Relative to the workspace, with `/`.
     path: str
     content: str = ""
     delete: bool = False
 
 
 class ResponseData(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one model at any time."""
+    """The fields that partial responses, responses and snapshots share."""
 
-    #: Of the cell: the model's id, with its variant if there are variants.
+    #: The cell's id: the model's id, with the variant's name if there are variants.
     model_id: str
     text: str = ""
-    #: Time the model's run was driven, over all its lives.
+    #: Execution time of the model's run, over all attempts.
     latency_ms: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
@@ -35,17 +35,17 @@ class ResponseData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartialResponse(ResponseData, frozen=True, kw_only=True):
-    """A model's response in progress, as of its last finished turn."""
+    """A model's response in progress, as of its last finished step."""
 
-    #: Why it does not go on at the moment, if it does not.
+    #: The error that interrupted the run, if there was one.
     error: str | None = None
 
 
 class ModelResponse(ResponseData, frozen=True, kw_only=True):
-    """What a model gave."""
+    """The final response of a model, or its state when the fan-out was stopped."""
 
     error: str | None = None
-    #: It has not ended: resume the fan-out to go on with it.
+    #: The model has not finished: resume the fan-out.
     interrupted: bool = False
 
     @property
@@ -66,7 +66,7 @@ class Snapshot(ResponseData, frozen=True, kw_only=True):
 
     @classmethod
     def from_partial(cls, partial: PartialResponse) -> "Snapshot":
-        """In progress: whoever finds it in a checkpoint has to go on with it."""
+        """Return an interrupted snapshot: a process that loads it has to resume the model."""
         return cls(**_field_values(partial), interrupted=True)
 
     def to_response(self) -> ModelResponse:

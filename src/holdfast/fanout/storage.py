@@ -1,4 +1,4 @@
-"""Where a fan-out's checkpoint is kept: in a file, or as one small run in a store."""
+"""Stores a fan-out's checkpoint: in a file, or as one small run of a store."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,32 +25,34 @@ from holdfast.fanout.errors import CorruptCheckpoint, FanoutBusy, FanoutError
 
 log = logging.getLogger("holdfast.fanout")
 
-#: No agent has this name, so no recovery takes the run that a checkpoint is kept in.
+#: No agent has this name, so no worker claims the run of a checkpoint.
 AGENT_NAME = "holdfast/fanout"
 
 
+@runtime_checkable
 class CheckpointLocation(Protocol):
-    """Keeps one checkpoint."""
+    """Stores one checkpoint."""
 
     async def open(self) -> FanoutCheckpoint | None:
-        """What is kept there, which is ours alone from now on.
+        """Lock the location and return its checkpoint.
 
         Raises:
-            CorruptCheckpoint: it cannot be read. FanoutBusy: another process has it.
+            CorruptCheckpoint: the checkpoint cannot be read.
+            FanoutBusy: another process has the location locked.
         """
         ...
 
     def write(self, data: bytes | None) -> None:
-        """Put `data` in place of what is there; `None`: nothing. Not in the event loop; raises whatever goes wrong."""
+        """Replace the checkpoint by `data`, or remove it. Call it in a thread; it may raise anything."""
         ...
 
     async def close(self) -> None:
-        """Somebody else may have it. Trouble is logged: the responses must not be lost to it."""
+        """Unlock the location. Errors are logged, not raised, so that the responses are not lost."""
         ...
 
 
 class CheckpointFile:
-    """A file, and beside it a lock, so that two processes do not drive one fan-out."""
+    """A file, with a lock file beside it so that only one process executes the fan-out."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,12 +63,12 @@ class CheckpointFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._acquire_lock()
         try:
-            kept = checkpoints.load(self._path)
+            checkpoint = checkpoints.load(self._path)
         except BaseException:
             await self.close()
             raise
         atomic_file.remove_stale_temp_files(self._path)
-        return kept
+        return checkpoint
 
     def _acquire_lock(self) -> None:
         while True:
@@ -77,10 +79,10 @@ class CheckpointFile:
                 os.close(fd)
                 if not isinstance(exc, BlockingIOError):
                     raise FanoutError(
-                        f"{self._lock_path} cannot be locked: {exc.strerror}; keep it on another file system"
+                        f"{self._lock_path} cannot be locked: {exc.strerror}; use another file system"
                     ) from exc
-                raise FanoutBusy(f"another process drives the fan-out of {self._path}: wait for it, or end it") from exc
-            # The one who had it before may have removed the name of what was just locked.
+                raise FanoutBusy(f"another process executes the fan-out of {self._path}: wait, or stop it") from exc
+            # The previous owner may have unlinked the file between our open and our lock: then try again.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), os.stat(self._lock_path)):
                     self._lock_fd = fd
@@ -99,12 +101,12 @@ class CheckpointFile:
             try:
                 self._lock_path.unlink(missing_ok=True)
             except OSError as exc:
-                log.warning("%s stays, which does no harm: %s", self._lock_path, exc)
+                log.warning("the lock file %s could not be removed, which is harmless: %s", self._lock_path, exc)
             os.close(fd)
 
 
 class CheckpointRun:
-    """One run of an open store, whose journal is rewritten with every flush. Belongs to the running event loop."""
+    """One run of an open store. Every write replaces its journal. Belongs to the running event loop."""
 
     def __init__(self, store: CheckpointStore, fanout_id: str) -> None:
         self._store, self._run_id = store, fanout_id
@@ -123,7 +125,7 @@ class CheckpointRun:
         except RunNotFound:
             return None
         except RunBusy as exc:
-            raise FanoutBusy(f"another process drives the fan-out {self._run_id}: wait for it, or end it") from exc
+            raise FanoutBusy(f"another process executes the fan-out {self._run_id}: wait, or stop it") from exc
         self._claim = claim
         try:
             stored = await self._store.load(self._run_id)
@@ -140,8 +142,8 @@ class CheckpointRun:
             self._worker_registered = True
 
     def write(self, data: bytes | None) -> None:
-        work = self._remove() if data is None else self._write(data)
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        write = self._remove() if data is None else self._write(data)
+        asyncio.run_coroutine_threadsafe(write, self._loop).result()
 
     async def _write(self, data: bytes) -> None:
         await self._register_worker()
@@ -179,20 +181,20 @@ class CheckpointRun:
                 claim, self._claim = self._claim, None
                 await self._log_failure(self._store.release(claim, Release(status=RunStatus.INTERRUPTED)))
         finally:
-            # What a worker has claimed and not settled is free when there is no such worker.
+            # If the release failed, this frees the claim: its worker no longer exists.
             if self._worker_registered:
                 self._worker_registered = False
                 await self._log_failure(self._store.deregister_worker(self._worker_id))
 
-    async def _log_failure(self, step: Awaitable[None]) -> None:
+    async def _log_failure(self, request: Awaitable[None]) -> None:
         try:
-            await step
-        except Exception as exc:  # a host's own store may raise anything
-            log.error("the store did not let go of the checkpoint of the fan-out %s: %s", self._run_id, exc)
+            await request
+        except Exception as exc:  # a user's store may raise anything
+            log.error("the checkpoint of the fan-out %s could not be released: %s", self._run_id, exc)
 
 
 class _CheckpointPhase(msgspec.Struct, kw_only=True):
-    """The checkpoint as the output of a phase, which every command that looks at runs can show."""
+    """The checkpoint as the output of a phase, so that `show` and `export` can display it."""
 
     name: str = "fan-out"
     output: msgspec.Raw
@@ -201,7 +203,7 @@ class _CheckpointPhase(msgspec.Struct, kw_only=True):
 
 def _unwrap_checkpoint(bodies: list[bytes], run_id: str) -> msgspec.Raw:
     if not bodies:
-        raise CorruptCheckpoint(f"in run {run_id}", "the run is no fan-out")
+        raise CorruptCheckpoint(f"in run {run_id}", "the run is not a fan-out")
     try:
         return msgspec.json.decode(bodies[-1], type=_CheckpointPhase).output
     except msgspec.MsgspecError as exc:

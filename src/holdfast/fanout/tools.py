@@ -1,6 +1,6 @@
-"""Tools by which a model reads a work folder and proposes changes to it."""
+"""The tools of a workspace: read files, search them, and propose changes."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,30 +8,34 @@ import msgspec
 from holdfast.core.effects import Effect
 from holdfast.core.tool import Tool, tool
 from holdfast.core.tool_context import current_call
+from holdfast.fanout.errors import FanoutError
 from holdfast.fanout.overlay import Change, Overlay
 
 
-def make_file_tools(get_overlay: Callable[[str], Overlay]) -> tuple[Tool, ...]:
-    """`read_file`, `write_file`, `edit_file`, `delete_file` and `search`.
+def make_file_tools(overlays: Mapping[str, Overlay]) -> tuple[Tool, ...]:
+    """Return `read_file`, `write_file`, `edit_file`, `delete_file` and `search`.
 
     Args:
-        overlay_of: the overlay of a run, by its id.
+        overlays: the overlay of each run, by run id, when a tool is called.
     """
 
     def overlay() -> Overlay:
-        return get_overlay(current_call().run_id)
+        run_id = current_call().run_id
+        if run_id not in overlays:
+            raise FanoutError(f"run {run_id} has no workspace: it is not a cell of the fan-out")
+        return overlays[run_id]
 
     @tool(effect=Effect.PURE)
     def read_file(path: str) -> str:
-        """Read a text file. Paths are relative to the work folder."""
+        """Read a text file. Paths are relative to the workspace."""
         return overlay().read(path)
 
     @tool(effect=Effect.PURE)
     def search(text: str, glob: str = "*") -> list[str]:
-        """Find the lines that contain a text, in files whose path fits the glob pattern, as `path:line: text`."""
+        """Find the lines that contain a text, in files whose path matches the glob pattern, as `path:line: text`."""
         return overlay().search(text, glob)
 
-    # These never wait: between the change and the record of it nothing else happens in this event loop.
+    # These never await: nothing else runs in this event loop between a change and the record of it.
 
     @tool(effect=Effect.IDEMPOTENT)
     async def write_file(path: str, content: str) -> dict[str, Any]:
@@ -52,6 +56,6 @@ def make_file_tools(get_overlay: Callable[[str], Overlay]) -> tuple[Tool, ...]:
 
 
 def _to_builtins(change: Change) -> dict[str, Any]:
-    """As plain data, which every kind of agent can record."""
-    told: dict[str, Any] = msgspec.to_builtins(change)
-    return told
+    """Return `change` as plain data, which every loop can record."""
+    fields: dict[str, Any] = msgspec.to_builtins(change)
+    return fields
