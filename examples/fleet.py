@@ -1,6 +1,6 @@
-"""Three workers share a store; one of them is killed, and the others finish its runs.
+"""Three workers share a store. One of them is killed, and the others finish its runs.
 
-Uses SQLite, so that it runs anywhere; with a PostgreSQL URL the workers may be on as many machines as you like.
+Uses SQLite, so it needs no server. With a PostgreSQL URL the workers may run on any number of machines.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ PROGRAM = str(Path(__file__).resolve())
 
 @tool
 def deliver() -> str:
-    """Must not happen twice."""
+    """Deliver a parcel. Must not happen twice."""
     with Path("deliveries.txt").open("a") as ledger:
         ledger.write(f"{current_call().run_id}\n")
     return "delivered"
 
 
 async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-    """Stands for a provider, who takes a moment."""
+    """Stands for a provider that takes 50 ms."""
     await asyncio.sleep(0.05)
     steps = sum(isinstance(message, Reply) for message in messages)
     if steps == 0:

@@ -1,7 +1,7 @@
-"""A script that is killed, is started again, and goes on.
+"""A script that is killed, is started again, and resumes.
 
-Run by itself it plays both parts: it starts itself as a child process, kills the child with SIGKILL in the middle of
-the run, and starts it again. What was done is counted in a ledger outside the store.
+It starts itself as a child process, which kills itself with SIGKILL in the middle of the run, and starts it again.
+A ledger outside the store counts the bookings.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def book(city: str) -> str:
 
 
 async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-    """Stands for a provider: asks for one city after the other."""
+    """Stands for a provider: books one city after the other."""
     done = sum(isinstance(message, Reply) for message in messages)
     if done == len(CITIES):
         return Reply(text=f"{done} nights are booked.")
@@ -46,7 +46,7 @@ async def travel() -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder, "bookings.txt")
-        for argument in ("--die", "--live"):
+        for argument in ("--die", "--finish"):
             child = subprocess.run([sys.executable, Path(__file__).resolve(), argument], cwd=folder, check=False)
             killed = child.returncode == -signal.SIGKILL
             print("killed" if killed else "finished", "with", ledger.read_text().split(), "booked")

@@ -1,6 +1,6 @@
-"""A critic whose escalator asks a model what to do about a silent run.
+"""A critic whose escalator asks a model what to do about an idle run.
 
-The models here follow a script, so that the example needs no key; a real one is asked in the same way.
+The models follow a script, so the example needs no key. A real model is called in the same way.
 """
 
 import asyncio
@@ -10,29 +10,29 @@ from datetime import timedelta
 from holdfast import Agent, App, Bounds, Message, Reply, System, ToolSchema, User
 from holdfast.batteries.critic import Critic, Decision, IdleRun
 
-INSTRUCTIONS = "A run is silent. Answer with one word, WAIT, NUDGE or KILL, and a reason."
+INSTRUCTIONS = "A run is idle. Answer with one word, WAIT, NUDGE or KILL, and a reason."
 
 
 async def judge(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-    """Stands for a small, quick model."""
+    """Stands for a small, fast model."""
     return Reply(text="KILL it waits for a page that does not answer")
 
 
-async def escalator(silence: IdleRun) -> Decision | None:
-    """Ask the judge, and do what it says."""
-    report = f"Agent {silence.info.agent_name}, step {silence.state.steps + 1}, prompt {silence.info.prompt!r}."
+async def escalator(idle_run: IdleRun) -> Decision | None:
+    """Ask the judge and return its decision."""
+    report = f"Agent {idle_run.info.agent_name}, step {idle_run.state.steps + 1}, prompt {idle_run.info.prompt!r}."
     verdict = (await judge([System(INSTRUCTIONS), User(report)], ())).text
     word, _, reason = verdict.partition(" ")
     print(f"the judge says {word}: {reason}")
     if word == "KILL":
         return Decision(kill=True, reason=reason)
     if word == "NUDGE":
-        return Decision(nudge="You have been silent for a while. Go on, or say what you wait for.")
+        return Decision(nudge="You have been idle for a while. Continue, or say what you are waiting for.")
     return None
 
 
 async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-    """Stands for a model, or a tool, that never comes back."""
+    """Stands for a model or a tool that never returns."""
     await asyncio.Event().wait()
     raise AssertionError
 

@@ -1,10 +1,10 @@
-"""A durable agent on a real model, by the name of its provider.
+"""A durable agent with a real model, chosen by provider and name.
 
     export OPENAI_API_KEY=...       # for openai:..., openai-chat:...
     export ANTHROPIC_API_KEY=...    # for anthropic:...
     python examples/provider_by_name.py openai:gpt-5 "How many days are left in this year?"
 
-Stop it with Ctrl-C, or kill it, and start it again with the same words: it goes on where it stopped.
+Stop it with Ctrl-C, or kill it, and start it again with the same arguments: it resumes where it stopped.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from pydantic_ai import Agent
 from holdfast import App, RunInfo
 from holdfast.adapters.pydantic_ai import durable
 
-#: The environment variable that each provider's key is read from. pydantic-ai has many more providers.
+#: The environment variable with the key of each provider. pydantic-ai has many more providers.
 KEYS = {"openai": "OPENAI_API_KEY", "openai-chat": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
 
 
-def agent_for(model: str) -> Agent[None, str]:
+def make_agent(model: str) -> Agent[None, str]:
     agent = Agent(model, name="assistant", instructions="Use your tools. Answer in one sentence.")
 
     @agent.tool_plain(metadata={"effect": "pure"})
     def today() -> str:
-        """Today's date."""
+        """Return today's date."""
         return date.today().isoformat()
 
     return agent
@@ -47,7 +47,7 @@ class PrintingListener:
 
 
 def main(model: str, question: str) -> None:
-    agent = durable(agent_for(model), stream=True)
+    agent = durable(make_agent(model), stream=True)
     run_id = hashlib.sha256(f"{model}\n{question}".encode()).hexdigest()[:12]
     result = App([agent], "sqlite:answers.db", listener=PrintingListener()).run_sync(agent, question, run_id=run_id)
     print(f"{result.usage.total_tokens} tokens, ${result.usage.cost_usd:.4f}", file=sys.stderr)
@@ -58,7 +58,7 @@ if __name__ == "__main__":
         sys.exit(f"usage: {sys.argv[0]} PROVIDER:MODEL QUESTION")
     provider = sys.argv[1].partition(":")[0]
     if provider not in KEYS:
-        sys.exit(f"this example knows the keys of {', '.join(KEYS)}; {provider!r} is none of them")
+        sys.exit(f"unknown provider {provider!r}: use one of {', '.join(KEYS)}")
     if not os.environ.get(KEYS[provider]):
         sys.exit(f"{sys.argv[1]} needs a key: set the environment variable {KEYS[provider]}")
     main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """A pydantic-ai agent that survives a SIGKILL in the middle of three tool calls.
 
-The model here follows a script, so that the example needs no key; any model of pydantic-ai is used in the same way.
+The model follows a script, so the example needs no key. Any model of pydantic-ai is used in the same way.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def look(city: str) -> str:
 
 @planner.tool_plain(sequential=True)
 async def reserve(city: str) -> str:
-    """Its process dies within the first call."""
+    """Kills its own process in the first call."""
     print(f"  reserve a hotel in {city}", flush=True)
     if "--die" in sys.argv:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -58,7 +58,7 @@ async def pay(city: str) -> str:
     return "9900 cents"
 
 
-# One call makes it durable. A tool that says nothing must not happen twice, so only `reserve` is called again.
+# `durable` is all it takes. A tool without an effect is never repeated; `reserve` is, because it is idempotent.
 agent = durable(planner, effects={"look": "pure", "reserve": "idempotent"})
 
 
@@ -70,7 +70,7 @@ async def travel() -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for argument in ("--die", "--live"):
+        for argument in ("--die", "--finish"):
             child = subprocess.run([sys.executable, Path(__file__).resolve(), argument], cwd=folder, check=False)
             print("killed" if child.returncode == -signal.SIGKILL else "finished", flush=True)
 

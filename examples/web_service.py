@@ -1,4 +1,4 @@
-"""A web service that goes on, when it starts, with what the last process left behind.
+"""A web service that resumes the runs of the previous process when it starts.
 
 uvicorn examples.web_service:server
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from holdfast import Agent, App, HoldfastError, Message, Reply, ToolCall, ToolResult, ToolSchema, tool
+from holdfast import Agent, App, HoldfastError, Message, Reply, ToolCall, ToolResult, ToolSchema, User, tool
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
 
 
@@ -27,12 +27,14 @@ async def count(text: str) -> int:
 async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
     """Stands for a provider."""
     last = messages[-1]
+    if isinstance(last, User):
+        return Reply(tool_calls=[ToolCall(id="call-1", name="count", arguments={"text": last.text})])
     if isinstance(last, ToolResult):
         return Reply(text=f"{last.content} letters")
-    return Reply(tool_calls=[ToolCall(id="call-1", name="count", arguments={"text": getattr(last, "text", "")})])
+    raise ValueError(f"unexpected message: {last}")
 
 
-#: Its store is the default one: HOLDFAST_STORE, else SQLite under .holdfast/ in the working directory.
+#: Uses the default store: HOLDFAST_STORE, or SQLite under .holdfast/ in the working directory.
 app = App([Agent(name="counter", model=model, tools=[count])])
 
 
@@ -43,13 +45,13 @@ async def lifespan(server: Starlette) -> AsyncIterator[None]:
 
 
 async def ask(request: Request) -> JSONResponse:
-    """Take a question; safe when this answers. The same id again is the same question."""
+    """Accept a question. It is durable when this responds; the same id again is the same question."""
     body = await request.json()
     try:
         run_id = await app.submit("counter", body["prompt"], run_id=body.get("id"))
     except RunConflict as exc:
         return JSONResponse({"error": str(exc)}, status_code=409)
-    await app.recover()  # this process takes it itself; with workers beside it, it would leave that to them
+    await app.recover()  # this process executes the run; with separate workers, leave it to them
     return JSONResponse({"id": run_id}, status_code=202)
 
 

@@ -1,6 +1,6 @@
 """Processes to be killed while a battery works: `python -m tests.batteries.battery_process PART URL ...`.
 
-They print what they have come to, a line each, and hang where they are told to.
+They print one line per step, and hang at the given one.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from holdfast.core.ports import RunEvent
 from holdfast.db.url import tables_from_url
 from holdfast.testing import ManualClock
 
-#: What the model takes for each step, and how many steps it makes of a run.
+#: Tokens per step, and steps per run.
 TOKENS, STEPS = 10, 15
 
-#: The job of the schedule is added at the first of these times and due at the second.
+#: When the job is added, and a time at which it is due.
 ADDED, DUE = datetime(2030, 1, 1, 11, 30, tzinfo=UTC), datetime(2030, 1, 1, 12, 0, 5, tzinfo=UTC)
 
 
 @tool(effect="pure")
 async def work(number: int) -> str:
-    """Work, a little."""
+    """Do one piece of work."""
     return f"worked {number}"
 
 
 class PrintingListener(NullListener):
-    """Prints each step as it begins: the one before it is saved and booked then. Hangs in one of them."""
+    """Prints each step as it starts, when the previous one is saved and booked. Hangs in step `hang_in`."""
 
     def __init__(self, hang_in: int) -> None:
         self._hang_in = hang_in
@@ -54,7 +54,7 @@ async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
 
 
 async def run_agent(url: str, hang_in: str) -> None:
-    """The run `r`, with a budget and an audit in the database of the checkpoints."""
+    """Execute run `r` with a budget and an audit in the database of the checkpoints."""
     budget = Budget(Limit(tokens=10**6, per="all"), ledger=TablesLedger(tables_from_url(url)))
     audit = Audit(TablesAudit(tables_from_url(url)))
     agent = Agent(name="a", model=model, tools=[work])
@@ -64,7 +64,7 @@ async def run_agent(url: str, hang_in: str) -> None:
 
 
 async def fire_schedule(url: str, hang: str) -> None:
-    """One pass of a schedule with one job. May hang when the job's run is submitted, before the job is marked."""
+    """Run one pass of the schedule. With "hang", hang after the submit and before the job is marked."""
     async with App(
         [Agent(name="a", model=model, tools=[work])], url, worker=WorkerSettings(recover_on_start=False)
     ) as app:

@@ -1,4 +1,4 @@
-"""A process that spends from an account, step by step, while the budget lets it. Prints what it has spent."""
+"""A process that spends from an account, step by step, until a limit is reached. Prints the total."""
 
 import asyncio
 import sys
@@ -13,11 +13,13 @@ async def spend(url: str, name: str, limit: int, step: int) -> int:
     await ledger.open()
     print("ready", flush=True)
     sys.stdin.readline()
-    wanted = Reservation(account="all", window=timedelta(days=1), limits={"tokens": limit}, estimate=Spend(tokens=step))
+    reservation = Reservation(
+        account="all", window=timedelta(days=1), limits={"tokens": limit}, estimate=Spend(tokens=step)
+    )
     total = 0
-    while await ledger.reserve(name, [wanted], datetime.now(UTC)) is None:
+    while await ledger.reserve(name, [reservation], datetime.now(UTC)) is None:
         total += step
-        for _ in range(2):  # said twice, booked once
+        for _ in range(2):  # committed twice, booked once
             await ledger.commit(name, ["all"], Spend(tokens=total), datetime.now(UTC))
     await ledger.close()
     return total

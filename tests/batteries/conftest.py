@@ -1,4 +1,4 @@
-"""The databases that batteries keep their tables in, beside their memory stores."""
+"""The stores of batteries: memory, and an empty database of each kind."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +11,13 @@ DATABASES = ["sqlite", "postgres"]
 
 @pytest.fixture(params=["memory", *DATABASES])
 def battery_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Where a battery keeps its state: `memory:`, or an empty database of each kind."""
+    """`memory:`, and the URL of an empty database of each kind."""
     with STORES[request.param].open_empty(tmp_path) as url:
         yield url
 
 
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind."""
+    """The URL of an empty database of each kind."""
     with STORES[request.param].open_empty(tmp_path) as url:
         yield url

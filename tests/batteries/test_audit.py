@@ -47,7 +47,7 @@ class TestEveryAuditStore:
         await store.add(rows[2:])
         assert list(await store.query(AuditQuery())) == rows
 
-    async def test_queries_give_what_fits(self, store: AuditStore) -> None:
+    async def test_queries_return_the_matching_rows(self, store: AuditStore) -> None:
         await store.add(
             [
                 row("one", 0, caller_id="al", agent_name="x", kind="start", status="begun"),
@@ -74,7 +74,7 @@ class TestEveryAuditStore:
         tree = await store.query(AuditQuery(tree_of="root"))
         assert {each.run_id for each in tree} == {"root", "child", "grandchild"}
 
-    async def test_what_is_purged_is_gone(self, store: AuditStore) -> None:
+    async def test_purged_rows_are_gone(self, store: AuditStore) -> None:
         await store.add([row("old", 0), row("new", 5)])
         assert await store.purge(START + timedelta(hours=1)) == 1
         assert [each.run_id for each in await store.query(AuditQuery())] == ["new"]
@@ -93,7 +93,7 @@ def agent() -> Agent:
     return Agent(name="a", model=model, tools=[look])
 
 
-async def test_a_run_is_on_record_with_its_steps_and_calls_and_no_secret() -> None:
+async def test_a_run_is_recorded_with_its_steps_and_calls_and_no_secret() -> None:
     audit = Audit()
     await SimulatedHost(ports=Ports(audit=audit)).executor.run(agent(), "go", run_id="r", caller_id="al")
     rows = await audit.query()
@@ -113,7 +113,7 @@ async def test_a_run_is_on_record_with_its_steps_and_calls_and_no_secret() -> No
     await audit.close()
 
 
-async def test_a_resumed_run_and_a_failed_one_are_on_record_as_such() -> None:
+async def test_resumes_and_failures_are_recorded() -> None:
     audit, store = Audit(), MemoryStore()
     hang = asyncio.Event()
 
@@ -138,7 +138,7 @@ async def test_a_resumed_run_and_a_failed_one_are_on_record_as_such() -> None:
     await audit.close()
 
 
-async def test_an_error_whose_text_no_database_keeps_is_on_record(database_url: str) -> None:
+async def test_an_error_whose_text_cannot_be_stored_is_recorded(database_url: str) -> None:
     audit = Audit(TablesAudit(tables_from_url(database_url)))
     with pytest.raises(ValueError, match="no file"):
         await SimulatedHost(ports=Ports(audit=audit)).executor.run(
@@ -149,16 +149,16 @@ async def test_an_error_whose_text_no_database_keeps_is_on_record(database_url: 
     await audit.close()
 
 
-async def test_what_no_store_can_keep_is_left_out_and_stops_no_other_row(
+async def test_values_that_cannot_be_stored_are_replaced_and_block_no_other_row(
     store: AuditStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     audit = Audit(store, redact=lambda value: object() if isinstance(value, dict) else value)
-    life = SimulatedHost(ports=Ports(audit=audit))
+    host = SimulatedHost(ports=Ports(audit=audit))
     with pytest.raises(ValueError, match="cannot read"):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(ValueError("cannot read r\udce9sum"))), "go", run_id="one"
         )
-    await life.executor.run(agent(), "go", run_id="two")
+    await host.executor.run(agent(), "go", run_id="two")
     audit.put(row("three", detail="half a pair \ud83d"))
     await audit.flush()
     rows = await store.query(AuditQuery())
@@ -170,7 +170,7 @@ async def test_what_no_store_can_keep_is_left_out_and_stops_no_other_row(
 
 
 class Faulty(MemoryAudit):
-    """A store that is down until it is told otherwise."""
+    """A store that raises while `down` is set."""
 
     down = True
 
@@ -180,7 +180,7 @@ class Faulty(MemoryAudit):
         await super().add(rows)
 
 
-async def test_a_store_that_is_down_loses_nothing_that_fits_and_holds_no_run(
+async def test_while_the_store_is_down_rows_wait_up_to_the_capacity_and_runs_do_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, store = ManualClock(), Faulty()
@@ -197,7 +197,7 @@ async def test_a_store_that_is_down_loses_nothing_that_fits_and_holds_no_run(
 
 
 class Slow(MemoryAudit):
-    """Has written a batch before it says so, as a database may whose client is not waiting any more."""
+    """Writes a batch, but returns only when `answer` is set: as a database does that is slow to acknowledge."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class Slow(MemoryAudit):
 
 
 @pytest.mark.parametrize("end", ["flush", "close"])
-async def test_a_batch_that_is_being_written_when_its_writer_is_cancelled_is_there_once(end: str) -> None:
+async def test_a_batch_whose_flush_is_cancelled_is_written_once(end: str) -> None:
     store = Slow()
     audit = Audit(store, flush_interval=timedelta(0))
     for number in range(3):
@@ -229,7 +229,7 @@ async def test_a_batch_that_is_being_written_when_its_writer_is_cancelled_is_the
     assert [each.run_id for each in await store.query(AuditQuery())] == ["r0", "r1", "r2"]
 
 
-async def test_an_app_writes_what_waits_before_it_ends() -> None:
+async def test_an_app_writes_queued_rows_before_it_closes() -> None:
     store = MemoryAudit()
     audit = Audit(store, flush_interval=timedelta(hours=1))
     async with App([agent()], "memory:", audit=audit) as app:
@@ -237,7 +237,7 @@ async def test_an_app_writes_what_waits_before_it_ends() -> None:
     assert [each.kind for each in await store.query(AuditQuery())][-1] == "end"
 
 
-async def test_what_a_redaction_removes_is_never_stored(durable_store_url: str) -> None:
+async def test_redacted_values_are_never_stored(durable_store_url: str) -> None:
     secret = "sk-12345"
 
     async def fails(messages: object) -> Reply:
@@ -259,7 +259,7 @@ async def test_what_a_redaction_removes_is_never_stored(durable_store_url: str) 
     assert "using" in everything
 
 
-async def test_a_resumed_run_links_to_the_span_of_its_earlier_life() -> None:
+async def test_a_resumed_run_links_to_the_span_of_its_previous_attempt() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -284,10 +284,10 @@ async def test_a_resumed_run_links_to_the_span_of_its_earlier_life() -> None:
 
     finished = exporter.get_finished_spans()
     tools = [span for span in finished if span.name == "tool look"]
-    lives = [span for span in finished if span.name == "run a"]
+    attempts = [span for span in finished if span.name == "run a"]
     assert len(tools) == 1
-    assert len(lives) == 2
-    earlier, later = lives
+    assert len(attempts) == 2
+    earlier, later = attempts
     assert tools[0].parent is not None
     assert earlier.context is not None
     assert tools[0].parent.span_id == earlier.context.span_id

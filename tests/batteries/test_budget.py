@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -42,28 +43,28 @@ async def ledger(battery_url: str) -> AsyncIterator[Ledger]:
     await made.close()
 
 
-def wants(limit: int, estimate: int = 0, account: str = "a") -> Reservation:
+def reservation(limit: int, estimate: int = 0, account: str = "a") -> Reservation:
     return Reservation(account=account, window=WEEK, limits={"tokens": limit}, estimate=Spend(tokens=estimate))
 
 
 class TestEveryLedger:
-    async def test_what_is_settled_is_spent_and_the_same_total_again_is_nothing(self, ledger: Ledger) -> None:
+    async def test_a_committed_total_is_spent_and_the_same_total_again_adds_nothing(self, ledger: Ledger) -> None:
         await ledger.commit("r", ["a"], Spend(tokens=5, cost_usd=0.5, runs=1, seconds=2.5), NOW)
         await ledger.commit("r", ["a"], Spend(tokens=5, cost_usd=0.5, runs=1, seconds=2.5), NOW)
         await ledger.commit("r", ["a"], Spend(tokens=8, cost_usd=0.75, runs=1, seconds=3.0), NOW)
         assert await ledger.spent("a", NOW - WEEK) == Spend(tokens=8, cost_usd=0.75, runs=1, seconds=3.0)
 
-    async def test_a_smaller_total_gives_nothing_back(self, ledger: Ledger) -> None:
+    async def test_a_smaller_total_refunds_nothing(self, ledger: Ledger) -> None:
         await ledger.commit("r", ["a"], Spend(tokens=8), NOW)
         await ledger.commit("r", ["a"], Spend(tokens=5), NOW)
         await ledger.commit("r", ["a"], Spend(tokens=9), NOW)
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 9
 
-    async def test_what_is_older_than_the_window_does_not_count(self, ledger: Ledger) -> None:
+    async def test_spending_older_than_the_window_does_not_count(self, ledger: Ledger) -> None:
         await ledger.commit("old", ["a"], Spend(tokens=10), NOW - timedelta(days=8))
         await ledger.commit("new", ["a"], Spend(tokens=1), NOW)
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 1
-        assert await ledger.reserve("r", [wants(10)], NOW) is None
+        assert await ledger.reserve("r", [reservation(10)], NOW) is None
 
     async def test_accounts_are_kept_apart(self, ledger: Ledger) -> None:
         await ledger.commit("r", ["a", "b"], Spend(tokens=3), NOW)
@@ -71,57 +72,57 @@ class TestEveryLedger:
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 3
         assert (await ledger.spent("b", NOW - WEEK)).tokens == 7
 
-    async def test_what_others_have_set_aside_is_taken(self, ledger: Ledger) -> None:
-        assert await ledger.reserve("one", [wants(10, 10)], NOW) is None
-        shortage = await ledger.reserve("two", [wants(10, 10)], NOW)
+    async def test_reservations_of_other_runs_count(self, ledger: Ledger) -> None:
+        assert await ledger.reserve("one", [reservation(10, 10)], NOW) is None
+        shortage = await ledger.reserve("two", [reservation(10, 10)], NOW)
         assert shortage is not None
         assert (shortage.account, shortage.unit, shortage.spent, shortage.limit) == ("a", "tokens", 10, 10)
 
-    async def test_what_a_run_has_set_aside_itself_is_not_in_its_way(self, ledger: Ledger) -> None:
-        assert await ledger.reserve("one", [wants(10, 10)], NOW) is None
-        assert await ledger.reserve("one", [wants(10, 10)], NOW) is None
+    async def test_a_run_replaces_its_own_reservation(self, ledger: Ledger) -> None:
+        assert await ledger.reserve("one", [reservation(10, 10)], NOW) is None
+        assert await ledger.reserve("one", [reservation(10, 10)], NOW) is None
 
-    async def test_settling_frees_what_was_set_aside(self, ledger: Ledger) -> None:
-        await ledger.reserve("one", [wants(10, 10)], NOW)
+    async def test_a_commit_releases_the_reservation(self, ledger: Ledger) -> None:
+        await ledger.reserve("one", [reservation(10, 10)], NOW)
         await ledger.commit("one", ["a"], Spend(tokens=2), NOW)
-        assert await ledger.reserve("two", [wants(10, 5)], NOW) is None
+        assert await ledger.reserve("two", [reservation(10, 5)], NOW) is None
 
-    async def test_all_is_set_aside_or_nothing(self, ledger: Ledger) -> None:
+    async def test_all_accounts_are_reserved_or_none(self, ledger: Ledger) -> None:
         await ledger.commit("r", ["full"], Spend(tokens=10), NOW)
-        both = [wants(10, 10, "a"), wants(10, 10, "full")]
+        both = [reservation(10, 10, "a"), reservation(10, 10, "full")]
         assert await ledger.reserve("one", both, NOW) is not None
-        assert await ledger.reserve("two", [wants(10, 10, "a")], NOW) is None
+        assert await ledger.reserve("two", [reservation(10, 10, "a")], NOW) is None
 
     async def test_a_whole_run_has_to_fit(self, ledger: Ledger) -> None:
         one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Spend(runs=1))
         assert await ledger.reserve("one", [one], NOW) is None
         assert await ledger.reserve("two", [one], NOW) is not None
 
-    async def test_a_run_that_was_booked_as_one_is_not_in_its_own_way(self, ledger: Ledger) -> None:
+    async def test_a_booked_run_is_not_counted_again(self, ledger: Ledger) -> None:
         one = Reservation(account="a", window=WEEK, limits={"runs": 1}, estimate=Spend(runs=1))
         assert await ledger.reserve("one", [one], NOW) is None
         await ledger.commit("one", ["a"], Spend(runs=1), NOW)
         assert await ledger.reserve("one", [one], NOW) is None
         assert (await ledger.reserve("two", [one], NOW)) is not None
 
-    async def test_what_a_lost_run_has_set_aside_counts_no_longer_than_the_window(self, ledger: Ledger) -> None:
-        await ledger.reserve("lost", [wants(10, 10)], NOW - WEEK)
-        assert await ledger.reserve("r", [wants(10)], NOW) is not None
-        assert await ledger.reserve("r", [wants(10)], NOW + timedelta(seconds=1)) is None
+    async def test_the_reservation_of_a_lost_run_expires_with_the_window(self, ledger: Ledger) -> None:
+        await ledger.reserve("lost", [reservation(10, 10)], NOW - WEEK)
+        assert await ledger.reserve("r", [reservation(10)], NOW) is not None
+        assert await ledger.reserve("r", [reservation(10)], NOW + timedelta(seconds=1)) is None
 
-    async def test_what_was_booked_and_forgotten_is_not_booked_again(self, ledger: Ledger) -> None:
+    async def test_a_purged_booking_is_not_booked_again(self, ledger: Ledger) -> None:
         await ledger.commit("r", ["a"], Spend(tokens=10, runs=1), NOW - timedelta(days=30))
         await ledger.purge(NOW - WEEK)
         await ledger.commit("r", ["a"], Spend(tokens=12, runs=1), NOW, already_booked=Spend(tokens=10, runs=1))
         assert await ledger.spent("a", NOW - WEEK) == Spend(tokens=2)
 
-    async def test_what_is_forgotten_is_gone(self, ledger: Ledger) -> None:
+    async def test_purged_spending_and_reservations_are_gone(self, ledger: Ledger) -> None:
         await ledger.commit("old", ["a"], Spend(tokens=10), NOW - timedelta(days=30))
-        await ledger.reserve("lost", [wants(100, 50)], NOW - timedelta(days=30))
+        await ledger.reserve("lost", [reservation(100, 50)], NOW - timedelta(days=30))
         await ledger.commit("new", ["a"], Spend(tokens=1), NOW)
         await ledger.purge(NOW - WEEK)
         assert (await ledger.spent("a", NOW - timedelta(days=365))).tokens == 1
-        assert await ledger.reserve("r", [wants(10)], NOW) is None
+        assert await ledger.reserve("r", [reservation(10)], NOW) is None
 
 
 @pytest.mark.parametrize("step", [7, 50])
@@ -130,11 +131,10 @@ def test_processes_that_spend_at_once_overshoot_by_at_most_one_step(database_url
     program = [sys.executable, str(Path(__file__).with_name("budget_process.py")), database_url]
     spenders = [
         subprocess.Popen(
-            [*program, f"r{number}", str(limit), str(step)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [*program, f"r{number}", str(limit), str(step)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for number in range(processes)
-    ]  # fmt: skip
+    ]
     for spender in spenders:
         assert spender.stdout is not None
         assert spender.stdout.readline() == "ready\n"
@@ -156,12 +156,12 @@ def test_processes_that_spend_at_once_overshoot_by_at_most_one_step(database_url
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("rst"), st.integers(0, 20), st.integers(0, 20 * 24 * 60)), max_size=30))
-def test_the_window_is_the_sum_of_the_increments_in_it(said: list[tuple[str, int, int]]) -> None:
+def test_the_window_is_the_sum_of_the_increments_in_it(commits: list[tuple[str, int, int]]) -> None:
     async def check() -> None:
         ledger = MemoryLedger()
         totals: dict[str, int] = {}
         increments: list[tuple[int, int]] = []
-        for run_id, more, minute in sorted(said, key=lambda each: each[2]):
+        for run_id, more, minute in sorted(commits, key=itemgetter(2)):
             totals[run_id] = totals.get(run_id, 0) + more
             increments.append((minute, more))
             await ledger.commit(run_id, ["a"], Spend(tokens=totals[run_id]), NOW + timedelta(minutes=minute))
@@ -187,7 +187,7 @@ def spends(tokens: int, steps: int) -> ScriptedModel:
     return ScriptedModel(*turns, Reply(text="done", usage=usage))
 
 
-async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_go_on() -> None:
+async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_resume() -> None:
     store, ledger = MemoryStore(), MemoryLedger()
     model = spends(40, 5)
     agent = Agent(name="a", model=model, tools=[work])
@@ -205,7 +205,7 @@ async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_go_on(
     assert (await ledger.spent("caller:alice", datetime.now(UTC) - WEEK)).tokens == 200
 
 
-async def test_what_was_spent_before_a_crash_counts_once() -> None:
+async def test_spending_before_a_crash_counts_once() -> None:
     store, ledger = MemoryStore(), MemoryLedger()
     hang = asyncio.Event()
 
@@ -229,7 +229,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     assert (spent.tokens, spent.cost_usd, spent.runs) == (20, 0.5, 1)
 
 
-async def test_a_run_that_goes_on_after_its_window_books_only_what_is_new() -> None:
+async def test_a_run_that_resumes_after_its_window_books_only_new_spending() -> None:
     clock = ManualClock()
     store, agent = MemoryStore(clock=clock), Agent(name="a", model=spends(40, 5), tools=[work])
     budget = Budget(Limit(tokens=100, runs=1), clock=clock)
@@ -243,7 +243,7 @@ async def test_a_run_that_goes_on_after_its_window_books_only_what_is_new() -> N
     assert (spent.tokens, spent.runs) == (80, 0)
 
 
-async def test_children_spend_for_themselves_and_nothing_is_counted_twice() -> None:
+async def test_children_book_their_own_spending_and_nothing_is_counted_twice() -> None:
     child = Agent(name="child", model=spends(7, 1))
 
     @tool(effect="idempotent")
@@ -300,7 +300,7 @@ async def test_a_window_that_has_moved_lets_a_run_begin_again() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"tokens": 1, "per": "planet"}, {"tokens": 1, "window": timedelta(0)}])
-def test_a_limit_that_cannot_work_is_refused(options: dict[str, object]) -> None:
+def test_an_invalid_limit_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(BudgetError):
         Limit(**options)  # type: ignore[arg-type]
 

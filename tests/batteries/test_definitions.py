@@ -73,12 +73,16 @@ class TestEveryDefinitionStore:
         saved = await asyncio.gather(*(store.save("al", "x", b"{}", NOW) for _ in range(10)))
         assert sorted(version.number for version in saved) == list(range(1, 11))
 
-    async def test_what_is_not_there_is_said_so(self, store: DefinitionStore) -> None:
+    async def test_a_missing_definition_is_not_found(self, store: DefinitionStore) -> None:
         await store.save("al", "x", b"{}", NOW)
         for missing in (
-            store.get("al", "y"), store.get("al", "x", 2), store.get("al", "x", 0), store.history("bo", "x"),
-            store.share("al", "y", "bo"), store.remove("al", "y"),
-        ):  # fmt: skip
+            store.get("al", "y"),
+            store.get("al", "x", 2),
+            store.get("al", "x", 0),
+            store.history("bo", "x"),
+            store.share("al", "y", "bo"),
+            store.remove("al", "y"),
+        ):
             with pytest.raises(DefinitionNotFound):
                 await missing
 
@@ -96,7 +100,7 @@ class TestEveryDefinitionStore:
         assert await seen("cy") == ["for all"]
         assert len(await seen(None)) == 4
 
-    async def test_what_is_removed_is_gone_with_its_versions_and_readers(self, store: DefinitionStore) -> None:
+    async def test_a_removed_definition_loses_its_versions_and_readers(self, store: DefinitionStore) -> None:
         await store.save("al", "x", b"{}", NOW)
         await store.share("al", "x", "bo")
         await store.remove("al", "x")
@@ -104,7 +108,7 @@ class TestEveryDefinitionStore:
         await store.save("al", "x", b"{}", NOW)
         assert await store.newest("bo") == []
 
-    async def test_no_number_is_given_twice(self, store: DefinitionStore) -> None:
+    async def test_no_number_is_used_twice(self, store: DefinitionStore) -> None:
         for number in (1, 2):
             assert (await store.save("al", "x", b'"old"', NOW)).number == number
         for number in (3, 4):
@@ -123,7 +127,7 @@ def personas(model: ScriptedModel, **tiers: ScriptedModel) -> Personas:
     return Personas(ModelTiers({"fast": model, **tiers}, default="fast"), [look])
 
 
-async def test_a_persona_lowers_into_an_agent_that_runs() -> None:
+async def test_an_agent_built_from_a_persona_runs() -> None:
     model = ScriptedModel(tool_reply(call("c1", "look")), "done")
     collection = personas(model)
     await collection.save(Persona(owner="al", name="scout", instructions="Look.", tools=["look"]))
@@ -133,11 +137,11 @@ async def test_a_persona_lowers_into_an_agent_that_runs() -> None:
     assert model.requests[0][0].text == "Look."  # type: ignore[union-attr]
 
 
-async def test_a_resumed_run_keeps_the_version_it_began_with() -> None:
+async def test_a_resumed_run_keeps_the_version_it_started_with() -> None:
     store, reached, second = MemoryStore(), asyncio.Event(), ScriptedModel("done", "done")
-    collection = Personas(ModelTiers({"old": hanging(reached), "new": second}), [look])
+    collection = Personas(ModelTiers({"old": make_hanging_model(reached), "new": second}), [look])
     first = Persona(owner="al", name="p", instructions="one", model_tier="old")
-    await interrupted(collection, first, store, reached)
+    await interrupt_run(collection, first, store, reached)
     await collection.save(Persona(owner="al", name="p", instructions="two", model_tier="new"))
     newest = await collection.source("al", "p")
     two = SimulatedHost(store)
@@ -149,8 +153,8 @@ async def test_a_resumed_run_keeps_the_version_it_began_with() -> None:
     assert second.requests[0][0].text == "two"  # type: ignore[union-attr]
 
 
-async def interrupted(collection: Personas, persona: Persona, store: MemoryStore, reached: asyncio.Event) -> None:
-    """A run of `persona`, as `r`, that died while its model, which sets `reached`, was asked."""
+async def interrupt_run(collection: Personas, persona: Persona, store: MemoryStore, reached: asyncio.Event) -> None:
+    """Start run `r` of `persona` and crash its host once its model has set `reached`."""
     await collection.save(persona)
     one = SimulatedHost(store)
     source = await collection.source(persona.owner, persona.name)
@@ -161,7 +165,7 @@ async def interrupted(collection: Personas, persona: Persona, store: MemoryStore
     await asyncio.gather(task, return_exceptions=True)
 
 
-def hanging(reached: asyncio.Event) -> ScriptedModel:
+def make_hanging_model(reached: asyncio.Event) -> ScriptedModel:
     async def hang(messages: object) -> Reply:
         reached.set()
         await asyncio.Event().wait()
@@ -170,7 +174,7 @@ def hanging(reached: asyncio.Event) -> ScriptedModel:
     return ScriptedModel(hang)
 
 
-async def test_a_new_run_takes_what_was_saved_last() -> None:
+async def test_a_new_run_uses_the_newest_version() -> None:
     definitions, model = MemoryDefinitions("persona"), ScriptedModel("done")
     here, elsewhere = (Personas(ModelTiers({"fast": model}, default="fast"), store=definitions) for _ in range(2))
     await here.save(Persona(owner="al", name="p", instructions="one", palette=["a"]))
@@ -188,10 +192,10 @@ async def test_a_new_run_takes_what_was_saved_last() -> None:
     assert [asked[0].text for asked in model.requests] == ["two", "two", "three"]  # type: ignore[union-attr]
 
 
-async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_process_that_has_it() -> None:
+async def test_a_run_whose_persona_names_a_removed_tool_resumes_in_a_process_that_has_it() -> None:
     runs, definitions, reached = MemoryStore(), MemoryDefinitions("persona"), asyncio.Event()
-    first = Personas(ModelTiers({"fast": hanging(reached)}, default="fast"), [look], store=definitions)
-    await interrupted(first, Persona(owner="al", name="p", tools=["look"]), runs, reached)
+    first = Personas(ModelTiers({"fast": make_hanging_model(reached)}, default="fast"), [look], store=definitions)
+    await interrupt_run(first, Persona(owner="al", name="p", tools=["look"]), runs, reached)
 
     without = Personas(ModelTiers({"fast": ScriptedModel("done")}, default="fast"), store=definitions)
     two = SimulatedHost(runs)
@@ -207,10 +211,10 @@ async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_pro
 
 
 @pytest.mark.parametrize(
-    ("trouble", "relief", "told"),
+    ("break_sql", "repair_sql", "message"),
     [
         ("BEGIN EXCLUSIVE", "ROLLBACK", "locked"),
-        # As a newer holdfast would, and does no longer.
+        # As if a newer version of holdfast had migrated the tables.
         (
             "UPDATE holdfast_battery SET version = version + 1",
             "UPDATE holdfast_battery SET version = version - 1",
@@ -218,28 +222,28 @@ async def test_a_run_whose_persona_names_what_a_deploy_removed_is_left_for_a_pro
         ),
     ],
 )
-async def test_a_run_whose_definition_cannot_be_read_now_is_left_and_goes_on_later(
-    trouble: str, relief: str, told: str, tmp_path: Path
+async def test_a_run_whose_definition_cannot_be_read_is_interrupted_and_resumes_later(
+    break_sql: str, repair_sql: str, message: str, tmp_path: Path
 ) -> None:
     def stored(model: ScriptedModel) -> Personas:
         tables = SqliteTables(tmp_path / "definitions.db", busy_timeout_ms=1)
         return Personas(ModelTiers({"fast": model}, default="fast"), store=TablesDefinitions(tables, "persona"))
 
     runs, reached = MemoryStore(), asyncio.Event()
-    first = stored(hanging(reached))
-    await interrupted(first, Persona(owner="al", name="p"), runs, reached)
+    first = stored(make_hanging_model(reached))
+    await interrupt_run(first, Persona(owner="al", name="p"), runs, reached)
     (version,) = await first.history("al", "p")
     await first.close()
 
     again, two = stored(ScriptedModel("done")), SimulatedHost(runs)
     source = DefinitionSource(again, version)
     other = apsw.Connection(str(tmp_path / "definitions.db"))
-    other.pragma("locking_mode", "EXCLUSIVE" if told == "locked" else "NORMAL")
-    other.execute(trouble)
-    with pytest.raises(DefinitionsUnavailable, match=told):
+    other.pragma("locking_mode", "EXCLUSIVE" if message == "locked" else "NORMAL")
+    other.execute(break_sql)
+    with pytest.raises(DefinitionsUnavailable, match=message):
         await two.resume(source, "r")
     assert await two.get_statuses() == {"r": RunStatus.INTERRUPTED}
-    other.execute(relief)
+    other.execute(repair_sql)
     other.close()
     assert (await two.resume(source, "r")).output == "done"
     await again.close()
@@ -257,7 +261,7 @@ async def test_phases_of_a_persona_have_their_own_models_and_tools() -> None:
 
 
 @pytest.mark.parametrize("broken", [{"tools": ["fly"]}, {"phases": [PersonaPhase(name="p", tools=["fly"])]}])
-async def test_a_persona_that_names_what_the_host_lacks_is_not_kept(broken: dict[str, object]) -> None:
+async def test_a_persona_that_names_an_unknown_tool_is_not_stored(broken: dict[str, object]) -> None:
     collection = personas(ScriptedModel("x"))
     with pytest.raises(PersonaError, match="fly"):
         await collection.save(Persona(owner="al", name="p", **broken))  # type: ignore[arg-type]
@@ -272,7 +276,7 @@ async def test_an_unknown_tier_without_a_default_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a@1"])
-def test_a_name_that_cannot_be_told_apart_is_refused(name: str) -> None:
+def test_an_empty_name_and_one_with_a_separator_are_refused(name: str) -> None:
     for make in (lambda: Persona(owner="al", name=name), lambda: Skill(owner=name, name="x")):
         with pytest.raises(MalformedDefinition):
             make()
@@ -282,15 +286,22 @@ _WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30)
 
 
 @given(_WORDS, _WORDS, st.lists(_WORDS, max_size=3))
-def test_a_persona_survives_the_way_through_markdown(description: str, tier: str, tools: list[str]) -> None:
+def test_a_persona_survives_a_markdown_round_trip(description: str, tier: str, tools: list[str]) -> None:
     persona = Persona(
-        owner="al", name="p", description=description, model_tier=tier, tools=tools, schedule="0 * * * *",
-        instructions="# Be\n\n---\n\n- kind", palette=["x/y"], phases=[PersonaPhase(name=description, tools=None)],
-    )  # fmt: skip
+        owner="al",
+        name="p",
+        description=description,
+        model_tier=tier,
+        tools=tools,
+        schedule="0 * * * *",
+        instructions="# Be\n\n---\n\n- kind",
+        palette=["x/y"],
+        phases=[PersonaPhase(name=description, tools=None)],
+    )
     assert import_persona(export_persona(persona)) == persona
 
 
-def test_a_document_may_have_the_line_ends_of_windows_and_a_text_keeps_its_own() -> None:
+def test_a_document_may_have_windows_line_endings_and_a_text_keeps_its_own() -> None:
     persona = Persona(owner="al", name="p", description="d", instructions="one\n\ntwo")
     assert import_persona(export_persona(persona).replace("\n", "\r\n")) == persona
     mixed = Persona(owner="al", name="p", instructions="one\r\ntwo")
@@ -300,20 +311,22 @@ def test_a_document_may_have_the_line_ends_of_windows_and_a_text_keeps_its_own()
 @pytest.mark.parametrize(
     "document", ["", "no front matter", "---\nowner: al\n", "---\n- a\n---\n", "---\nowner: 3\n---\nx"]
 )
-def test_a_document_that_is_no_definition_is_refused(document: str) -> None:
+def test_an_invalid_document_is_refused(document: str) -> None:
     for read in (import_persona, import_skill):
         with pytest.raises(MalformedDefinition):
             read(document)
 
 
-# -- skills, palettes, tiers ------------------------------------------------------------------------------------------
+# -- skills, agent tools, tiers ---------------------------------------------------------------------------------------
 
 
 SKILL = Skill(
-    owner="al", name="sum up", description="Sums a text up.",
+    owner="al",
+    name="sum up",
+    description="Sums a text up.",
     parameters=[Parameter(name="text"), Parameter(name="words", type="integer", required=False)],
     procedure="Read it.\nSum it up.",
-)  # fmt: skip
+)
 
 
 async def test_a_skill_is_a_tool_whose_call_is_a_child_run() -> None:
@@ -332,28 +345,28 @@ async def test_a_skill_is_a_tool_whose_call_is_a_child_run() -> None:
     assert result.messages[-2].content == "short"
 
 
-async def test_a_skill_survives_the_way_through_markdown() -> None:
+async def test_a_skill_survives_a_markdown_round_trip() -> None:
     assert import_skill(export_skill(SKILL)) == SKILL
 
 
-async def test_a_skill_that_names_what_the_host_lacks_is_not_kept() -> None:
+async def test_a_skill_that_names_an_unknown_tool_is_not_stored() -> None:
     skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"))
     with pytest.raises(SkillError, match="fly"):
         await skills.save(Skill(owner="al", name="s", tools=["fly"]))
 
 
 @pytest.mark.parametrize("names", [["class"], ["a", "a"], ["__a"]])
-async def test_a_skill_that_cannot_be_a_tool_is_not_kept(names: list[str]) -> None:
+async def test_a_skill_that_cannot_be_a_tool_is_not_stored(names: list[str]) -> None:
     skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"))
     with pytest.raises(SkillError, match=names[0]):
         await skills.save(Skill(owner="al", name="s", parameters=[Parameter(name=name) for name in names]))
     assert await skills.newest() == []
 
 
-async def test_a_palette_lets_agents_call_each_other_but_never_in_a_circle_nor_too_deep() -> None:
+async def test_agents_may_call_each_other_but_never_recursively_nor_too_deep() -> None:
     offered: dict[str, tuple[str, ...]] = {}
 
-    def remembers(name: str, *turns: Reply | str) -> Agent:
+    def recording_agent(name: str, *turns: Reply | str) -> Agent:
         script = ScriptedModel(*turns)
 
         async def model(messages: object, tools: object) -> Reply:
@@ -362,35 +375,35 @@ async def test_a_palette_lets_agents_call_each_other_but_never_in_a_circle_nor_t
 
         return Agent(name=name, model=model)
 
-    a = remembers("a", tool_reply(call("c1", "b", prompt="x")), "done")
-    b = remembers("b", tool_reply(call("c1", "c", prompt="y")), "b says")
-    c = remembers("c", "c says")
-    palette = AgentToolProvider([a, b, c], max_depth=2)
-    result = await SimulatedHost(ports=Ports(extra_tools=palette)).executor.run(a, "go")
+    a = recording_agent("a", tool_reply(call("c1", "b", prompt="x")), "done")
+    b = recording_agent("b", tool_reply(call("c1", "c", prompt="y")), "b says")
+    c = recording_agent("c", "c says")
+    provider = AgentToolProvider([a, b, c], max_depth=2)
+    result = await SimulatedHost(ports=Ports(extra_tools=provider)).executor.run(a, "go")
     assert offered == {"a": ("b", "c"), "b": ("c",), "c": ()}
     assert result.messages[-2].content == "b says"
 
 
-async def test_a_palette_caps_the_number_of_children() -> None:
+async def test_the_number_of_children_is_limited() -> None:
     helper = Agent(name="helper", model=ScriptedModel("ok"))
     many = [call(f"c{number}", "helper", prompt=str(number)) for number in range(5)]
     parent = Agent(name="parent", model=ScriptedModel(tool_reply(*many), "done"))
-    palette = AgentToolProvider([helper], max_children=3)
-    result = await SimulatedHost(ports=Ports(extra_tools=palette)).executor.run(parent, "go")
+    provider = AgentToolProvider([helper], max_children=3)
+    result = await SimulatedHost(ports=Ports(extra_tools=provider)).executor.run(parent, "go")
     results = [message for message in result.messages if getattr(message, "tool", "") == "helper"]
     assert sum(not message.error for message in results) == 3
     assert "3 child runs" in str([message.content for message in results if message.error])
 
 
-async def test_a_persona_may_call_what_its_palette_names() -> None:
+async def test_a_persona_may_call_the_agents_that_its_palette_names() -> None:
     collection = personas(ScriptedModel(tool_reply(call("c1", "helper", prompt="x")), "done"))
     await collection.save(Persona(owner="al", name="boss", palette=["helper"]))
     boss = await collection.source("al", "boss")
     agents = [Agent(name="helper", model=ScriptedModel("ok")), Agent(name="secret", model=ScriptedModel("no"))]
-    palette = AgentToolProvider(agents, allowed=allowed_by([boss]))
-    names = [each.name for each in await palette.tools(RunInfo(run_id="r", agent_name=boss.name))]
+    provider = AgentToolProvider(agents, allowed=allowed_by([boss]))
+    names = [each.name for each in await provider.tools(RunInfo(run_id="r", agent_name=boss.name))]
     assert names == ["helper"]
-    assert (await SimulatedHost(ports=Ports(extra_tools=palette)).executor.run(boss, "go")).output == "done"
+    assert (await SimulatedHost(ports=Ports(extra_tools=provider)).executor.run(boss, "go")).output == "done"
 
 
 async def test_a_chain_asks_the_next_model_when_one_fails() -> None:
@@ -404,7 +417,7 @@ async def test_the_error_of_a_chain_is_that_of_its_last_model() -> None:
         await SimulatedHost().executor.run(Agent(name="a", model=model), "go")
 
 
-def test_a_chain_of_nothing_and_a_default_that_is_none_are_refused() -> None:
+def test_an_empty_chain_and_an_unknown_default_are_refused() -> None:
     with pytest.raises(DefinitionError):
         failover()
     with pytest.raises(DefinitionError):

@@ -1,4 +1,4 @@
-"""Batteries when their process is killed: what they keep is whole, survives, and is counted once."""
+"""Batteries whose process is killed: their data is complete, survives, and is counted once."""
 
 import asyncio
 import itertools
@@ -6,10 +6,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from tests.batteries.battery_process import ADDED, STEPS, TOKENS
 
@@ -22,14 +22,12 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.db.url import tables_from_url
 from holdfast.testing import ManualClock
 
-T = TypeVar("T")
-
 NEVER = "0"
 
 
 @contextmanager
 def start_process(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """A process of `mortal.py`. Killed at the end, if it is not over."""
+    """Start a process of `battery_process.py`, and kill it at the end if it still runs."""
     command = [sys.executable, "-m", "tests.batteries.battery_process", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -39,18 +37,18 @@ def start_process(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
 
 
 def read_lines(process: "subprocess.Popen[str]", lines: int = 1) -> str:
-    """The last of the next lines that the process prints, or that it is done."""
+    """Return the last of the next `lines` lines that the process prints, or "done" as soon as it prints that."""
     assert process.stdout is not None
     line = ""
     for _ in range(lines):
         line = process.stdout.readline().strip()
-        assert line, "the process went by itself"
+        assert line, "the process ended by itself"
         if line == "done":
             break
     return line
 
 
-async def records(url: str) -> dict[str, RunRecord]:
+async def load_records(url: str) -> dict[str, RunRecord]:
     store = store_from_url(url)
     await store.open()
     try:
@@ -59,7 +57,7 @@ async def records(url: str) -> dict[str, RunRecord]:
         await store.close()
 
 
-async def spent(url: str) -> Spend:
+async def load_spend(url: str) -> Spend:
     budget = Budget(Limit(tokens=1, per="all"), ledger=TablesLedger(tables_from_url(url)))
     try:
         return await budget.spent("all")
@@ -67,7 +65,7 @@ async def spent(url: str) -> Spend:
         await budget.close()
 
 
-async def audited(url: str) -> list[AuditRow]:
+async def load_audit_rows(url: str) -> list[AuditRow]:
     store = TablesAudit(tables_from_url(url))
     await store.open()
     try:
@@ -79,7 +77,7 @@ async def audited(url: str) -> list[AuditRow]:
 # -- budget -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_booked_before_a_kill_stays_booked_and_is_booked_once(database_url: str) -> None:
+def test_spending_booked_before_a_kill_stays_booked_and_is_booked_once(database_url: str) -> None:
     chance, booked_before = random.Random(), 0
     while True:
         with start_process("run", database_url, NEVER) as process:
@@ -90,63 +88,57 @@ def test_what_was_booked_before_a_kill_stays_booked_and_is_booked_once(database_
                 break
             process.kill()
             process.wait()
-        saved = decode(asyncio.run(records(database_url))["r"].progress, Progress)
-        booked = asyncio.run(spent(database_url))
-        # The step that was under way may be saved already, and not booked yet: then the next life books it.
+        saved = decode(asyncio.run(load_records(database_url))["r"].progress, Progress)
+        booked = asyncio.run(load_spend(database_url))
+        # The last step may be saved and not booked yet: then the next attempt books it.
         assert TOKENS * (int(step) - 1) <= booked.tokens <= saved.own_usage.input_tokens, f"from {began} to {step}"
         assert (booked.tokens >= booked_before, booked.runs) == (True, 1)
         booked_before = booked.tokens
-    assert asyncio.run(spent(database_url)).tokens == TOKENS * STEPS
-    assert asyncio.run(spent(database_url)).runs == 1
+    assert asyncio.run(load_spend(database_url)).tokens == TOKENS * STEPS
+    assert asyncio.run(load_spend(database_url)).runs == 1
 
 
 # -- audit --------------------------------------------------------------------------------------------------------
 
 
-def until(question: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
-    """The answer, as soon as it is the one that is waited for."""
+def wait_for_rows(url: str, count: int) -> None:
     end = time.monotonic() + 60
-    while not holds(answer := asyncio.run(_asked(question))):
-        assert time.monotonic() < end, f"there is only {answer}"
+    while len(rows := asyncio.run(load_audit_rows(url))) < count:
+        assert time.monotonic() < end, f"there is only {rows}"
         time.sleep(0.02)
-    return answer
 
 
-async def _asked(question: Callable[[], Awaitable[T]]) -> T:
-    return await question()
-
-
-def life(rows: list[AuditRow], first: int, *, resumed: bool) -> list[tuple[str, Any]]:
-    """What a life that began with step `first` has recorded, if nothing is missing between its rows."""
+def expected_rows(rows: list[AuditRow], first: int, *, resumed: bool) -> list[tuple[str, Any]]:
+    """Return the first `len(rows)` rows of an attempt that starts at step `first`, as `summarize` shows them."""
     begun = "resumed" if resumed else "begun"
     steps = ([("tool", f"c{step}"), ("step", step)] for step in itertools.count(first))
     expected = itertools.chain([("start", begun)], *itertools.islice(steps, STEPS))
     return list(itertools.islice(expected, len(rows)))
 
 
-def shown(row: AuditRow) -> tuple[str, Any]:
+def summarize(row: AuditRow) -> tuple[str, Any]:
     return row.kind, {"start": row.status, "tool": row.call_id, "step": row.iteration, "end": row.status}[row.kind]
 
 
-def test_what_a_killed_process_has_recorded_is_there_up_to_its_last_step(database_url: str) -> None:
+def test_the_rows_of_a_killed_process_are_there_up_to_its_last_step(database_url: str) -> None:
     with start_process("run", database_url, "4") as process:
         assert read_lines(process, 4) == "4"  # three steps are saved, and the process hangs in the fourth
-        until(lambda: audited(database_url), lambda rows: len(rows) >= 7)
+        wait_for_rows(database_url, 7)
         process.kill()
         process.wait()
-    rows = asyncio.run(audited(database_url))
-    assert [shown(row) for row in rows] == life(rows, 1, resumed=False)
+    rows = asyncio.run(load_audit_rows(database_url))
+    assert [summarize(row) for row in rows] == expected_rows(rows, 1, resumed=False)
     assert len(rows) == 7
     with start_process("run", database_url, NEVER) as process:
         assert read_lines(process, STEPS - 3 + 1) == "done"
         assert process.wait(60) == 0
-    *more, answer, end = [shown(row) for row in asyncio.run(audited(database_url))[7:]]
-    assert more == life([rows[0]] * len(more), 4, resumed=True)
+    *more, answer, end = [summarize(row) for row in asyncio.run(load_audit_rows(database_url))[7:]]
+    assert more == expected_rows([rows[0]] * len(more), 4, resumed=True)
     assert (answer, end) == (("step", STEPS), ("end", "complete"))
 
 
-def test_a_kill_at_any_moment_leaves_whole_records_without_a_gap(database_url: str) -> None:
-    """Those of the last moments may be missing, because no run waits for them; before those nothing is."""
+def test_a_kill_at_any_moment_leaves_complete_rows_without_a_gap(database_url: str) -> None:
+    """Only the last rows may be missing, because no run waits for them to be written."""
     chance, first, seen = random.Random(), 1, 0
     for number in range(3):
         steps = chance.randint(0, 3)
@@ -155,49 +147,49 @@ def test_a_kill_at_any_moment_leaves_whole_records_without_a_gap(database_url: s
             time.sleep(chance.random() * 0.4)  # a batch is written every 0.2 s: before, amid or after one
             process.kill()
             process.wait()
-        rows = asyncio.run(audited(database_url))[seen:]  # each of them can be read
-        assert [shown(row) for row in rows] == life(rows, first, resumed=number > 0)
+        rows = asyncio.run(load_audit_rows(database_url))[seen:]  # each of them can be read
+        assert [summarize(row) for row in rows] == expected_rows(rows, first, resumed=number > 0)
         first, seen = first + steps, seen + len(rows)
 
 
 # -- schedule -----------------------------------------------------------------------------------------------------
 
 
-async def with_job(url: str) -> Job:
-    schedule = Schedule(_nothing, jobs=TablesJobs(tables_from_url(url)), clock=ManualClock(ADDED))
+async def add_job(url: str) -> Job:
+    schedule = Schedule(_not_called, jobs=TablesJobs(tables_from_url(url)), clock=ManualClock(ADDED))
     try:
         return await schedule.add("hourly", "a", "go", "0 * * * *")
     finally:
         await schedule.close()
 
 
-async def _nothing(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
+async def _not_called(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
     raise AssertionError
 
 
-async def jobs(url: str) -> list[Job]:
-    kept = TablesJobs(tables_from_url(url))
-    await kept.open()
+async def load_jobs(url: str) -> list[Job]:
+    store = TablesJobs(tables_from_url(url))
+    await store.open()
     try:
-        return list(await kept.jobs())
+        return list(await store.jobs())
     finally:
-        await kept.close()
+        await store.close()
 
 
-def test_a_job_whose_process_was_killed_amid_its_fire_is_not_marked_and_fires_again(database_url: str) -> None:
-    job = asyncio.run(with_job(database_url))
+def test_a_job_whose_process_is_killed_during_a_fire_is_not_marked_and_fires_again(database_url: str) -> None:
+    job = asyncio.run(add_job(database_url))
     run_id = job.run_id(job.next_at)
     for _ in range(2):
         with start_process("fire", database_url, "hang") as process:
             assert read_lines(process) == f"submitted {run_id}"
             process.kill()
             process.wait()
-        assert asyncio.run(jobs(database_url)) == [job], "not marked"
+        assert asyncio.run(load_jobs(database_url)) == [job], "not marked"
     with start_process("fire", database_url, "") as process:
         assert (read_lines(process), read_lines(process)) == (f"submitted {run_id}", "ran 1")
         assert process.wait(60) == 0
-    [marked] = asyncio.run(jobs(database_url))
+    [marked] = asyncio.run(load_jobs(database_url))
     assert marked.next_at == job.next_at + timedelta(hours=1)
-    assert list(asyncio.run(records(database_url))) == [run_id], "one run, however often it was submitted"
+    assert list(asyncio.run(load_records(database_url))) == [run_id], "one run, however often it was submitted"
     with start_process("fire", database_url, "") as process:
         assert read_lines(process) == "ran 0"

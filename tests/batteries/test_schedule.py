@@ -41,11 +41,17 @@ async def jobs(battery_url: str) -> AsyncIterator[JobStore]:
 
 
 class TestEveryJobStore:
-    async def test_what_is_added_is_kept_as_it_is(self, jobs: JobStore) -> None:
+    async def test_an_added_job_is_stored_unchanged(self, jobs: JobStore) -> None:
         kept = Job(
-            name="nightly é", agent="a", prompt="p\n", cron="0 3 * * *", timezone="Europe/Lisbon",
-            missed="all", caller_id="alice", next_at=START,
-        )  # fmt: skip
+            name="nightly é",
+            agent="a",
+            prompt="p\n",
+            cron="0 3 * * *",
+            timezone="Europe/Lisbon",
+            missed="all",
+            caller_id="alice",
+            next_at=START,
+        )
         await jobs.add(kept)
         await jobs.add(job("b"))
         assert await jobs.get("nightly é") == kept
@@ -56,20 +62,20 @@ class TestEveryJobStore:
         with pytest.raises(JobExists):
             await jobs.add(job())
 
-    async def test_what_is_removed_is_gone(self, jobs: JobStore) -> None:
+    async def test_a_removed_job_is_gone(self, jobs: JobStore) -> None:
         await jobs.add(job())
         await jobs.remove("j")
         for missing in (jobs.get("j"), jobs.remove("j")):
             with pytest.raises(JobNotFound):
                 await missing
 
-    async def test_due_are_those_whose_time_has_come_the_oldest_first(self, jobs: JobStore) -> None:
+    async def test_due_jobs_are_returned_oldest_first(self, jobs: JobStore) -> None:
         for name, hour in (("late", 2), ("soon", 5), ("first", 1)):
             await jobs.add(job(name, START + timedelta(hours=hour)))
         due = await jobs.due(START + timedelta(hours=2))
         assert [each.name for each in due] == ["first", "late"]
 
-    async def test_only_one_of_those_who_read_a_job_moves_it(self, jobs: JobStore) -> None:
+    async def test_only_one_reader_of_a_job_advances_it(self, jobs: JobStore) -> None:
         await jobs.add(job())
         seen = await jobs.get("j")
         assert await jobs.advance(seen, START + timedelta(hours=1))
@@ -119,7 +125,7 @@ async def test_each_fire_submits_one_run_with_an_id_of_job_and_time() -> None:
         ("none", []),
     ],
 )
-async def test_what_was_missed_is_made_up_for_as_the_job_says(missed: Missed, expected: list[str]) -> None:
+async def test_missed_fires_are_made_up_for_as_the_job_says(missed: Missed, expected: list[str]) -> None:
     clock, submissions = ManualClock(START), Submissions()
     schedule = Schedule(submissions, clock=clock)
     await schedule.add("hourly", "a", "p", "0 * * * *", missed=missed)
@@ -144,7 +150,7 @@ async def test_in_a_fleet_a_fire_happens_once(database_url: str) -> None:
         await each.close()
 
 
-async def test_a_failing_job_stays_due_and_stalls_nobody() -> None:
+async def test_a_failing_job_stays_due() -> None:
     clock, submissions = ManualClock(START), Submissions()
     schedule = Schedule(submissions, clock=clock)
     await schedule.add("hourly", "a", "p", "0 * * * *")
@@ -156,7 +162,7 @@ async def test_a_failing_job_stays_due_and_stalls_nobody() -> None:
     assert fires(submissions) == ["20300101T010000Z"]
 
 
-async def test_a_job_is_run_now_beside_its_fires() -> None:
+async def test_run_now_submits_extra_runs() -> None:
     clock, submissions = ManualClock(START), Submissions()
     schedule = Schedule(submissions, clock=clock)
     await schedule.add("hourly", "a", "p", "0 * * * *")
@@ -182,21 +188,21 @@ async def test_an_app_runs_what_is_due() -> None:
 
 
 class Host:
-    """A host with jobs that are names, and troubles of its own."""
+    """A host whose jobs are names. Those in `failing` raise; "due" makes the list of jobs raise."""
 
     def __init__(self, *names: str) -> None:
         self.names = list(names)
         self.ran: list[str] = []
         self.marked: list[str] = []
-        self.trouble: set[str] = set()
+        self.failing: set[str] = set()
 
     async def due(self, now: datetime) -> list[str]:
-        if "due" in self.trouble:
+        if "due" in self.failing:
             raise OSError("no list")
         return self.names
 
     async def run(self, name: str) -> None:
-        if name in self.trouble:
+        if name in self.failing:
             raise RuntimeError(name)
         self.ran.append(name)
 
@@ -224,39 +230,39 @@ async def test_a_schedule_that_cannot_be_computed_skips_its_job_and_runs_the_oth
 
 async def test_a_failing_job_is_not_marked() -> None:
     host = Host("bad", "good")
-    host.trouble.add("bad")
+    host.failing.add("bad")
     done = await host.runner().tick()
     assert (done.failed, host.marked) == (["bad"], ["good"])
 
 
 async def test_a_failing_list_ends_the_pass_and_not_the_loop() -> None:
     clock, host = ManualClock(), Host("good")
-    host.trouble.add("due")
+    host.failing.add("due")
     loop = asyncio.create_task(host.runner(clock).loop(timedelta(seconds=5)))
     await clock.advance(timedelta(seconds=6))
     assert host.ran == []
-    host.trouble.clear()
+    host.failing.clear()
     await clock.advance(timedelta(seconds=6))
     assert host.ran == ["good"]
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
 
 
-async def test_a_job_that_takes_long_stalls_nobody() -> None:
-    host, go_on = Host("slow", "quick"), asyncio.Event()
+async def test_a_slow_job_does_not_delay_another() -> None:
+    host, proceed = Host("slow", "quick"), asyncio.Event()
 
     async def run(name: str) -> None:
         if name == "slow":
-            await go_on.wait()
+            await proceed.wait()
         host.ran.append(name)
-        go_on.set()
+        proceed.set()
 
     runner = ScheduleRunner(due=host.due, run=run, mark=host.mark, next=host.next, clock=ManualClock())
     await runner.tick()
     assert host.ran == ["quick", "slow"]
 
 
-async def test_in_a_loop_a_job_that_hangs_stalls_nobody_and_ends_with_the_loop() -> None:
+async def test_in_a_loop_a_hanging_job_does_not_delay_another_and_ends_with_the_loop() -> None:
     clock, host, ended = ManualClock(), Host("slow", "quick"), asyncio.Event()
 
     async def run(name: str) -> None:
@@ -278,21 +284,21 @@ async def test_in_a_loop_a_job_that_hangs_stalls_nobody_and_ends_with_the_loop()
     assert "slow" not in host.marked
 
 
-async def test_in_a_loop_a_job_that_ends_while_the_list_is_made_is_not_run_again() -> None:
-    clock, ran, go_on, marked = ManualClock(), list[str](), asyncio.Event(), asyncio.Event()
+async def test_in_a_loop_a_job_that_finishes_while_due_jobs_are_listed_is_not_run_again() -> None:
+    clock, ran, proceed, marked = ManualClock(), list[str](), asyncio.Event(), asyncio.Event()
 
     async def due(now: datetime) -> list[str]:
         found = [] if marked.is_set() else ["job"]
         if ran:
-            go_on.set()
+            proceed.set()
             await marked.wait()
-            for _ in range(5):  # turns for the job to be over
+            for _ in range(5):  # let the job finish
                 await asyncio.sleep(0)
         return found
 
     async def run(name: str) -> None:
         ran.append(name)
-        await go_on.wait()
+        await proceed.wait()
 
     async def mark(name: str, upcoming: datetime) -> None:
         marked.set()
@@ -306,7 +312,7 @@ async def test_in_a_loop_a_job_that_ends_while_the_list_is_made_is_not_run_again
 
 
 @pytest.mark.parametrize("missing", ["due", "run", "mark", "next"])
-def test_a_part_that_is_missing_is_an_error_at_once(missing: str) -> None:
+def test_a_missing_function_is_refused(missing: str) -> None:
     host = Host()
     parts: dict[str, Any] = {"due": host.due, "run": host.run, "mark": host.mark, "next": host.next}
     del parts[missing]
@@ -329,7 +335,7 @@ def test_summer_time_neither_skips_nor_doubles_a_daily_fire() -> None:
 
 
 @pytest.mark.parametrize("cron", ["30 1 * * *", "0 1 * * *", "*/30 * * * *", "30 * * * *", "15 0-3 * * *"])
-def test_a_fire_is_after_the_time_it_is_asked_for_also_in_an_hour_that_is_repeated(cron: str) -> None:
+def test_the_next_fire_is_later_also_in_a_repeated_hour(cron: str) -> None:
     # In Lisbon the hour from 01:00 to 02:00 is there twice on 27 October 2030, from 00:00 and from 01:00 UTC.
     after, end = datetime(2030, 10, 26, 22, tzinfo=UTC), datetime(2030, 10, 27, 6, tzinfo=UTC)
     sequence = [cron_next(cron, "Europe/Lisbon", after)]
@@ -350,6 +356,6 @@ def test_a_fire_is_after_the_time_it_is_asked_for_also_in_an_hour_that_is_repeat
         ("* * * * *", "x" * 300),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_what_to_do(cron: str, timezone: str) -> None:
+def test_an_invalid_cron_expression_or_time_zone_is_refused(cron: str, timezone: str) -> None:
     with pytest.raises(ScheduleError):
         cron_next(cron, timezone, START)

@@ -1,4 +1,4 @@
-"""One SQLite file for the checkpoints and for batteries, whichever comes first."""
+"""One SQLite file for checkpoints and batteries, in whichever order they create it."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.store_suite.store_under_test import list_run_ids, make_run
 
 
-async def _job_store(path: Path) -> None:
+async def _open_job_store(path: Path) -> None:
     jobs = TablesJobs(tables_from_url(f"sqlite:{path}"))
     await jobs.open()
     await jobs.close()
 
 
-async def _checkpoints(path: Path) -> None:
+async def _write_checkpoint(path: Path) -> None:
     store = SqliteStore(path)
     await store.open()
     await store.create(make_run())
@@ -24,7 +24,7 @@ async def _checkpoints(path: Path) -> None:
     await store.close()
 
 
-def _begun(path: Path) -> tuple[object, ...]:
+def _read_pragmas(path: Path) -> tuple[object, ...]:
     connection = apsw.Connection(str(path))
     try:
         names = ("application_id", "page_size", "auto_vacuum", "journal_mode", "user_version")
@@ -33,10 +33,10 @@ def _begun(path: Path) -> tuple[object, ...]:
         connection.close()
 
 
-async def test_a_file_that_a_battery_began_is_the_same_as_one_that_the_checkpoints_began(tmp_path: Path) -> None:
+async def test_a_file_created_by_a_battery_equals_one_created_by_the_store(tmp_path: Path) -> None:
     one, other = tmp_path / "one.db", tmp_path / "other.db"
-    await _job_store(one)
-    await _checkpoints(one)
-    await _checkpoints(other)
-    await _job_store(other)
-    assert _begun(one) == _begun(other)
+    await _open_job_store(one)
+    await _write_checkpoint(one)
+    await _write_checkpoint(other)
+    await _open_job_store(other)
+    assert _read_pragmas(one) == _read_pragmas(other)

@@ -1,4 +1,4 @@
-"""Every example runs and prints what it says it prints."""
+"""Every example runs and prints the output in its source."""
 
 import asyncio
 import json
@@ -25,12 +25,12 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OUTPUT = re.compile(r"^# Output:\n((?:# .*\n)+)", re.MULTILINE)
 
 
-def expected(example: Path) -> str | None:
+def read_expected_output(example: Path) -> str | None:
     found = OUTPUT.search(example.read_text())
     return None if found is None else "".join(line[2:] + "\n" for line in found[1].splitlines())
 
 
-WITH_OUTPUT = [example for example in EXAMPLES if expected(example) is not None]
+WITH_OUTPUT = [example for example in EXAMPLES if read_expected_output(example) is not None]
 
 
 def test_the_examples_are_there() -> None:
@@ -40,15 +40,15 @@ def test_the_examples_are_there() -> None:
 
 
 @pytest.mark.parametrize("example", WITH_OUTPUT, ids=lambda example: str(example.stem))
-def test_an_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
+def test_an_example_prints_its_output(example: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == expected(example), done.stderr
+    assert done.stdout == read_expected_output(example), done.stderr
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """The web service as a process of its own, on loopback."""
+def serve(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Run the web service as a process on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -75,17 +75,17 @@ def ask(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         return exc.code, json.loads(exc.read())
 
 
-def test_the_web_service_answers_and_goes_on_after_a_kill(tmp_path: Path) -> None:
-    with served(tmp_path) as (url, process):
+def test_the_web_service_answers_and_resumes_after_a_kill(tmp_path: Path) -> None:
+    with serve(tmp_path) as (url, process):
         assert ask(f"{url}/ask", {"id": "q1", "prompt": "hello"}) == (202, {"id": "q1"})
         assert ask(f"{url}/ask", {"id": "q1", "prompt": "hello"}) == (202, {"id": "q1"})
         assert ask(f"{url}/ask", {"id": "q1", "prompt": "other"})[0] == 409
         assert ask(f"{url}/runs/q1") == (200, {"output": "5 letters"})
-        assert ask(f"{url}/runs/nobody")[0] == 404
+        assert ask(f"{url}/runs/unknown")[0] == 404
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
 
-    async def leave_a_run_behind() -> None:
+    async def submit_unfinished_run() -> None:
         async def never(messages: object, tools: object) -> Reply:
             raise AssertionError
 
@@ -96,7 +96,7 @@ def test_the_web_service_answers_and_goes_on_after_a_kill(tmp_path: Path) -> Non
         ) as app:
             await app.submit("counter", "left behind", run_id="q2")
 
-    asyncio.run(leave_a_run_behind())
-    with served(tmp_path) as (url, _):
+    asyncio.run(submit_unfinished_run())
+    with serve(tmp_path) as (url, _):
         assert ask(f"{url}/runs/q2") == (200, {"output": "11 letters"})
         assert ask(f"{url}/runs/q1") == (200, {"output": "5 letters"})

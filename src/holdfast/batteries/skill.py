@@ -131,7 +131,7 @@ def _make_tool(skill: Skill, call: Callable[..., Any]) -> Tool:
     """Return `call` as a tool with the name and the parameters of the skill.
 
     Raises:
-        SkillError: two parameters have one name, or a name is a Python keyword.
+        SkillError: a name is used twice, or cannot be a parameter of a Python function.
     """
     name = f"{skill.owner}/{skill.name}"
     try:
