@@ -145,16 +145,19 @@ class NotifiesOnlyItself(BrokenSnapshotStore):
         return False
 
 
-class RegistersWorkersWithEachHeartbeat(BrokenSnapshotStore):
-    """A heartbeat brings a worker back that another store has deregistered."""
+class SendsHeartbeatsForDeregisteredWorkers(BrokenSnapshotStore):
+    """A late heartbeat registers the worker again."""
 
-    red = ("test_a_worker_that_another_store_deregistered_stays_dead",)
+    red = ("test_a_deregistered_worker_stays_dead_after_a_heartbeat",)
 
-    _heartbeat: asyncio.Task[None] | None = None
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._workers: dict[str, ProcessIdentity] = {}
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         await super().register_worker(worker)
-        self._workers = {**getattr(self, "_workers", {}), worker.worker_id: worker.process}
+        self._workers[worker.worker_id] = worker.process
         if self._heartbeat is None:
             self._heartbeat = asyncio.create_task(self._send_heartbeats())
 

@@ -203,12 +203,12 @@ class SharedStoreTests(DurableStoreUnderTest):
         await other.request_cancel("run-1")
         assert list(await store.pending_cancellations(worker)) == ["run-1"]
 
-    async def test_a_worker_that_another_store_deregistered_stays_dead(
+    async def test_a_deregistered_worker_stays_dead_after_a_heartbeat(
         self, store: CheckpointStore, other: CheckpointStore, worker: str
     ) -> None:
-        await add_worker(store)  # keeps the heartbeat running
+        await add_worker(store)  # needs further heartbeats of the store
         await create_claimed(store, worker)
-        await other.deregister_worker(worker)
+        await store.deregister_worker(worker)
         await asyncio.sleep(1.2 * self.heartbeat_interval.total_seconds())
         for each in (store, other):
             assert await list_run_ids(each, RunFilter(interrupted=True)) == ["run-1"]
