@@ -5,11 +5,11 @@ from typing import Any
 
 from tests.probe_store import ProbeStore
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.config import CheckpointSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.native import get_loop

@@ -28,6 +28,7 @@ PUBLIC = {
     "Effect",
     "Executor",
     "CheckpointSettings",
+    "WorkerSettings",
     "Completed",
     "HoldfastError",
     "Message",
@@ -115,7 +116,7 @@ def test_a_durable_run_needs_nothing_but_the_core() -> None:
                     raise ModuleNotFoundError(name)
 
         sys.meta_path.insert(0, NotInstalled())
-        from holdfast import Agent, App, Executor, Reply, ToolCall, tool
+        from holdfast import Agent, App, Executor, Reply, ToolCall, WorkerSettings, tool
 
         @tool
         def look() -> str:
@@ -130,7 +131,7 @@ def test_a_durable_run_needs_nothing_but_the_core() -> None:
 
         async def main():
             bare = await Executor().run(agent, "go")
-            async with App([agent], "memory:", handle_signals=False) as app:
+            async with App([agent], "memory:", worker=WorkerSettings(handle_signals=False)) as app:
                 durable = await app.run("a", "go")
             print(json.dumps([bare.output, durable.output]))
 

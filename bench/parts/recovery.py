@@ -17,7 +17,7 @@ from pathlib import Path
 
 import apsw
 
-from holdfast import Agent, App, Message, Model, Reply, ToolCall, ToolSchema, tool
+from holdfast import Agent, App, Message, Model, Reply, ToolCall, ToolSchema, WorkerSettings, tool
 from holdfast.stores.sqlite import SqliteStore
 
 STEPS = 10
@@ -52,14 +52,18 @@ async def first_step(path: str) -> None:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 
-    async with App([agent(told)], SqliteStore(path, durability="process"), shutdown_timeout=timedelta(0)):
+    async with App(
+        [agent(told)], SqliteStore(path, durability="process"), worker=WorkerSettings(shutdown_timeout=timedelta(0))
+    ):
         await asked.wait()
 
 
 async def fill(path: Path, runs: int) -> None:
     """Runs that all were interrupted after the same ten steps."""
     one = agent()
-    async with App([one], SqliteStore(path, durability="process"), recover_on_start=False) as app:
+    async with App(
+        [one], SqliteStore(path, durability="process"), worker=WorkerSettings(recover_on_start=False)
+    ) as app:
         await app.submit(one, "go", run_id="first")
         await app.recover()
         for begin in range(0, runs, 500):

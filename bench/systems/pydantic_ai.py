@@ -14,7 +14,7 @@ from pydantic_ai import UsageLimits
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import App, Bounds
+from holdfast import App, Bounds, WorkerSettings
 from holdfast.adapters.pydantic_ai import durable
 
 
@@ -48,7 +48,9 @@ async def agent_run(job: Job) -> Result:
         await subject.agent.run("go", usage_limits=UsageLimits(request_limit=None))
     else:
         known = durable(subject.agent, bounds=Bounds(max_steps=steps + 1))
-        async with App([known], f"sqlite:{Path(job['folder']) / 'runs.db'}", recover_on_start=False) as app:
+        async with App(
+            [known], f"sqlite:{Path(job['folder']) / 'runs.db'}", worker=WorkerSettings(recover_on_start=False)
+        ) as app:
             before, began = footprint(job), time.perf_counter()
             await app.run(known, "go")
     subject.times[0] = began

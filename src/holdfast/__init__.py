@@ -1,8 +1,8 @@
 """LLM agent runs that survive: an interrupted run goes on where it stopped."""
 
 from holdfast.app import App
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import Agent, Bounds, Model, Phase
 from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Effect
 from holdfast.core.execution.executor import Executor
@@ -42,6 +42,7 @@ __all__ = [
     "ToolSchema",
     "Usage",
     "User",
+    "WorkerSettings",
     "current_call",
     "store_from_url",
     "tool",

@@ -4,28 +4,46 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.execution.executor import Executor, create_run_info
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, close_with_timeout, install_signal_handlers
+from holdfast.core.info import RunLabels
 from holdfast.core.ports import Audit, Budget, Critic, Ports, RunListener, ToolProvider
-from holdfast.core.redaction import Redact
 from holdfast.core.result import Result
 from holdfast.runtime.attach import RecentOutcomes, RunAttacher
-from holdfast.runtime.client import DEFAULT_RETENTION, RunClient
+from holdfast.runtime.client import RunClient
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.worker import RecoveryReport, StartupRecovery, Worker
 from holdfast.stores.redacting import RedactingStore
 from holdfast.stores.url import store_from_url
+
+_CHECKPOINT_DEFAULTS = CheckpointSettings()
+_WORKER_DEFAULTS = WorkerSettings()
+
+
+class AppOptions(TypedDict, total=False):
+    """The parameters of `App`, for `App.replace`."""
+
+    agents: Iterable[AgentSource]
+    store: CheckpointStore | str | None
+    checkpoint: CheckpointSettings
+    worker: WorkerSettings
+    audit: Audit | None
+    budget: Budget | None
+    critic: Critic | None
+    listener: RunListener | None
+    extra_tools: ToolProvider | None
+    clock: Clock
 
 
 class App:
@@ -40,16 +58,8 @@ class App:
         agents: Iterable[AgentSource],
         store: CheckpointStore | str | None = "",
         *,
-        recover_on_start: bool = True,
-        concurrency: int = 16,
-        shutdown_timeout: timedelta = timedelta(seconds=30),
-        handle_signals: bool = True,
-        require_durability: bool = True,
-        save_interval: timedelta = timedelta(0),
-        max_transcript_bytes: int | None = None,
-        failed_retention: timedelta | None = None,
-        result_retention: timedelta = DEFAULT_RETENTION,
-        redact: Redact | None = None,
+        checkpoint: CheckpointSettings = _CHECKPOINT_DEFAULTS,
+        worker: WorkerSettings = _WORKER_DEFAULTS,
         audit: Audit | None = None,
         budget: Budget | None = None,
         critic: Critic | None = None,
@@ -60,35 +70,38 @@ class App:
         """Join the parts.
 
         Args:
-            agents: interrupted runs find their agent here, by name.
-            store: a store, or the URL of one; `""` is the default (`HOLDFAST_STORE`, else SQLite under `.holdfast/`),
-                `None` makes runs in memory only.
-            recover: go on at entry with what an earlier process left behind.
-            concurrency: how many recovered or served runs are driven at once.
-            grace: how long runs may take at exit to reach their next step boundary. A store that does not answer then
-                holds the exit up for some seconds more, not longer.
-            signals: shut down on SIGTERM and SIGINT, unless somebody else handles them: every run is left for recovery,
-                and a second signal ends the process.
-            required: refuse a run that cannot be made durable.
-            throttle: lose at most this much progress, for fewer writes.
-            max_transcript_bytes: park a run whose transcript grows beyond this.
-            failed_retention: keep failed runs for so long, to be resumed by hand.
-            retention: how long the ends of submitted runs are kept.
-            redact: takes secrets out of everything before it is stored, but for ids and names. A resumed run finds what
-                was stored, and two prompts that differ in their secrets only are the same.
+            agents: an interrupted run finds its agent here, by name.
+            store: a store, or the URL of one. `""` is the default (`HOLDFAST_STORE`, else SQLite under `.holdfast/`).
+                `None` keeps runs in memory only.
+            checkpoint: how runs are saved.
+            worker: how this process executes stored runs, and how it stops.
+
+        Raises:
+            DefinitionError: two agents have the same name, or a setting has a wrong type.
+            StoreError: the URL names no store.
         """
-        made_of = {name: value for name, value in locals().items() if name != "self"}
+        _check_settings(checkpoint, worker)
         self._agents = _index_agents(agents)
-        self._options = {**made_of, "agents": tuple(self._agents.values())}
+        self._options: AppOptions = {
+            "agents": tuple(self._agents.values()),
+            "store": store,
+            "checkpoint": checkpoint,
+            "worker": worker,
+            "audit": audit,
+            "budget": budget,
+            "critic": critic,
+            "listener": listener,
+            "extra_tools": extra_tools,
+            "clock": clock,
+        }
+        self._checkpoint_settings, self._worker_settings, self._clock = checkpoint, worker, clock
         given = store_from_url(store or None) if isinstance(store, str) else store
-        if given is not None and redact is not None:
-            given = RedactingStore(given, redact)
-        settings = CheckpointSettings(
-            save_interval=save_interval, max_transcript_bytes=max_transcript_bytes, failed_retention=failed_retention
-        )
+        if given is not None and checkpoint.redact is not None:
+            given = RedactingStore(given, checkpoint.redact)
+        self._checkpoint_store = given
         self._checkpoints = StoreCheckpoints(
             given,
-            settings=settings,
+            settings=checkpoint,
             clock=clock,
             cancel_children=lambda run_id: self._client.cancel_children(run_id),
         )
@@ -100,15 +113,7 @@ class App:
             listener=listener,
             extra_tools=extra_tools,
         )
-        self._checkpoint_store, self._recover_on_start, self._shutdown_timeout = (
-            given,
-            recover_on_start,
-            shutdown_timeout,
-        )
-        self._clock, self._require_durability = clock, require_durability
-        self._concurrency, self._result_retention = concurrency, result_retention
         self._recent_outcomes = RecentOutcomes()
-        self._handle_signals = handle_signals
         self._remove_signal_handlers: Callable[[], None] = lambda: None
         self._executor: Executor | None = None
         self._stopping = asyncio.Event()
@@ -120,13 +125,15 @@ class App:
     async def __aenter__(self) -> Self:
         await self._checkpoints.open()
         self._stopping = asyncio.Event()
-        self._executor = Executor(self._ports, clock=self._clock, require_durability=self._require_durability)
-        if self._handle_signals and can_install_handlers():
+        self._executor = Executor(
+            self._ports, clock=self._clock, require_durability=self._checkpoint_settings.require_durability
+        )
+        if self._worker_settings.handle_signals and can_install_handlers():
             self._remove_signal_handlers = install_signal_handlers(self.shutdown)
         if self._checkpoint_store is not None:
             house = Janitor(self._checkpoints, self._executor, clock=self._clock)
             self._janitor_task = asyncio.create_task(house.run())
-            if self._recover_on_start:
+            if self._worker_settings.recover_on_start:
                 boot = StartupRecovery(self._recovery, self._checkpoints, self._executor, self._agents, self._clock)
                 self._recovery_task = asyncio.create_task(boot.recover())
         return self
@@ -144,7 +151,7 @@ class App:
         self._stopping.set()
         await _cancel_task(self._janitor_task)
         # Recovered runs come to their boundary like any other; only then may what waits for them be ended.
-        await self._open_executor.shutdown(self._shutdown_timeout if timeout is None else timeout)
+        await self._open_executor.shutdown(self._worker_settings.shutdown_timeout if timeout is None else timeout)
         await _cancel_task(self._recovery_task)
         for port in (self._ports.audit, self._ports.budget):
             # A battery that holds a database, or rows that wait to be written.
@@ -162,7 +169,7 @@ class App:
     @property
     def _client(self) -> RunClient:
         assert self._open_executor
-        return RunClient(self._store_checkpoints, self._agents, retention=self._result_retention)
+        return RunClient(self._store_checkpoints, self._agents, retention=self._checkpoint_settings.result_retention)
 
     @property
     def _recovery(self) -> Worker:
@@ -170,8 +177,8 @@ class App:
             self._store_checkpoints,
             self._open_executor,
             self._agents,
-            concurrency=self._concurrency,
-            retention=self._result_retention,
+            concurrency=self._worker_settings.concurrency,
+            retention=self._checkpoint_settings.result_retention,
             on_end=self._recent_outcomes.record,
             clock=self._clock,
         )
@@ -197,9 +204,18 @@ class App:
         """What the runs of this App are given."""
         return self._ports
 
-    def replace(self, **changes: Any) -> "App":
-        """A new App, not open, made as this one was but for `changes`, which are arguments of `App`."""
-        return App(**{**self._options, **changes})
+    @property
+    def checkpoint_settings(self) -> CheckpointSettings:
+        return self._checkpoint_settings
+
+    @property
+    def worker_settings(self) -> WorkerSettings:
+        return self._worker_settings
+
+    def replace(self, **changes: Unpack[AppOptions]) -> "App":
+        """Return a new App, not open, with the same arguments except `changes`."""
+        options: AppOptions = {**self._options, **changes}
+        return App(**options)
 
     def agent(self, name: str) -> AgentSource:
         """The agent of this name.
@@ -219,11 +235,8 @@ class App:
         prompt: str,
         *,
         run_id: str | None = None,
-        caller_id: str = "",
-        channel_id: str = "",
-        guild_id: str = "",
-        labels: Mapping[str, str] | None = None,
         on_cancel: OnCancel = "cancel",
+        **labels: Unpack[RunLabels],
     ) -> Result:
         """Run an agent to its end, in this process.
 
@@ -244,9 +257,7 @@ class App:
             RunParked: it waits for a person: `unpark` it, or `resume` it by hand.
         """
         source = self._resolve_agent(agent)
-        info = create_run_info(
-            source, prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id, guild_id=guild_id, labels=labels
-        )
+        info = create_run_info(source, prompt, run_id=run_id, **labels)
         if run_id is None or self._checkpoint_store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
         reunion = RunAttacher(
@@ -265,26 +276,15 @@ class App:
         prompt: str,
         *,
         run_id: str | None = None,
-        caller_id: str = "",
-        channel_id: str = "",
-        guild_id: str = "",
-        labels: Mapping[str, str] | None = None,
+        **labels: Unpack[RunLabels],
     ) -> Result:
         """`run` for code without an event loop. Opens and closes the App; Ctrl-C leaves a run that can be resumed."""
 
-        async def whole() -> Result:
+        async def main() -> Result:
             async with self:
-                return await self.run(
-                    agent,
-                    prompt,
-                    run_id=run_id,
-                    caller_id=caller_id,
-                    channel_id=channel_id,
-                    guild_id=guild_id,
-                    labels=labels,
-                )
+                return await self.run(agent, prompt, run_id=run_id, **labels)
 
-        return asyncio.run(whole())
+        return asyncio.run(main())
 
     async def submit(
         self,
@@ -292,10 +292,7 @@ class App:
         prompt: str,
         *,
         run_id: str | None = None,
-        caller_id: str = "",
-        channel_id: str = "",
-        guild_id: str = "",
-        labels: Mapping[str, str] | None = None,
+        **labels: Unpack[RunLabels],
     ) -> str:
         """Queue a run for whichever process serves. Durable when this returns. Submitting the same again is fine.
 
@@ -303,15 +300,7 @@ class App:
             RunConflict: there is a run with this id, and it has another agent or prompt.
             RunExists: it is the same run, but `run` has begun it, so its result will not be kept.
         """
-        info = create_run_info(
-            self._resolve_agent(agent),
-            prompt,
-            run_id=run_id,
-            caller_id=caller_id,
-            channel_id=channel_id,
-            guild_id=guild_id,
-            labels=labels,
-        )
+        info = create_run_info(self._resolve_agent(agent), prompt, run_id=run_id, **labels)
         return await self._client.submit(info)
 
     async def result(self, run_id: str) -> Result:
@@ -395,6 +384,13 @@ class App:
         store = self._store_checkpoints.store
         assert store is not None
         return store
+
+
+def _check_settings(checkpoint: Any, worker: Any) -> None:
+    if not isinstance(checkpoint, CheckpointSettings):
+        raise DefinitionError(f"checkpoint is {checkpoint!r:.80}: give a CheckpointSettings")
+    if not isinstance(worker, WorkerSettings):
+        raise DefinitionError(f"worker is {worker!r:.80}: give a WorkerSettings")
 
 
 async def _cancel_task(task: "asyncio.Task[None] | None") -> None:

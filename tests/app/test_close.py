@@ -8,7 +8,7 @@ from tests.core.recording_ports import RecordingAudit, RecordingBudget, Recordin
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App
+from holdfast import Agent, App, WorkerSettings
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.core.info import RunInfo
 from holdfast.core.state import RunState
@@ -57,7 +57,7 @@ async def test_trouble_with_closing_is_logged_and_masks_nothing(
         store,
         audit=ports.audit,
         budget=ports.budget,
-        handle_signals=False,
+        worker=WorkerSettings(handle_signals=False),
     )
 
     async def use() -> str:

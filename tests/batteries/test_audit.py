@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Ports, Reply, Usage, current_call, tool
+from holdfast import Agent, App, CheckpointSettings, Ports, Reply, Usage, current_call, tool
 from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, MemoryAudit, TablesAudit
 from holdfast.batteries.audit.spans import Spans
 from holdfast.core.redaction import REDACTED, Redactor
@@ -246,7 +246,9 @@ async def test_what_a_redaction_removes_is_never_stored(durable_store_url: str) 
     model = ScriptedModel(tool_reply(call("c1", "look", password=secret, number=1), text=f"using {secret}"), fails)
     agent = Agent(name="a", model=model, tools=[look], instructions=f"The key is {secret}.")
     redact = Redactor(patterns=[r"sk-\d+"])
-    async with App([agent], durable_store_url, redact=redact, failed_retention=timedelta(days=1)) as app:
+    async with App(
+        [agent], durable_store_url, checkpoint=CheckpointSettings(redact=redact, failed_retention=timedelta(days=1))
+    ) as app:
         with pytest.raises(ValueError, match="wrong"):
             await app.run("a", f"use {secret}", run_id="r")
         assert app.store is not None

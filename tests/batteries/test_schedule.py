@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App
+from holdfast import Agent, App, WorkerSettings
 from holdfast.batteries.schedule import (
     Job,
     JobExists,
@@ -167,7 +167,9 @@ async def test_a_job_is_run_now_beside_its_fires() -> None:
 
 async def test_an_app_runs_what_is_due() -> None:
     clock = ManualClock(START)
-    async with App([Agent(name="a", model=ScriptedModel("done"))], "memory:", recover_on_start=False) as app:
+    async with App(
+        [Agent(name="a", model=ScriptedModel("done"))], "memory:", worker=WorkerSettings(recover_on_start=False)
+    ) as app:
         schedule = Schedule(app.submit, clock=clock)
         due = await schedule.add("weird name/é", "a", "p", "*/5 * * * *")
         await clock.advance(timedelta(minutes=5))

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 from tests.postgres_server import fresh_database
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App
+from holdfast import Agent, App, WorkerSettings
 from holdfast.batteries.audit import Audit, AuditQuery, TablesAudit
 from holdfast.batteries.budget import Budget, Limit, Reservation, Spend, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
@@ -121,7 +121,7 @@ def test_an_app_with_batteries_in_a_database_may_be_opened_again(database_url: s
     audit = Audit(TablesAudit(tables_from_url(database_url)))
     budget = Budget(Limit(runs=10, per="all"), ledger=TablesLedger(tables_from_url(database_url)))
     agent = Agent(name="a", model=ScriptedModel("first", "second"))
-    app = App([agent], "memory:", audit=audit, budget=budget, handle_signals=False)
+    app = App([agent], "memory:", audit=audit, budget=budget, worker=WorkerSettings(handle_signals=False))
     assert [app.run_sync(agent, "go").output for _ in range(2)] == ["first", "first"]
 
     async def ends() -> int:

@@ -11,7 +11,7 @@ import msgspec
 from tests.chaos.agent import Ledger, chaos_agent
 from tests.chaos.planted_bugs import UnfencedStore, delay_saves
 
-from holdfast import App
+from holdfast import App, WorkerSettings
 from holdfast.checkpoint import claim
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.stores.postgres import PostgresStore
@@ -48,7 +48,9 @@ async def work(config: WorkerConfig) -> None:
     elif config.bug == "unawaited":
         delay_saves()
     agent = chaos_agent(Ledger(Path(config.ledger)), config.seconds)
-    async with App([agent], store, recover_on_start=False, concurrency=config.concurrency) as app:
+    async with App(
+        [agent], store, worker=WorkerSettings(recover_on_start=False, concurrency=config.concurrency)
+    ) as app:
         Path(config.ledger).with_name(f"ready-{os.getpid()}").touch()
         await app.serve()
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from tests.probe_store import ProbeStore
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings, StoreCheckpointer
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import RunMeta, read_checkpoint
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.config import CheckpointSettings
 from holdfast.core.message import NATIVE_CODEC, User
 from holdfast.core.state import RunState
 from holdfast.stores.memory import MemoryStore

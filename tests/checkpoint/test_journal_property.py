@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.probe_store import ProbeStore
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings, StoreCheckpointer
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claim import WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Checkpoint, RunMeta, Step, decode, read_checkpoint
 from holdfast.checkpoint.errors import StoreClosed, StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import StoredRun
+from holdfast.config import CheckpointSettings
 from holdfast.core.errors import PayloadError
 from holdfast.core.message import NATIVE_CODEC, Reply, ToolCall, ToolResult, Usage, User
 from holdfast.core.ports import Checkpointer

@@ -9,10 +9,10 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.codec import read_checkpoint
 from holdfast.checkpoint.errors import StoreError
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent, Phase
 from holdfast.core.errors import RunKilled, RunParked, Shutdown
 from holdfast.core.message import NATIVE_CODEC

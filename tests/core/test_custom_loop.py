@@ -11,10 +11,10 @@ from tests.core.recording_ports import RecordingPorts
 from tests.scripted_model import ScriptedModel
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent, Bounds, Phase
 from holdfast.core.effects import Effect
 from holdfast.core.errors import PayloadError, Shutdown, StepsExceeded

@@ -9,10 +9,10 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.errors import ClaimLost, StoreUnavailable
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent
 from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Reconciliation
 from holdfast.core.errors import RunParked, SaveFailed, Shutdown

@@ -9,11 +9,11 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import ClaimLost, StoreFull, StoreUnavailable
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent, Bounds
 from holdfast.core.errors import (
     RunCancelled,

@@ -9,8 +9,8 @@ from tests.core.recording_ports import PortFailed, RecordingCritic, RecordingPor
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent, Bounds, Phase
 from holdfast.core.errors import RunKilled, RunParked, RuntimeExceeded, Shutdown
 from holdfast.core.execution.executor import Executor

@@ -10,9 +10,9 @@ from tests.core.null_listener import NullListener
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent, Phase
 from holdfast.core.errors import MissingDefinition, RunParked, Shutdown
 from holdfast.core.info import RunInfo

@@ -10,6 +10,7 @@ from holdfast import (
     NOT_EXECUTED,
     UNKNOWN,
     Agent,
+    CheckpointSettings,
     Completed,
     Message,
     Phase,
@@ -227,7 +228,7 @@ compacted = Agent(
 
 def throttled() -> dict[str, Any]:
     """Options under which only forced saves are written."""
-    return {"save_interval": timedelta(hours=1)}
+    return {"checkpoint": CheckpointSettings(save_interval=timedelta(hours=1))}
 
 
 ALL = {agent.name: agent for agent in (single, batches, reconciled, phases, parent, boss, compacted)}

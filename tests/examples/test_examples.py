@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, App
+from holdfast import Agent, App, WorkerSettings
 from holdfast.core.message import Reply
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,9 @@ def test_the_web_service_answers_and_goes_on_after_a_kill(tmp_path: Path) -> Non
             raise AssertionError
 
         async with App(
-            [Agent(name="counter", model=never)], f"sqlite:{tmp_path / 'runs.db'}", recover_on_start=False
+            [Agent(name="counter", model=never)],
+            f"sqlite:{tmp_path / 'runs.db'}",
+            worker=WorkerSettings(recover_on_start=False),
         ) as app:
             await app.submit("counter", "left behind", run_id="q2")
 

@@ -12,8 +12,11 @@ import pytest
 from tests.runtime.task_process import TaskAgents
 from tests.store_kinds import STORES
 
-from holdfast import App
+from holdfast import App, WorkerSettings
 from holdfast.checkpoint.record import RunFilter, RunRecord
+
+#: Recovers nothing by itself.
+IDLE_WORKER = WorkerSettings(recover_on_start=False)
 
 
 class ProcessHarness:
@@ -27,7 +30,7 @@ class ProcessHarness:
     def app(self, agents: TaskAgents | None = None, **options: Any) -> App:
         """An App of this process, which recovers nothing unless told to."""
         mine = agents or self.agents
-        return App([mine.agent, mine.other], options.pop("store", self.url), **{"recover_on_start": False, **options})
+        return App([mine.agent, mine.other], options.pop("store", self.url), **{"worker": IDLE_WORKER, **options})
 
     def start(self, command: str, *arguments: str, later: int = 0) -> "subprocess.Popen[str]":
         """A child process that has the store open."""

@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, Usage, current_call, store_from_url
+from holdfast import (
+    Agent,
+    App,
+    Message,
+    Reply,
+    ToolCall,
+    ToolSchema,
+    Usage,
+    WorkerSettings,
+    current_call,
+    store_from_url,
+)
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SystemClock
 from holdfast.core.message import User
@@ -123,7 +134,7 @@ def open_store(url: str, later: timedelta) -> CheckpointStore:
 
 
 async def host(errands: TaskAgents, store: CheckpointStore, command: str, arguments: list[str]) -> None:
-    async with App([errands.agent, errands.other], store, recover_on_start=False) as app:
+    async with App([errands.agent, errands.other], store, worker=WorkerSettings(recover_on_start=False)) as app:
         print("ready", flush=True)
         if command == "serve":
             await app.serve()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.probe_store import ProbeStore
 
-from holdfast import Agent, App, Message, Reply, ToolSchema
+from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema, WorkerSettings
 from holdfast.checkpoint.errors import RunConflict, RunExists
 from holdfast.core.errors import RunFailed, Shutdown
 from holdfast.runtime.worker import RecoveryStatus
@@ -47,11 +47,11 @@ class Model:
 async def interrupted(url: str, model: Model, prompt: str) -> App:
     """An App with which the run `r` goes on, that an earlier one has left."""
     agents = [Agent(name="agent", model=model), Agent(name="other", model=model)]
-    async with App(agents, url, recover_on_start=False) as earlier:
+    async with App(agents, url, worker=WorkerSettings(recover_on_start=False)) as earlier:
         with pytest.raises(Shutdown):
             await earlier.run("agent", prompt, run_id="r")
     model.away = False
-    return App(agents, url, recover_on_start=False)
+    return App(agents, url, worker=WorkerSettings(recover_on_start=False))
 
 
 async def test_an_id_under_which_recovery_has_ended_a_run_gives_that_run_and_no_other(tmp_path: Path) -> None:
@@ -89,7 +89,10 @@ async def test_the_end_of_a_run_that_was_resumed_by_hand_since_is_not_its_end_an
 
     agents = [Agent(name="agent", model=model)]
     async with App(
-        agents, f"sqlite:{tmp_path}/runs.db", recover_on_start=False, failed_retention=timedelta(hours=1)
+        agents,
+        f"sqlite:{tmp_path}/runs.db",
+        worker=WorkerSettings(recover_on_start=False),
+        checkpoint=CheckpointSettings(failed_retention=timedelta(hours=1)),
     ) as app:
         with pytest.raises(Shutdown):
             await app.run("agent", "Monday", run_id="r")
@@ -124,7 +127,7 @@ class SlowForOne(ProbeStore):
 async def test_who_came_before_the_end_gets_it_however_slow_the_store_is(nth: int, prompt: str) -> None:
     store, model = SlowForOne(nth), Model()
     agent = Agent(name="agent", model=model)
-    async with App([agent], store, recover_on_start=False) as app:
+    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
         if nth > 1:  # the run is in the store, and each of the callers would go on with it
             with pytest.raises(Shutdown):
                 await app.run("agent", prompt, run_id="r")
@@ -148,7 +151,7 @@ async def test_who_found_nothing_in_the_store_and_comes_just_when_the_run_ends_g
     for turns in range(30):
         store, model = SlowForOne(1), Model()
         model.away = False
-        async with App([Agent(name="agent", model=model)], store, recover_on_start=False) as app:
+        async with App([Agent(name="agent", model=model)], store, worker=WorkerSettings(recover_on_start=False)) as app:
             slow = asyncio.create_task(app.run("agent", "Monday", run_id="r"), name="slow")
             await store.held.wait()
             quick = asyncio.create_task(app.run("agent", "Monday", run_id="r"))
@@ -167,7 +170,7 @@ async def test_who_comes_while_the_run_is_live_need_not_ask_the_store() -> None:
         await go_on.wait()
         return Reply(text="done")
 
-    async with App([Agent(name="agent", model=model)], store, recover_on_start=False) as app:
+    async with App([Agent(name="agent", model=model)], store, worker=WorkerSettings(recover_on_start=False)) as app:
         first = asyncio.create_task(app.run("agent", "Monday", run_id="r"))
         await reached.wait()
         second = asyncio.create_task(app.run("agent", "Monday", run_id="r"), name="slow")

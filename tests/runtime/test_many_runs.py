@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.probe_store import ProbeStore
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Message, Reply, ToolSchema
+from holdfast import Agent, App, Message, Reply, ToolSchema, WorkerSettings
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.record import Release, RunStatus, StoredRun
 from holdfast.runtime.janitor import PURGE_INTERVAL, Janitor
@@ -51,13 +51,15 @@ async def answers(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> R
 async def test_of_ten_thousand_interrupted_runs_recovery_holds_no_more_than_its_concurrency(tmp_path: Path) -> None:
     agent = Agent(name="agent", model=answers)
     path = tmp_path / "runs.db"
-    async with App([agent], SqliteStore(path, durability="process"), recover_on_start=False) as app:
+    async with App(
+        [agent], SqliteStore(path, durability="process"), worker=WorkerSettings(recover_on_start=False)
+    ) as app:
         for thousand in range(10):
             ids = [f"r{thousand}-{number}" for number in range(1000)]
             await asyncio.gather(*(app.submit(agent, "go", run_id=run_id) for run_id in ids))
     inner = SqliteStore(path, durability="process")
     store = HoldingStore(inner)
-    async with App([agent], store, concurrency=8, shutdown_timeout=timedelta(0)):
+    async with App([agent], store, worker=WorkerSettings(concurrency=8, shutdown_timeout=timedelta(0))):
         await store.enough.wait()
     # It uses the room it has, and no more; and it has looked into those runs alone that it took.
     assert store.most == 8

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App, Message, Reply, ToolSchema
+from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema, WorkerSettings
 from holdfast.checkpoint.codec import PROMPT_SUMMARY_LENGTH, RunMeta, decode
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.core.errors import Shutdown
@@ -22,7 +22,12 @@ def app(tmp_path: Path) -> App:
 
 def an_app(folder: Path, agent: Agent | None = None, pattern: str = r"sk-\d+") -> App:
     known = agent or Agent(name="agent", model=ScriptedModel("done"))
-    return App([known], f"sqlite:{folder}/runs.db", recover_on_start=False, redact=Redactor(patterns=[pattern]))
+    return App(
+        [known],
+        f"sqlite:{folder}/runs.db",
+        worker=WorkerSettings(recover_on_start=False),
+        checkpoint=CheckpointSettings(redact=Redactor(patterns=[pattern])),
+    )
 
 
 async def test_a_submitted_run_is_known_again_by_its_prompt(app: App) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 PROGRAM = """
 import asyncio, sys
 from datetime import timedelta
-from holdfast import Agent, App, Reply
+from holdfast import Agent, App, Reply, WorkerSettings
 from holdfast.core.message import User
 
 async def model(messages, tools):
@@ -21,7 +21,8 @@ async def model(messages, tools):
 async def main():
     global app
     agent = Agent(name="agent", model=model)
-    async with App([agent], sys.argv[1], recover_on_start=False, shutdown_timeout=timedelta(0)) as app:
+    worker = WorkerSettings(recover_on_start=False, shutdown_timeout=timedelta(0))
+    async with App([agent], sys.argv[1], worker=worker) as app:
         print((await app.run("agent", "go", run_id="r1")).output)
 
 asyncio.run(main())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.systems.protocol import Job, text
 
-from holdfast import Agent, App, Bounds, Message, Reply, RunInfo, Tool, ToolCall, ToolSchema
+from holdfast import Agent, App, Bounds, Message, Reply, RunInfo, Tool, ToolCall, ToolSchema, WorkerSettings
 
 
 def store_url(job: Job) -> str:
@@ -22,7 +22,7 @@ def store_url(job: Job) -> str:
 
 
 def make_app(job: Job, subject: "Subject", *, recover: bool = False, concurrency: int = 16) -> App:
-    return App([subject], store_url(job), recover_on_start=recover, concurrency=concurrency)
+    return App([subject], store_url(job), worker=WorkerSettings(recover_on_start=recover, concurrency=concurrency))
 
 
 async def answer() -> None:

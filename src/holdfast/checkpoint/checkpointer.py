@@ -7,8 +7,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
@@ -17,6 +15,7 @@ from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
+from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunCancelled, RunLost, format_error
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.state import RunState
@@ -31,19 +30,6 @@ CLAIM_CHECK_TTL = timedelta(seconds=1)
 
 #: Before a store that did not answer is asked again. The pauses after it grow.
 _INITIAL_BACKOFF = timedelta(milliseconds=50)
-
-
-class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the runs of one host are saved."""
-
-    #: At most this much progress is lost. Zero or less: every save is written.
-    save_interval: timedelta = timedelta(0)
-    #: A transcript may not grow beyond this many bytes. `None`: no cap.
-    max_transcript_bytes: int | None = None
-    #: Keep failed runs for so long, to be resumed by hand. `None`: they are removed.
-    failed_retention: timedelta | None = None
-    #: How long a save that the run cannot go on without waits for a store that does not answer.
-    store_timeout: timedelta = timedelta(seconds=30)
 
 
 class StoreCheckpointer:

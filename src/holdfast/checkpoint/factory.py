@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
-from holdfast.checkpoint.checkpointer import CheckpointSettings, NullCheckpointer, StoreCheckpointer
+from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.claiming import restore_previous, run_in_background
 from holdfast.checkpoint.codec import RunMeta, read_checkpoint
@@ -16,6 +16,7 @@ from holdfast.checkpoint.errors import RecordDecodeError, RunBusy, RunDamaged, R
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.config import CheckpointSettings
 from holdfast.core.errors import MissingDefinition, RunLost, RunParked
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec

@@ -1,5 +1,6 @@
 """From MODULE:ATTR, which a user typed, to an App. Nothing that a store says is ever looked up this way."""
 
+import dataclasses
 import importlib
 import os
 import sys
@@ -8,9 +9,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from holdfast.app import App
+from holdfast.app import App, AppOptions
 from holdfast.cli.errors import CommandError, UsageError, format_error, is_debug_enabled
 from holdfast.cli.stores import make_store
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import Agent, AgentSource
 from holdfast.core.ports import RunListener
 
@@ -79,8 +81,9 @@ def build_app(found: Any, path: str, *, store: str, create: bool, listener: RunL
     Raises:
         UsageError: it is neither an App nor an agent.
     """
-    changes: dict[str, Any] = {"recover_on_start": False, "handle_signals": False}
     if isinstance(found, App):
+        worker = dataclasses.replace(found.worker_settings, recover_on_start=False, handle_signals=False)
+        changes: AppOptions = {"worker": worker}
         if store:
             changes["store"] = make_store(store, create=create)
         if listener is not None:
@@ -89,9 +92,9 @@ def build_app(found: Any, path: str, *, store: str, create: bool, listener: RunL
     return App(
         [_to_agent_source(found, path)],
         make_store(store, create=create),
-        failed_retention=FAILED_RETENTION,
+        checkpoint=CheckpointSettings(failed_retention=FAILED_RETENTION),
+        worker=WorkerSettings(recover_on_start=False, handle_signals=False),
         listener=listener,
-        **changes,
     )
 
 

@@ -2,7 +2,8 @@
 
 import re
 import secrets
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -35,6 +36,15 @@ def new_run_id() -> str:
 def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str) or _UNSTORABLE.search(value):
         raise DefinitionError(f"{name} is {value!r:.80}: it has to be text without NUL or half surrogate pairs")
+
+
+class RunLabels(TypedDict, total=False):
+    """Optional keywords that describe a new run."""
+
+    caller_id: str
+    channel_id: str
+    guild_id: str
+    labels: Mapping[str, str]
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

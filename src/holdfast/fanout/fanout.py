@@ -12,6 +12,7 @@ import msgspec
 from holdfast.app import App
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.concurrency import shielded
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import Bounds
 from holdfast.core.errors import DefinitionError
 from holdfast.core.info import check_run_id, new_run_id
@@ -104,11 +105,10 @@ class Fanout:
         self._requested_id = fanout_id
         for cell in self._cells if fanout_id else ():
             check_run_id(cell.run_id(fanout_id))
-        self._app_options: dict[str, Any] = {
-            "shutdown_timeout": shutdown_timeout,
-            "handle_signals": handle_signals,
-            "budget": budget,
-        }
+        self._worker_settings = WorkerSettings(
+            recover_on_start=False, shutdown_timeout=shutdown_timeout, handle_signals=handle_signals
+        )
+        self._budget = budget
         self._listener = listener
         #: While it is open.
         self._app: App | None = None
@@ -237,11 +237,11 @@ class Fanout:
         app = App(
             [cell.agent for cell in cells],
             NonClosingStore(self._store).as_store(),
-            recover_on_start=False,
-            result_retention=_RUN_RETENTION,
+            checkpoint=CheckpointSettings(result_retention=_RUN_RETENTION),
+            worker=self._worker_settings,
             audit=self._recorder,
+            budget=self._budget,
             listener=self._recorder,
-            **self._app_options,
         )
         slots = ConcurrencyLimits(self._max_concurrency, self._max_per_provider)
         driver = CellRunner(app, self._store, self._recorder, saver, retry_failed=self._retry_failed)

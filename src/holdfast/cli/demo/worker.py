@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.app import App
 from holdfast.cli.demo.agent import RUN_ID, Ledger, build_agent
+from holdfast.config import WorkerSettings
 from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunEvent
 
@@ -29,7 +30,9 @@ class EventForwarder:
 
 async def run_worker(store: str, ledger: Ledger, pace: float) -> None:
     """Recover until the run is over."""
-    async with App([build_agent(ledger, pace)], store, recover_on_start=False, listener=EventForwarder()) as app:
+    async with App(
+        [build_agent(ledger, pace)], store, worker=WorkerSettings(recover_on_start=False), listener=EventForwarder()
+    ) as app:
         assert app.store is not None
         while not (await app.store.load(RUN_ID)).record.is_terminal:
             await app.recover()

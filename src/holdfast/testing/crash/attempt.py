@@ -1,6 +1,7 @@
 """One attempt of a crash test: a process that starts or resumes the tested run, and crashes if it is told to."""
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import operator
@@ -17,6 +18,7 @@ import msgspec
 from holdfast.app import App
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.config import WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.execution.native import get_loop
@@ -203,8 +205,10 @@ async def _build_app(
     )
     options["audit"] = RecordingAudit(event_log, other_loops, options.get("audit"))
     options["budget"] = RecordingBudget(event_log, options.get("budget"))
+    worker: WorkerSettings = options.get("worker", WorkerSettings())
+    options["worker"] = dataclasses.replace(worker, recover_on_start=False, handle_signals=False)
     wrapped = [instrumentation.wrap_source(agent) for agent in agents]
-    return agents[0].name, App(wrapped, store, **{"recover_on_start": False, "handle_signals": False, **options})
+    return agents[0].name, App(wrapped, store, **options)
 
 
 async def _load_agents(path: ImportPath) -> list[AgentSource]:

@@ -1,0 +1,69 @@
+"""The settings of an App: wrong ones are refused, and `replace` keeps what it is not given."""
+
+import inspect
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.scripted_model import ScriptedModel
+
+from holdfast import Agent, App, CheckpointSettings, WorkerSettings
+from holdfast.app import AppOptions
+from holdfast.core.errors import DefinitionError
+from holdfast.stores.memory import MemoryStore
+
+AGENT = Agent(name="a", model=ScriptedModel("done"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "value"),
+    [
+        (CheckpointSettings, "save_interval", 5),
+        (CheckpointSettings, "save_interval", timedelta(seconds=-1)),
+        (CheckpointSettings, "max_transcript_bytes", "1 MB"),
+        (CheckpointSettings, "max_transcript_bytes", 0),
+        (CheckpointSettings, "failed_retention", timedelta(days=-1)),
+        (CheckpointSettings, "result_retention", None),
+        (CheckpointSettings, "require_durability", "yes"),
+        (CheckpointSettings, "store_timeout", 30.0),
+        (CheckpointSettings, "redact", "secret"),
+        (WorkerSettings, "concurrency", 0),
+        (WorkerSettings, "concurrency", True),
+        (WorkerSettings, "concurrency", 1.5),
+        (WorkerSettings, "recover_on_start", 1),
+        (WorkerSettings, "shutdown_timeout", 30),
+        (WorkerSettings, "handle_signals", None),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings: Any, field: str, value: Any) -> None:
+    with pytest.raises(DefinitionError, match=f"^{field} is "):
+        settings(**{field: value})
+    with pytest.raises(DefinitionError, match=f"^{field} is "):
+        replace(settings(), **{field: value})
+
+
+def test_an_app_refuses_settings_of_another_type() -> None:
+    wrong: Any = {"save_interval": timedelta(0)}
+    with pytest.raises(DefinitionError, match="give a CheckpointSettings"):
+        App([AGENT], checkpoint=wrong)
+    with pytest.raises(DefinitionError, match="give a WorkerSettings"):
+        App([AGENT], worker=wrong)
+
+
+def test_replace_keeps_everything_else() -> None:
+    store, checkpoint = MemoryStore(), CheckpointSettings(save_interval=timedelta(seconds=1))
+    app = App([AGENT], store, checkpoint=checkpoint)
+
+    other = app.replace(worker=WorkerSettings(concurrency=3))
+
+    assert other.store is store
+    assert other.agents == app.agents
+    assert other.checkpoint_settings is checkpoint
+    assert other.worker_settings.concurrency == 3
+    assert app.worker_settings.concurrency == 16
+
+
+def test_the_options_of_replace_are_the_parameters_of_an_app() -> None:
+    parameters = [name for name in inspect.signature(App.__init__).parameters if name != "self"]
+    assert list(AppOptions.__annotations__) == parameters
