@@ -1,4 +1,4 @@
-"""Fixtures for tests that run over all stores (`-k sqlite` runs them over one), or on a PostgreSQL of their own."""
+"""Fixtures for tests that run on every store (`-k sqlite` selects one) or on a PostgreSQL server of their own."""
 
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -9,7 +9,7 @@ from tests.postgres_proxy import CuttingProxy
 from tests.postgres_server import EmbeddedServer, fresh_database
 from tests.store_kinds import DURABLE, STORES
 
-# A shell that starts the tests in the background has SIGINT ignored, and every process they start would inherit that.
+# A shell ignores SIGINT in background jobs, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -22,17 +22,17 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=DURABLE)
 def durable_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty store of each kind that outlives its process."""
+    """The URL of an empty store of each durable kind."""
     with STORES[request.param].open_empty(tmp_path) as url:
         yield url
 
 
-# -- a PostgreSQL of a module's own ---------------------------------------------------------------------------------
+# -- a PostgreSQL server per module ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
-    """One that may be stopped, and has a Unix socket to put a proxy before, also where others use a named server."""
+    """A server that tests may stop, with a Unix socket for the proxy. Independent of any configured server."""
     server = EmbeddedServer()
     yield server
     server.remove()
@@ -40,14 +40,14 @@ def server() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def url(server: EmbeddedServer) -> Iterator[str]:
-    """An empty database in it, without a proxy."""
+    """The URL of an empty database on the server, without the proxy."""
     with fresh_database(server) as url:
         yield url
 
 
 @pytest.fixture
 async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
-    """What stands before it, and does harm when it is told to."""
+    """A proxy in front of the server that cuts connections on request."""
     proxy = CuttingProxy(server.socket)
     async with proxy.running():
         yield proxy

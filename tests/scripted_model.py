@@ -1,4 +1,4 @@
-"""Models and loggers for tests: what they say is decided by how far the conversation is, never by who asks."""
+"""A deterministic model for tests: its reply depends only on the number of replies in the conversation."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ def tool_reply(*calls: ToolCall, text: str = "", usage: Usage | None = None) -> 
 
 
 class ScriptedModel:
-    """A model that gives its n-th reply to a conversation with n replies in it, so a resumed run goes on in the script.
+    """A model that returns turn n to a conversation with n replies, so a resumed run continues in the script.
 
-    Remembers every conversation it was shown, and the tools it was offered.
+    Records every conversation it receives, and the tools it is offered.
     """
 
     def __init__(self, *turns: Turn) -> None:

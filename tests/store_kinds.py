@@ -1,4 +1,4 @@
-"""The stores of holdfast, as a table for tests that run over all of them."""
+"""The table of stores for tests that run on each of them."""
 
 import time
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from holdfast.testing.store_process import format_connection_name
 class StoreKind(NamedTuple):
     #: From an empty folder to the URL of an empty store.
     open_empty: Callable[[Path], AbstractContextManager[str]]
-    #: Spoil an entry of a store: its URL, the id of the run, the body. `None` for a store that is not durable.
+    #: Damage a stored entry, given the URL, the run id and the body. `None` for a store that is not durable.
     damage: Callable[[str, str, bytes], None] | None = None
-    #: Wait until a server has finished what a process that was killed had sent to it: its URL, and that process's pid.
+    #: Wait until a server has finished the requests of a killed process, given the URL and the pid.
     wait_until_idle: Callable[[str, int], None] | None = None
 
 
 def _damage_sqlite(url: str, run_id: str, body: bytes) -> None:
-    _flip_bit(Path(url.removeprefix("sqlite:")), body)
+    flip_bit(Path(url.removeprefix("sqlite:")), body)
 
 
 def _damage_postgres(url: str, run_id: str, body: bytes) -> None:
-    spoilt = "position(%(body)s in body) + 4"
+    index = "position(%(body)s in body) + 4"
     with psycopg.connect(url) as connection:
         done = connection.execute(
-            f"update holdfast.piece set body = set_byte(body, {spoilt}, get_byte(body, {spoilt}) # 1) from holdfast.run"
+            f"update holdfast.piece set body = set_byte(body, {index}, get_byte(body, {index}) # 1) from holdfast.run"
             " where run.id = piece.run and run.run_id = %(run_id)s and position(%(body)s in body) > 0".encode(),
             {"run_id": run_id, "body": body},
         )
@@ -41,24 +41,36 @@ def _wait_until_postgres_idle(url: str, pid: int) -> None:
         left = "select pid from pg_stat_activity where application_name = %s"
         deadline = time.monotonic() + 60
         while connection.execute(left, (format_connection_name(pid),)).fetchall():
-            assert time.monotonic() < deadline, "the server still serves a process that is gone"
+            assert time.monotonic() < deadline, "the server still serves a process that has ended"
             time.sleep(0.002)
 
 
-def _flip_bit(path: Path, content: bytes) -> None:
-    """Change one bit of `content` wherever it is in the file."""
+def flip_bit(path: Path, content: bytes) -> None:
+    """Flip one bit of `content` in the file."""
     stored = path.read_bytes()
-    assert content in stored, f"{path} does not hold what is to be damaged"
+    assert content in stored, f"{path} does not contain {content!r}"
     damaged = bytearray(content)
     damaged[5] ^= 1
     path.write_bytes(stored.replace(content, damaged))
 
 
-#: Adding a store to holdfast means adding one line here.
+def _open_memory(folder: Path) -> AbstractContextManager[str]:
+    return nullcontext("memory:")
+
+
+def _open_sqlite(folder: Path) -> AbstractContextManager[str]:
+    return nullcontext(f"sqlite:{folder / 'runs.db'}")
+
+
+def _open_postgres(folder: Path) -> AbstractContextManager[str]:
+    return fresh_database()
+
+
+#: A new store of holdfast needs one line here.
 STORES = {
-    "memory": StoreKind(lambda folder: nullcontext("memory:")),
-    "sqlite": StoreKind(lambda folder: nullcontext(f"sqlite:{folder / 'runs.db'}"), _damage_sqlite),
-    "postgres": StoreKind(lambda folder: fresh_database(), _damage_postgres, _wait_until_postgres_idle),
+    "memory": StoreKind(_open_memory),
+    "sqlite": StoreKind(_open_sqlite, _damage_sqlite),
+    "postgres": StoreKind(_open_postgres, _damage_postgres, _wait_until_postgres_idle),
 }
 
 DURABLE = [name for name, kind in STORES.items() if kind.damage is not None]

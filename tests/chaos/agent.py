@@ -1,4 +1,4 @@
-"""The agent of the chaos test: steps with effects outside the store, and an answer that tells what became of them."""
+"""The agent of the chaos test: its tools have effects outside the store, and its answer reports their outcomes."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ STEPS = [["charge"], ["ship", "look"], ["mail", "charge"]]
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Something that happened outside the store."""
+    """An effect outside the store."""
 
     run_id: str
     call_id: str
@@ -32,7 +32,7 @@ class Ledger:
     def write(self, effect: Effect) -> None:
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(file, msgspec.json.encode(effect) + b"\n")  # in one piece, or not at all
+            os.write(file, msgspec.json.encode(effect) + b"\n")  # O_APPEND: one write is one line
         finally:
             os.close(file)
 
@@ -43,7 +43,7 @@ class Ledger:
 
 
 async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-    """Asks for one batch after another; the answer tells for each call whether it is known to be done."""
+    """Ask for one batch of tools after another. The answer reports for each call whether its outcome is known."""
     replies = [message for message in messages if isinstance(message, Reply)]
     done = len(replies)
     if done < len(STEPS):
@@ -53,7 +53,7 @@ async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
 
 
 def chaos_agent(ledger: Ledger, seconds: float) -> Agent:
-    """The agent, with tools that take about so long."""
+    """Build the agent. Each tool takes this many seconds."""
 
     async def work() -> str:
         call = current_call()

@@ -1,4 +1,4 @@
-"""What has to hold after the chaos."""
+"""The checks after the chaos."""
 
 import json
 from collections import Counter
@@ -8,21 +8,21 @@ from tests.chaos.agent import STEPS, Effect
 
 
 def find_faults(outputs: Mapping[str, str], ledger: Sequence[Effect], submitted: Sequence[str]) -> Iterator[str]:
-    """Everything that is wrong with the outputs of the submitted runs, beside what really happened."""
-    happened = Counter((effect.run_id, effect.call_id) for effect in ledger)
-    for (run_id, call_id), times in happened.items():
+    """Compare the outputs of the submitted runs with the ledger of effects. Yield every fault."""
+    counts = Counter((effect.run_id, effect.call_id) for effect in ledger)
+    for (run_id, call_id), times in counts.items():
         if times > 1:
             yield f"{call_id} of {run_id} happened {times} times"
     for run_id in submitted:
         if run_id not in outputs:
-            yield f"{run_id} came to no end"
+            yield f"{run_id} did not finish"
             continue
-        told = json.loads(outputs[run_id])
+        reported = json.loads(outputs[run_id])
         expected = {f"{name}-{step}" for step, names in enumerate(STEPS) for name in names}
-        if told.keys() != expected:
-            yield f"{run_id} told of {sorted(told)} instead of {sorted(expected)}"
-        for call_id, outcome in told.items():
-            if outcome == "done" and not call_id.startswith("look") and happened[run_id, call_id] == 0:
+        if reported.keys() != expected:
+            yield f"{run_id} reported {sorted(reported)} instead of {sorted(expected)}"
+        for call_id, outcome in reported.items():
+            if outcome == "done" and not call_id.startswith("look") and counts[run_id, call_id] == 0:
                 yield f"{call_id} of {run_id} was reported done and never happened"
-    for run_id in {run_id for run_id, _ in happened} - set(submitted):
+    for run_id in {run_id for run_id, _ in counts} - set(submitted):
         yield f"{run_id} was never submitted"

@@ -1,4 +1,4 @@
-"""Bugs that the chaos test has to find, planted in its workers."""
+"""Planted bugs that the chaos test has to find."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,12 +10,12 @@ from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release
+from holdfast.checkpoint.record import Release
 from holdfast.checkpoint.store import CheckpointStore
 
 
 class UnfencedStore:
-    """Looks up the newest claim before each write that was refused: so nothing is ever refused."""
+    """Steals the run again when a write is refused, so that no write is ever refused."""
 
     def __init__(self, inner: CheckpointStore) -> None:
         self._inner = inner
@@ -24,44 +24,44 @@ class UnfencedStore:
         return getattr(self._inner, name)
 
     async def append(self, claim: Claim, write: Append) -> None:
-        async def again(fresh: Claim, next_seq: int) -> None:
+        async def again(new_claim: Claim, next_seq: int) -> None:
             entries = _renumber(write.entries, next_seq)
-            await self._inner.append(fresh, msgspec.structs.replace(write, entries=entries))
+            await self._inner.append(new_claim, msgspec.structs.replace(write, entries=entries))
 
-        await self._retry_with_new_claim(claim, lambda: self._inner.append(claim, write), again)
+        await self._retry_with_new_claim(claim, self._inner.append(claim, write), again)
 
     async def release(self, claim: Claim, release: Release) -> None:
-        async def again(fresh: Claim, next_seq: int) -> None:
+        async def again(new_claim: Claim, next_seq: int) -> None:
             entries = _renumber(release.entries, next_seq)
-            await self._inner.release(fresh, msgspec.structs.replace(release, entries=entries))
+            await self._inner.release(new_claim, msgspec.structs.replace(release, entries=entries))
 
-        await self._retry_with_new_claim(claim, lambda: self._inner.release(claim, release), again)
+        await self._retry_with_new_claim(claim, self._inner.release(claim, release), again)
 
     async def _retry_with_new_claim(
         self,
         claim: Claim,
-        write: Callable[[], Awaitable[None]],
+        write: Awaitable[None],
         again: Callable[[Claim, int], Awaitable[None]],
     ) -> None:
         try:
-            await write()
+            await write
         except ClaimLost:
             try:
-                fresh = await self._inner.claim(claim.run_id, claim.worker_id, statuses=CLAIMABLE_STATUSES, steal=True)
+                new_claim = await self._inner.claim(claim.run_id, claim.worker_id, steal=True)
                 stored = await self._inner.load(claim.run_id)
-                await again(fresh, stored.record.next_seq)
+                await again(new_claim, stored.record.next_seq)
             except (ClaimLost, RunNotFound, RunNotClaimable):
-                return  # it is over by now; the write is dropped without a word
+                return  # the run is terminal or removed: drop the write silently
 
 
 def _renumber(entries: Any, first: int) -> list[Entry]:
-    return [msgspec.structs.replace(entry, seq=first + place) for place, entry in enumerate(entries)]
+    return [msgspec.structs.replace(entry, seq=first + index) for index, entry in enumerate(entries)]
 
 
 def delay_saves() -> None:
-    """Saves return at once, and are written a while later."""
+    """Make saves return at once and write 2 s later."""
     save = StoreCheckpointer.save
-    under_way: set[asyncio.Task[None]] = set()
+    pending: set[asyncio.Task[None]] = set()
 
     async def save_later(self: StoreCheckpointer, state: Any, *, force: bool = False) -> None:
         async def later() -> None:
@@ -69,7 +69,7 @@ def delay_saves() -> None:
             await save(self, state, force=force)
 
         task = asyncio.create_task(later())
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
+        pending.add(task)
+        task.add_done_callback(pending.discard)
 
     StoreCheckpointer.save = save_later  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
-"""Four workers, many runs, and every few moments one of the workers is killed or stopped, or the server restarted.
+"""Four workers execute many runs while workers are killed and stopped and the server is restarted.
 
-The seed is printed; HOLDFAST_CHAOS_SEED gives it back. `make chaos` runs the long form.
+The seed is printed; HOLDFAST_CHAOS_SEED sets it. `make chaos` runs the long form.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED") or random.SystemRandom().randra
 
 
 class Outcome:
-    """What became of the submitted runs."""
+    """The outcomes of the submitted runs."""
 
     def __init__(self) -> None:
         self.submitted: list[str] = []
@@ -63,60 +63,60 @@ async def _result(app: App, run_id: str, outcome: Outcome) -> str:
         try:
             return str((await app.result(run_id)).output)
         except RunParked as parked:
-            # Its owner was killed three times in a row before it could finish a step. That was not the run's fault.
+            # Its owner was killed three times in a row before a step was finished. The run itself is not at fault.
             if parked.reason != "poison":
                 raise
             outcome.unparked += 1
             await app.unpark(run_id)
 
 
-async def _strike_while(chaos: Chaos, waiting: "asyncio.Task[Outcome]", seconds: float) -> None:
-    """Mishaps until the results are there, and no longer than so."""
+async def _disrupt_while(chaos: Chaos, waiting: "asyncio.Task[Outcome]", seconds: float) -> None:
+    """Disrupt the fleet until all results are there, at most this long."""
     end = time.monotonic() + seconds
     while not waiting.done() and time.monotonic() < end:
         await asyncio.wait([waiting], timeout=await asyncio.to_thread(chaos.disrupt))
 
 
-async def _endure(workers: Fleet, restart_server: Callable[[bool], None] | None) -> Outcome:
+async def _run_chaos(workers: Fleet, restart_server: Callable[[bool], None] | None) -> Outcome:
     print(f"seed {SEED}: repeat with HOLDFAST_CHAOS_SEED={SEED}")
     chaos = Chaos(workers, SEED, restart_server)
     submitted = await submit(workers, RUNS)
     waiting = asyncio.create_task(collect(workers, submitted))
-    await _strike_while(chaos, waiting, seconds=600 if LONG else 12)
-    workers.wake(all_of_them=True)
+    await _disrupt_while(chaos, waiting, seconds=600 if LONG else 12)
+    workers.wake(all_workers=True)
     outcome = await waiting
-    taken_over = _taken_over(workers.ledger.read())
+    taken_over = _count_taken_over(workers.ledger.read())
     unknown = sum(output.count("unknown") for output in outcome.outputs.values())
     print(
         f"{len(submitted)} runs, {workers.kills} kills, {workers.stops} stops, {chaos.restarts} server restarts; "
         f"{taken_over} runs were taken over in the middle, {unknown} calls were in doubt, {outcome.unparked} unparked"
     )
     assert workers.kills > 0
-    # A call is in doubt only if its process died within it.
-    assert taken_over + unknown > 0, "nothing that happened hit a run: the chaos was none"
+    # A call is in doubt only if run_pids process was killed during it.
+    assert taken_over + unknown > 0, "no disruption has affected a run"
     return outcome
 
 
-def _taken_over(ledger: list[Effect]) -> int:
-    """Runs with effects in more than one process."""
+def _count_taken_over(ledger: list[Effect]) -> int:
+    """Count the runs with effects in more than one process."""
     pids: dict[str, set[int]] = {}
     for effect in ledger:
         pids.setdefault(effect.run_id, set()).add(effect.pid)
-    return sum(len(its) > 1 for its in pids.values())
+    return sum(len(run_pids) > 1 for run_pids in pids.values())
 
 
 def _check(workers: Fleet, outcome: Outcome) -> None:
-    wrong = list(find_faults(outcome.outputs, workers.ledger.read(), outcome.submitted))
-    assert not wrong, f"seed {SEED}: {wrong}\n{workers.printed()}"
+    faults = list(find_faults(outcome.outputs, workers.ledger.read(), outcome.submitted))
+    assert not faults, f"seed {SEED}: {faults}\n{workers.read_logs()}"
     assert not outcome.left, f"seed {SEED}: left in the store: {outcome.left}"
-    assert workers.dismiss() == [0] * workers.size, workers.printed()
+    assert workers.terminate() == [0] * workers.size, workers.read_logs()
 
 
 @pytest.mark.timeout(1200 if LONG else 300)
 @pytest.mark.parametrize("url", ["sqlite:{}/runs.db"])
 async def test_a_fleet_on_one_host_survives(url: str, tmp_path: Path) -> None:
     with fleet(url.format(tmp_path), tmp_path) as workers:
-        _check(workers, await _endure(workers, None))
+        _check(workers, await _run_chaos(workers, None))
 
 
 @pytest.mark.timeout(1200 if LONG else 300)
@@ -129,6 +129,6 @@ async def test_a_fleet_on_postgres_survives_restarts_of_the_server_too(tmp_path:
 
     try:
         with fleet(server.url(), tmp_path) as workers:
-            _check(workers, await _endure(workers, restart))
+            _check(workers, await _run_chaos(workers, restart))
     finally:
         server.remove()

@@ -1,6 +1,7 @@
-"""The program of a worker of the chaos test: `python -m tests.chaos.worker ORDERS`."""
+"""The program of a worker of the chaos test: `python -m tests.chaos.worker CONFIG`."""
 
 import asyncio
+import functools
 import os
 import sys
 from datetime import timedelta
@@ -16,16 +17,16 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 
-#: A worker on another host that has not been heard of for so long is dead.
+#: A worker on another host counts as dead after this time without a heartbeat.
 LEASE_TIMEOUT = timedelta(seconds=1)
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is to do."""
+    """The configuration of a worker."""
 
     url: str
     ledger: str
-    #: The host it takes itself to be on: workers of one host see each other's deaths at once, others wait.
+    #: The simulated host. Workers of one host detect a dead process at once, others by its heartbeat.
     host: str
     seconds: float
     concurrency: int
@@ -39,22 +40,22 @@ def open_store(url: str) -> CheckpointStore:
     return PostgresStore(url, lease_timeout=LEASE_TIMEOUT)
 
 
-async def work(orders: WorkerConfig) -> None:
+async def work(config: WorkerConfig) -> None:
     """Serve until SIGTERM."""
-    store = open_store(orders.url)
-    if orders.bug == "unfenced":
+    store = open_store(config.url)
+    if config.bug == "unfenced":
         store = UnfencedStore(store)
-    elif orders.bug == "unawaited":
+    elif config.bug == "unawaited":
         delay_saves()
-    agent = chaos_agent(Ledger(Path(orders.ledger)), orders.seconds)
+    agent = chaos_agent(Ledger(Path(config.ledger)), config.seconds)
     async with App(
-        [agent], store, worker=WorkerSettings(recover_on_start=False, concurrency=orders.concurrency)
+        [agent], store, worker=WorkerSettings(recover_on_start=False, concurrency=config.concurrency)
     ) as app:
-        Path(orders.ledger).with_name(f"ready-{os.getpid()}").touch()
+        Path(config.ledger).with_name(f"ready-{os.getpid()}").touch()
         await app.serve()
 
 
 if __name__ == "__main__":
-    told = msgspec.json.decode(sys.argv[1], type=WorkerConfig)
-    claim._host_id = lambda: told.host  # type: ignore[assignment]
-    asyncio.run(work(told))
+    config = msgspec.json.decode(sys.argv[1], type=WorkerConfig)
+    claim._host_id = functools.partial(getattr, config, "host")  # type: ignore[assignment]
+    asyncio.run(work(config))

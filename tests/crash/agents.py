@@ -1,4 +1,4 @@
-"""Agents that are killed everywhere. What they do depends on the conversation alone, so every run is the same."""
+"""Agents for the crash test. They are deterministic: what they do depends on the conversation alone."""
 
 import os
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ def _ledger() -> Path:
     return Path(os.environ[TRIAL_FOLDER]) / "effects"
 
 
-def _happen(what: str) -> str:
-    """An effect outside the store."""
+def _record_effect(what: str) -> str:
+    """Record an effect outside the store."""
     with _ledger().open("a") as ledger:
         print(what, file=ledger)
     return what
 
 
-def _happened(what: str) -> bool:
+def _has_effect(what: str) -> bool:
     return _ledger().exists() and what in _ledger().read_text().splitlines()
 
 
@@ -62,12 +62,12 @@ def reserve(city: str) -> str:
 
 @tool
 def book(city: str) -> str:
-    return _happen(f"booked {city}")
+    return _record_effect(f"booked {city}")
 
 
 @tool
 async def pay(city: str) -> str:
-    return _happen(f"paid {city}")
+    return _record_effect(f"paid {city}")
 
 
 @tool
@@ -75,28 +75,28 @@ async def refuse(city: str) -> str:
     raise LookupError(f"no such city: {city}")
 
 
-async def _whether_sent(call: ToolContext) -> Completed | Reconciliation:
+async def _reconcile_send(call: ToolContext) -> Completed | Reconciliation:
     what = f"sent {call.arguments['city']}"
-    return Completed(what) if _happened(what) else NOT_EXECUTED
+    return Completed(what) if _has_effect(what) else NOT_EXECUTED
 
 
-@tool(reconcile=_whether_sent)
+@tool(reconcile=_reconcile_send)
 async def send(city: str) -> str:
-    return _happen(f"sent {city}")
+    return _record_effect(f"sent {city}")
 
 
-async def _whether_called(call: ToolContext) -> Completed | Reconciliation:
+async def _reconcile_phone(call: ToolContext) -> Completed | Reconciliation:
     return UNKNOWN
 
 
-@tool(reconcile=_whether_called)
+@tool(reconcile=_reconcile_phone)
 def phone(city: str) -> str:
-    return _happen(f"phoned {city}")
+    return _record_effect(f"phoned {city}")
 
 
 @tool(in_doubt="park")
 async def sign(city: str) -> str:
-    return _happen(f"signed {city}")
+    return _record_effect(f"signed {city}")
 
 
 # -- models -----------------------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def _call(number: int, name: str, city: str) -> ToolCall:
 
 
 class Plan:
-    """A model that asks for one batch of tools after another and then answers with what it heard.
+    """A model that asks for one batch of tools after another and then answers with their results.
 
-    When it is told that an outcome is unknown it looks before it goes on: so doubt does change the conversation.
+    After an unknown outcome it calls `look` first, so a call in doubt changes the conversation.
     """
 
     def __init__(self, *batches: Sequence[str], city: str = "Porto") -> None:
@@ -126,7 +126,7 @@ class Plan:
             return Reply(tool_calls=[call], usage=usage)
         done = len(replies) - looks
         if done < len(self._batches):
-            calls = [_call(10 * done + place, name, self._city) for place, name in enumerate(self._batches[done])]
+            calls = [_call(10 * done + index, name, self._city) for index, name in enumerate(self._batches[done])]
             return Reply(text=f"batch {done}", tool_calls=calls, usage=usage)
         return Reply(text="; ".join(str(result.content) for result in results) or "nothing to do", usage=usage)
 
@@ -188,7 +188,7 @@ async def divide(city: str) -> list[str]:
 parent = Agent(name="parent", model=Plan(["look"], ["divide", "look"]), tools=[divide, look])
 
 
-# A child that is parked for a person, below a call that may be made again.
+# A child run that parks, below a call that may be repeated.
 
 signer = Agent(name="signer", model=Plan(["sign", "look"]), tools=[sign, look])
 
@@ -207,14 +207,14 @@ async def _compact(messages: Sequence[Any]) -> Sequence[Any] | None:
 
 
 class CompactedPlan(Plan):
-    """Goes by the numbers in the last calls, for the conversation is cut short on the way."""
+    """Reads its position from the ids of the last calls, because the conversation is compacted on the way."""
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         called = [call.id for message in messages if isinstance(message, Reply) for call in message.tool_calls]
         done = int(called[-1].rpartition("-")[2]) // 10 + 1 if called else 0
         if done == len(self._batches):
             return Reply(text=f"{done} batches, {len(messages)} messages")
-        calls = [_call(10 * done + place, name, self._city) for place, name in enumerate(self._batches[done])]
+        calls = [_call(10 * done + index, name, self._city) for index, name in enumerate(self._batches[done])]
         return Reply(tool_calls=calls, usage=Usage(input_tokens=len(messages)))
 
 
@@ -227,7 +227,7 @@ compacted = Agent(
 
 
 def throttled() -> dict[str, Any]:
-    """Options with which only what must be durable at once is written."""
+    """Options under which only forced saves are written."""
     return {"checkpoint": CheckpointSettings(save_interval=timedelta(hours=1))}
 
 

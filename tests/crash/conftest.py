@@ -1,4 +1,4 @@
-"""What the crash tests share."""
+"""Fixtures of the crash tests."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from tests.crash.trial_stores import DatabasePool, TrialStore, make_trial_stores
 
 @pytest.fixture(scope="session")
 def databases() -> Iterator[DatabasePool]:
-    made = DatabasePool()
-    yield made
-    made.drop()
+    pool = DatabasePool()
+    yield pool
+    pool.drop()
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, databases: DatabasePool) -> TrialStore:
-    """Where trials have their stores; the parameter says of which kind."""
+def trial_store(request: pytest.FixtureRequest, databases: DatabasePool) -> TrialStore:
+    """The stores of the trials, of the kind that the parameter names."""
     return make_trial_stores(databases)[str(request.param)]

@@ -1,4 +1,4 @@
-"""An agent of pydantic-ai, to be killed everywhere like our own."""
+"""An agent of pydantic-ai for the crash test."""
 
 from typing import Any
 
@@ -12,18 +12,18 @@ BATCHES = [["look"], ["book", "look", "reserve"], ["book"]]
 
 
 def _model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Asks for one batch after another; answers with what it heard."""
+    """Ask for one batch of tools after another, then answer with their results."""
     done = sum(isinstance(message, ModelResponse) for message in messages)
     if done < len(BATCHES):
-        # A model of a test has to name its calls itself: pydantic-ai would make up another id for every run.
+        # Without ids from the model, pydantic-ai generates new ones in every run.
         return ModelResponse(
             parts=[
-                ToolCallPart(name, {"city": "Porto"}, tool_call_id=f"{name}-{done}-{place}")
-                for place, name in enumerate(BATCHES[done])
+                ToolCallPart(name, {"city": "Porto"}, tool_call_id=f"{name}-{done}-{index}")
+                for index, name in enumerate(BATCHES[done])
             ]
         )
-    heard = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
-    return ModelResponse(parts=[TextPart("; ".join(str(part.content) for part in heard))])
+    results = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    return ModelResponse(parts=[TextPart("; ".join(str(part.content) for part in results))])
 
 
 _agent = PydanticAIAgent(FunctionModel(_model), name="pydantic")

@@ -1,4 +1,4 @@
-"""After a crash and a recovery the store holds nothing of the run, and nothing of the workers that drove it."""
+"""After a crash and a recovery the tables hold no row of the run or of its workers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -22,22 +22,22 @@ def _rows_in_postgres(url: str) -> dict[str, int]:
     with psycopg.connect(url) as connection:
         return {
             table: connection.execute(f"select count(*) from holdfast.{table}".encode()).fetchall()[0][0]
-            # Rows of dead workers are small and go after some days: from another host nobody can tell sooner.
+            # Rows of dead workers stay for some days, because another host cannot know earlier that they are dead.
             for table in ("run",)
         }
 
 
-@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
-def test_nothing_is_left(place: TrialStore, request: pytest.FixtureRequest) -> None:
-    kind = request.node.callspec.params["place"]
-    seen: list[dict[str, int]] = []
+@pytest.mark.parametrize("trial_store", ["sqlite", "postgres"], indirect=True)
+def test_no_row_is_left(trial_store: TrialStore, request: pytest.FixtureRequest) -> None:
+    kind = request.node.callspec.params["trial_store"]
+    row_counts: list[dict[str, int]] = []
 
     @contextlib.contextmanager
-    def watched(folder: Path) -> Iterator[str]:
-        with place(folder) as url:
+    def count_rows(folder: Path) -> Iterator[str]:
+        with trial_store(folder) as url:
             yield url
-            seen.append(_rows_in_postgres(url) if kind == "postgres" else _rows_in_sqlite(folder))
+            row_counts.append(_rows_in_postgres(url) if kind == "postgres" else _rows_in_sqlite(folder))
 
-    crash_everywhere(agents.parent, "Porto", store=watched, sample=6)
-    assert len(seen) == 8
-    assert all(not any(rows.values()) for rows in seen), seen
+    crash_everywhere(agents.parent, "Porto", store=count_rows, sample=6)
+    assert len(row_counts) == 8
+    assert all(not any(rows.values()) for rows in row_counts), row_counts

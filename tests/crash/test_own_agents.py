@@ -1,7 +1,6 @@
-"""Our own agents, killed everywhere, on every store that is durable.
+"""Agents of the native loop survive a crash at every point, on every durable store.
 
-By default everywhere on SQLite and at some points on the others; with HOLDFAST_CHAOS everywhere on all of them, and
-several times in one run.
+By default at every point on SQLite and at a sample of them on PostgreSQL; with HOLDFAST_CHAOS at every point on both.
 """
 
 import itertools
@@ -13,7 +12,7 @@ from tests.crash.trial_stores import TrialStore
 
 from holdfast.testing import crash_everywhere
 
-#: `make chaos` says that there is time for all of it.
+#: Set by `make chaos`.
 EVERYTHING = bool(os.environ.get("HOLDFAST_CHAOS"))
 
 NAMES = sorted(agents.ALL)
@@ -24,10 +23,12 @@ PAIRS = ALL_PAIRS if EVERYTHING else list(zip(NAMES, itertools.cycle(STORES), st
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "place"), ALL_PAIRS, indirect=["place"])
-def test_it_goes_on_from_a_crash_anywhere(name: str, place: TrialStore, request: pytest.FixtureRequest) -> None:
-    everywhere = EVERYTHING or request.node.callspec.params["place"] == "sqlite"
-    report = crash_everywhere(f"tests.crash.agents:{name}", "Porto", store=place, sample=None if everywhere else 5)
+@pytest.mark.parametrize(("name", "trial_store"), ALL_PAIRS, indirect=["trial_store"])
+def test_it_resumes_after_a_crash_anywhere(name: str, trial_store: TrialStore, request: pytest.FixtureRequest) -> None:
+    everywhere = EVERYTHING or request.node.callspec.params["trial_store"] == "sqlite"
+    report = crash_everywhere(
+        f"tests.crash.agents:{name}", "Porto", store=trial_store, sample=None if everywhere else 5
+    )
     print(report)
     assert not report.failed
     assert report.crashes == len(report.trials)
@@ -38,22 +39,22 @@ def test_it_goes_on_from_a_crash_anywhere(name: str, place: TrialStore, request:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "place"), PAIRS, indirect=["place"])
-def test_it_goes_on_from_several_crashes(name: str, place: TrialStore) -> None:
+@pytest.mark.parametrize(("name", "trial_store"), PAIRS, indirect=["trial_store"])
+def test_it_resumes_after_several_crashes(name: str, trial_store: TrialStore) -> None:
     report = crash_everywhere(
-        f"tests.crash.agents:{name}", "Porto", store=place, crashes=4, sample=30 if EVERYTHING else 3
+        f"tests.crash.agents:{name}", "Porto", store=trial_store, crashes=4, sample=30 if EVERYTHING else 3
     )
     print(report)
     assert report.crashes >= len(report.trials)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "place"), PAIRS, indirect=["place"])
-def test_it_goes_on_when_only_what_must_be_is_written(name: str, place: TrialStore) -> None:
+@pytest.mark.parametrize(("name", "trial_store"), PAIRS, indirect=["trial_store"])
+def test_it_resumes_with_throttled_saves(name: str, trial_store: TrialStore) -> None:
     report = crash_everywhere(
         f"tests.crash.agents:{name}",
         "Porto",
-        store=place,
+        store=trial_store,
         options=agents.throttled,
         sample=None if EVERYTHING else 4,
     )
@@ -61,12 +62,12 @@ def test_it_goes_on_when_only_what_must_be_is_written(name: str, place: TrialSto
     assert report.crashes == len(report.trials)
 
 
-def test_a_call_in_doubt_is_told_reconciled_or_parked() -> None:
+def test_a_call_in_doubt_is_reported_reconciled_or_parked() -> None:
     report = crash_everywhere(agents.reconciled, "Porto", store="sqlite:{folder}/runs.db")
     doubts = {call.partition("/")[2] for trial in report.trials for call in trial.in_doubt}
     assert doubts == {"send-0", "phone-10", "send-11", "sign-20"}
     by_point = {trial.planned: trial for trial in report.trials}
-    # Reconciled, so the transcript is the same; unknown, so it is not.
+    # A reconciled call has the same result as in the baseline run; an unknown one does not.
     assert by_point["at the end of send send-0 in step 1 of crash-test"].exact
     assert not by_point["at the end of phone phone-10 in step 2 of crash-test"].exact
     assert not by_point["at the end of sign sign-20 in step 3 of crash-test"].exact

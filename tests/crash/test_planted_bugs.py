@@ -1,4 +1,4 @@
-"""A bug in the handle, the store, the resume, or in a user's own agent makes the crash test go red, and says why."""
+"""The crash test fails, with a reason, for a bug in the checkpointer, the store, the resume or a user's agent."""
 
 import signal
 from pathlib import Path
@@ -19,7 +19,7 @@ def _faults(report: CrashReport | None) -> str:
     return "\n".join(fault for trial in report.failed for fault in trial.faults)
 
 
-def test_a_handle_that_does_not_await_the_intent() -> None:
+def test_a_checkpointer_that_does_not_await_the_intent() -> None:
     with pytest.raises(CrashTestFailed) as failed:
         crash_everywhere(f"{PLANTED}.unawaited_intent:agent", "Porto", store=FOLDER)
     assert TWICE in _faults(failed.value.report)
@@ -31,7 +31,7 @@ def test_a_store_that_acknowledges_before_it_writes() -> None:
             f"{PLANTED}.hasty_store:agent", "Porto", store=FOLDER, open_store=f"{PLANTED}.hasty_store:EarlyAckStore"
         )
     faults = _faults(failed.value.report)
-    assert "the store has lost what it had acknowledged" in faults
+    assert "the store lost entries it had acknowledged" in faults
     assert TWICE in faults
 
 
@@ -41,20 +41,20 @@ def test_a_resume_that_ignores_recorded_results() -> None:
     assert "though its result was recorded" in _faults(failed.value.report)
 
 
-def test_a_reconcile_that_says_that_what_happened_did_not() -> None:
+def test_a_reconcile_that_denies_an_executed_call() -> None:
     with pytest.raises(CrashTestFailed) as failed:
         crash_everywhere(f"{PLANTED}.own_mistakes:lying_reconcile", "Porto")
-    assert "did its work 2 times: its reconcile said that it had not happened" in _faults(failed.value.report)
+    assert "returned 2 times: its reconcile said NOT_EXECUTED after it had returned" in _faults(failed.value.report)
 
 
-def test_a_life_that_hangs_is_ended_and_says_where_it_was() -> None:
+def test_an_attempt_that_hangs_is_ended_and_prints_its_stack() -> None:
     with pytest.raises(CrashTestFailed) as failed:
-        crash_everywhere(f"{PLANTED}.own_mistakes:after_a_crash", "Porto", sample=1, timeout=2)
+        crash_everywhere(f"{PLANTED}.own_mistakes:hangs_after_a_crash", "Porto", sample=1, timeout=2)
     report = failed.value.report
     assert report is not None
     [trial] = report.failed
-    assert "a process that was not to crash ended by itself (exit code 1)" in trial.faults
-    assert "this life hangs" in trial.process_output
+    assert "the last attempt ended with exit code 1" in trial.faults
+    assert "this attempt hangs" in trial.process_output
     assert "own_mistakes.py" in trial.process_output
 
 
@@ -64,30 +64,30 @@ def test_a_point_that_is_never_reached() -> None:
     assert "this point was never reached" in _faults(failed.value.report)
 
 
-def test_an_agent_that_is_not_the_same_every_time() -> None:
-    with pytest.raises(CrashTestFailed, match="two unharmed runs differ"):
-        crash_everywhere(f"{PLANTED}.own_mistakes:undecided", "Porto")
+def test_an_agent_that_is_not_deterministic() -> None:
+    with pytest.raises(CrashTestFailed, match="two baseline runs differ"):
+        crash_everywhere(f"{PLANTED}.own_mistakes:nondeterministic", "Porto")
 
 
-def test_an_agent_that_dies_by_itself() -> None:
-    with pytest.raises(CrashTestFailed, match=f"the unharmed run failed .signal {signal.SIGKILL.name}"):
+def test_an_agent_that_kills_its_own_process() -> None:
+    with pytest.raises(CrashTestFailed, match=f"the baseline run failed .signal {signal.SIGKILL.name}"):
         crash_everywhere(f"{PLANTED}.own_mistakes:dying", "Porto")
 
 
-def test_an_agent_that_no_other_process_can_find() -> None:
+def test_an_agent_that_another_process_cannot_import() -> None:
     from tests.crash.planted.own_mistakes import NotAtTheTop
 
     with pytest.raises(DefinitionError, match="at the top of a module"):
         crash_everywhere(NotAtTheTop.agent, "Porto")
     with pytest.raises(DefinitionError, match="write 'module:attribute'"):
         crash_everywhere("agents.single", "Porto")
-    with pytest.raises(CrashTestFailed, match=r"nothing to crash at tests\.crash\.agents:missing"):
+    with pytest.raises(CrashTestFailed, match=r"cannot import tests\.crash\.agents:missing"):
         crash_everywhere("tests.crash.agents:missing", "Porto")
 
 
-def test_the_notes_of_a_trial_can_be_looked_at(tmp_path: Path) -> None:
+def test_the_logs_of_a_trial_are_kept_in_the_given_folder(tmp_path: Path) -> None:
     report = crash_everywhere(agents.single, "Porto", sample=1, seed=7, folder=tmp_path)
     assert report.seed == 7
-    notes = sorted(path.parent.name for path in tmp_path.glob("*/events.jsonl"))
-    assert notes == ["trial-0", "trial-1", "trial-2"]
+    folders = sorted(path.parent.name for path in tmp_path.glob("*/events.jsonl"))
+    assert folders == ["trial-0", "trial-1", "trial-2"]
     assert f'"{report.trials[0].crashed_at[0]}"' in (tmp_path / "trial-2" / "events.jsonl").read_text()

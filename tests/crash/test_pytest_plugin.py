@@ -1,4 +1,4 @@
-"""The fixture, as somebody else uses it: a test file of their own, in a project of their own."""
+"""The fixture as a user has it: in a test file of another project."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ if {threads}:
 
 @tool(on_error="raise")
 def greet(name: str) -> str:
-    # A fork would have left the thread behind.
+    # A forked child would not have the thread.
     assert ("mine" in [thread.name for thread in threading.enumerate()]) == {threads}
     return f"hello {{name}}"
 
@@ -29,21 +29,21 @@ async def model(messages, tools):
 
 greeter = Agent(name="greeter", model=model, tools=[greet])
 
-def make_two():
+def build_two():
     return [greeter, Agent(name="other", model=model)]
 
 def test_it_survives(crash_everywhere):
     report = crash_everywhere(greeter, "hi")
     assert len(report.points) >= 10
 
-def test_a_function_that_makes_it(crash_everywhere):
-    report = crash_everywhere(make_two, "hi", sample=2)
+def test_a_function_that_builds_it(crash_everywhere):
+    report = crash_everywhere(build_two, "hi", sample=2)
     assert len(report.trials) == 2
 
 def test_it_fails(crash_everywhere, tmp_path):
-    greeter_at_home = Agent(name="home", model=model)
+    local = Agent(name="local", model=model)
     with pytest.raises(DefinitionError):
-        crash_everywhere(greeter_at_home, "hi")
+        crash_everywhere(local, "hi")
 """
 
 
@@ -70,7 +70,7 @@ def test_the_fixture_finds_agents_in_the_test_file_itself(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_an_agent_whose_import_starts_threads_gets_an_interpreter_for_each_life(tmp_path: Path) -> None:
+def test_an_agent_whose_import_starts_threads_gets_a_new_interpreter_for_each_attempt(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_greeter.py").write_text(TESTS.format(threads=True))
     done = _pytest(tmp_path)

@@ -1,4 +1,4 @@
-"""What the notes of a trial say about the store."""
+"""The timeline of a trial finds the writes that the store lost."""
 
 import pytest
 
@@ -27,16 +27,16 @@ SAVED = entries(0, EntryKind.BEGIN, EntryKind.MESSAGE, EntryKind.STEP)
         ([*SAVED, *entries(3, EntryKind.MESSAGE)], False),
         (SAVED[:-1], True),
         ([], True),
-        # A rewrite of the history that was written, and whose writer did not live to hear of it.
+        # The rewrite was stored, but its writer was killed before the acknowledgement.
         (entries(3, EntryKind.BEGIN, EntryKind.MESSAGE), False),
         (entries(3, EntryKind.MESSAGE), True),
         (entries(4, EntryKind.BEGIN, EntryKind.MESSAGE), True),
     ],
-    ids=["all", "more", "less", "nothing", "rewritten", "only the last", "rewritten from nowhere"],
+    ids=["all", "more", "less", "nothing", "rewritten", "only the last", "rewritten with a gap"],
 )
-def test_what_was_acknowledged_is_there_or_was_rewritten(found: list[Entry], lost: bool) -> None:
+def test_acknowledged_entries_are_in_the_store_or_were_rewritten(found: list[Entry], lost: bool) -> None:
     journal = StoredJournal(run_id="r", status="running", reason="", entries=found)
-    story = Timeline(
+    timeline = Timeline(
         [WriteAcknowledgedEvent(attempt=0, run_id="r", entries=SAVED), StoreFoundEvent(attempt=1, journals=[journal])]
     )
-    assert bool(story.lost_writes) is lost
+    assert bool(timeline.lost_writes) is lost

@@ -1,4 +1,4 @@
-"""Empty stores for trials, one after another."""
+"""Empty stores for trials."""
 
 import contextlib
 import queue
@@ -15,7 +15,7 @@ TrialStore = Callable[[Path], AbstractContextManager[str]]
 
 
 class DatabasePool:
-    """PostgreSQL databases that are emptied and used again: to make a new one takes longer than a trial."""
+    """PostgreSQL databases that are truncated and reused, because creating one takes longer than a trial."""
 
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -46,8 +46,4 @@ def _truncate_tables(url: str) -> None:
 
 
 def make_trial_stores(databases: DatabasePool) -> dict[str, TrialStore]:
-    """The durable stores of holdfast."""
-    return {
-        "sqlite": STORES["sqlite"].open_empty,
-        "postgres": databases.open_empty,
-    }
+    return {"sqlite": STORES["sqlite"].open_empty, "postgres": databases.open_empty}

@@ -1,6 +1,7 @@
 """Every store of holdfast passes the published suite. `-k sqlite` runs it for one of them."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 from tests.store_kinds import get_kind
@@ -16,6 +17,9 @@ class TestEveryStore(StoreSuite):
 
 
 class TestEveryDurableStore(DurableStoreSuite):
+    #: A fifth of the default lease timeout.
+    heartbeat_interval = timedelta(seconds=6)
+
     @pytest.fixture
     def location(self, durable_store_url: str) -> str:
         return durable_store_url
@@ -26,6 +30,6 @@ class TestEveryDurableStore(DurableStoreSuite):
         damage(location, run_id, body)
 
     async def wait_until_idle(self, location: str, killed: ProcessIdentity) -> None:
-        quiet = get_kind(location).wait_until_idle
-        if quiet is not None:
-            await asyncio.to_thread(quiet, location, killed.pid)
+        wait_until_idle = get_kind(location).wait_until_idle
+        if wait_until_idle is not None:
+            await asyncio.to_thread(wait_until_idle, location, killed.pid)

@@ -1,4 +1,4 @@
-"""What a store says about itself."""
+"""The health check of durable stores."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from holdfast.stores.url import store_from_url
 
 
 @pytest.mark.parametrize("kind", DURABLE)
-async def test_a_store_tells_its_version_and_its_size(kind: str, tmp_path: Path) -> None:
+async def test_the_health_check_reports_version_and_size(kind: str, tmp_path: Path) -> None:
     with STORES[kind].open_empty(tmp_path) as url:
         store = store_from_url(url)
         assert isinstance(store, SupportsHealthCheck)
@@ -29,5 +29,5 @@ async def test_a_store_tells_its_version_and_its_size(kind: str, tmp_path: Path)
             await store.close()
     assert empty.version == empty.known_version >= 1
     assert list(empty.problems) == list(filled.problems) == []
-    # PostgreSQL compresses what can be compressed so well.
+    # PostgreSQL compresses the body to almost nothing.
     assert filled.size > empty.size + (0 if kind == "postgres" else 200_000)

@@ -1,4 +1,4 @@
-"""The suite notices what it is there to notice: for each clause a store that breaks it, and tests that then fail."""
+"""Each test of the published suite fails for a store with a planted bug."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ Outcomes = dict[tuple[str, str], set[str]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What became of the tests that have to fail, by broken store and test: `passed`, `failure`, `error`."""
+    """The outcomes of the tests that have to fail, by store and test: `passed`, `failure` or `error`."""
     report = tmp_path_factory.mktemp("red") / "report.xml"
     tests = [f"{SUITES}::Test{store}::{test}" for store, red in RED.items() for test in red]
     command = [

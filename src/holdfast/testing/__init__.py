@@ -1,7 +1,6 @@
-"""For tests of code that builds on holdfast: agents killed everywhere, a store's contract as tests, a clock.
+"""For tests of code that uses holdfast: crash tests for agents, the contract of stores as tests, a manual clock.
 
-`holdfast.testing.store_suite` holds the contract of stores and needs pytest, as does `holdfast.testing.pytest_plugin`;
-nothing else here does.
+Only `holdfast.testing.store_suite` and `holdfast.testing.pytest_plugin` need pytest.
 """
 
 from holdfast.testing.clock import ManualClock

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that a test advances by hand."""
 
 import asyncio
 import heapq
@@ -16,14 +16,14 @@ class ManualTimer:
 
     @property
     def waiting(self) -> bool:
-        """Neither called nor cancelled yet."""
+        """Whether the callback was neither called nor cancelled."""
         return self._waiting
 
     def cancel(self) -> None:
         self._waiting = False
 
     def fire(self) -> None:
-        """Call the callback, unless that was done or cancelled."""
+        """Call the callback, unless it was called or cancelled before."""
         if self._waiting:
             self._waiting = False
             self._callback()
@@ -47,10 +47,10 @@ class ManualClock:
         if duration <= timedelta(0):
             await asyncio.sleep(0)
             return
-        over = asyncio.Event()
-        timer = self.call_later(duration, over.set)
+        elapsed = asyncio.Event()
+        timer = self.call_later(duration, elapsed.set)
         try:
-            await over.wait()
+            await elapsed.wait()
         finally:
             timer.cancel()
 
@@ -61,13 +61,13 @@ class ManualClock:
 
     @property
     def waiting(self) -> int:
-        """How many sleeps and callbacks wait for this clock now."""
+        """The number of sleeps and callbacks that wait for this clock."""
         return sum(timer.waiting for _, _, timer in self._timers)
 
     async def advance(self, duration: timedelta) -> None:
-        """Let `duration` pass. Whatever waits is woken in the order of its times, and sees its own time as now.
+        """Advance the time by `duration`. Fire the timers in order; `now()` is the time of each when it fires.
 
-        Between two of them, and at the start and the end, every other task gets turns enough to reach its next wait.
+        Before the first timer and after each one, the other tasks run until they wait again.
         """
         end = self._now + duration
         await _let_others_run()

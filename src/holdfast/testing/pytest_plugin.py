@@ -13,14 +13,14 @@ from holdfast.testing.crash import crash_everywhere as crash
 
 @pytest.fixture
 def crash_everywhere(tmp_path: Path) -> Callable[..., CrashReport]:
-    """`holdfast.testing.crash_everywhere`, with its notes where pytest keeps the files of the last tests."""
+    """Return `holdfast.testing.crash_everywhere` with its logs under `tmp_path`."""
     numbers = itertools.count(1)
 
-    def crash_there(agent: Any, prompt: str, **options: Any) -> CrashReport:
+    def run_crash_test(agent: Any, prompt: str, **options: Any) -> CrashReport:
         folder = tmp_path / f"crashes-{next(numbers)}"
         folder.mkdir()
         report = crash(agent, prompt, **{"folder": folder, **options})
         print(report)
         return report
 
-    return crash_there
+    return run_crash_test

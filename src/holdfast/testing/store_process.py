@@ -1,6 +1,6 @@
-"""What a test and the store in its child process say to each other, typed by the store protocol itself.
+"""A store in a child process, for tests that kill, stop and race processes.
 
-A store in a process of its own, for tests in which processes die, stop and race.
+The messages between the two processes take their types from the annotations of `CheckpointStore`.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 
-#: A frame is its length in so many bytes, big-endian, and then a message.
+#: A frame is the length of the message, in this many bytes, big-endian, and then the message.
 LENGTH_BYTES = 4
-#: The first word to the child, a frame with nothing in it: open the store.
+#: The first frame to the child, an empty one: open the store.
 OPEN_REQUEST = bytes(LENGTH_BYTES)
 
 
 def format_connection_name(pid: int) -> str:
-    """How a child process calls itself to a database server: its connections have to be told apart from others."""
+    """Return the name under which a child process connects to a database server."""
     return f"holdfast-child-{pid}"
 
 
 class StoreOpened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first word of the child: its store is open."""
+    """First message of the child: the store is open."""
 
     process: ProcessIdentity
     durable: bool
@@ -56,14 +56,14 @@ class CallStarted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CallReturned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From the child: the call has returned, and what."""
+    """From the child: the call returned this value."""
 
     number: int
     value: msgspec.Raw
 
 
 class CallRaised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From the child: the call has raised, and what."""
+    """From the child: the call raised this error."""
 
     number: int
     error: str
@@ -76,14 +76,14 @@ Answer = StoreOpened | CallStarted | CallReturned | CallRaised
 
 @functools.cache
 def get_arguments_type(method: str) -> type[msgspec.Struct]:
-    """The arguments of a method of the store, as a struct of their declared types."""
+    """Return a struct type with the arguments of a store method and their declared types."""
     hints = typing.get_type_hints(getattr(CheckpointStore, method))
     return msgspec.defstruct(method, [(name, hint) for name, hint in hints.items() if name != "return"])
 
 
 @functools.cache
 def get_result_type(method: str) -> Any:
-    """The declared type of what a method of the store returns; a stream comes as a list."""
+    """Return the declared result type of a store method. An async iterator becomes a list."""
     hint = typing.get_type_hints(getattr(CheckpointStore, method))["return"]
     return list[typing.get_args(hint)[0]] if typing.get_origin(hint) is AsyncIterator else hint  # type: ignore[misc]
 
@@ -94,11 +94,11 @@ def encode_frame(message: Call | Answer) -> bytes:
 
 
 class ProcessExited(Exception):
-    """The child process ended before it answered. Whether the call had an effect is not known."""
+    """The child process ended before it answered. The effect of the call is unknown."""
 
 
 class CallFailed(Exception):
-    """The store in the child process raised something that is no error of holdfast's."""
+    """The store in the child process raised an error that is not one of holdfast's."""
 
 
 class _PendingCall(msgspec.Struct):
@@ -108,7 +108,7 @@ class _PendingCall(msgspec.Struct):
 
 
 class ChildProcess:
-    """A child process that makes calls on a store, and can be killed, stopped and continued meanwhile."""
+    """A child process that calls a store, and that a test can kill, stop and continue."""
 
     identity: ProcessIdentity
     durable: bool
@@ -119,12 +119,12 @@ class ChildProcess:
         self._pending_calls: dict[int, _PendingCall] = {}
         self._call_started = asyncio.Condition()
         self._reader_task: asyncio.Future[None] | None = None
-        #: The methods that were under way when the process ended.
+        #: The methods that were running when the process ended.
         self.interrupted_calls: Sequence[str] = ()
 
     @classmethod
     async def start(cls, factory: str, location: str) -> Self:
-        """A new process, whose store is not open yet."""
+        """Start a process. Its store is not open yet."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "holdfast.testing.store_process_main", factory, location),
             stdin=PIPE,
@@ -134,66 +134,66 @@ class ChildProcess:
         return cls(process)
 
     async def open(self) -> None:
-        """Returns once the store in the process is open.
+        """Open the store in the process.
 
         Raises:
-            ProcessExited: it could not be opened.
+            ProcessExited: the store could not be opened.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(OPEN_REQUEST)
-        hello = await _read_answer(self._process)
-        if not isinstance(hello, StoreOpened):
+        opened = await _read_answer(self._process)
+        if not isinstance(opened, StoreOpened):
             await self._reap()
-            raise ProcessExited("the child process could not open its store; its standard error says why")
-        self.identity, self.durable = hello.process, hello.durable
+            raise ProcessExited("the child process could not open its store: see its standard error")
+        self.identity, self.durable = opened.process, opened.durable
         self._reader_task = asyncio.ensure_future(self._read_answers())
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the store over there.
+        """Call a method of the store in the process.
 
         Raises:
             ProcessExited: the process ended before it answered.
-            CallFailed: something was raised that is no error of holdfast's.
+            CallFailed: the store raised an error that is not one of holdfast's.
         """
         if self._reader_task is None or self._reader_task.done():
-            raise ProcessExited("the child process is gone")
+            raise ProcessExited("the child process has ended")
         self._last_number += 1
-        waiting = _PendingCall(method, asyncio.get_running_loop().create_future())
-        self._pending_calls[self._last_number] = waiting
+        pending = _PendingCall(method, asyncio.get_running_loop().create_future())
+        self._pending_calls[self._last_number] = pending
         packed = msgspec.Raw(msgspec.msgpack.encode(get_arguments_type(method)(**arguments)))
         assert self._process.stdin is not None
         self._process.stdin.write(encode_frame(Call(number=self._last_number, method=method, arguments=packed)))
-        return await waiting.answer
+        return await pending.answer
 
     async def wait_until_call_started(self) -> None:
-        """Return when a call is under way over there."""
+        """Return when the process has started a call."""
         async with self._call_started:
             await self._call_started.wait_for(self._running_methods)
 
     async def kill(self) -> None:
-        """SIGKILL. Returns once the process is gone and everything it said was heard."""
+        """Send SIGKILL. Return when the process has ended and all its answers are read."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._wait_for_exit()
 
     async def finish(self) -> None:
-        """Let the process make the calls it has heard, close its store and end."""
+        """Wait until the process has finished its calls, closed its store and exited."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._wait_for_exit()
         assert self._process.returncode == 0, f"the child process ended with {self._process.returncode}"
 
     async def pause(self) -> None:
-        """SIGSTOP. Returns once the process stands still."""
+        """Send SIGSTOP. Return when the process has stopped."""
         self._process.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(os.waitid, os.P_PID, self.identity.pid, os.WSTOPPED | os.WNOWAIT)
 
     def unpause(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     def _running_methods(self) -> list[str]:
-        return [waiting.method for waiting in self._pending_calls.values() if waiting.started]
+        return [pending.method for pending in self._pending_calls.values() if pending.started]
 
     async def _wait_for_exit(self) -> None:
         if self._reader_task is not None:
@@ -201,7 +201,7 @@ class ChildProcess:
         await self._reap()
 
     async def _reap(self) -> None:
-        """Wait for the end of a process that has said its last, and let go of its pipes."""
+        """Wait for the end of the process, then close its pipe."""
         await self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -217,15 +217,15 @@ class ChildProcess:
             elif isinstance(answer, CallReturned | CallRaised):
                 _resolve(self._pending_calls.pop(answer.number), answer)
         self.interrupted_calls = self._running_methods()
-        for waiting in self._pending_calls.values():
-            if not waiting.answer.done():
-                waiting.answer.set_exception(ProcessExited(f"the child process ended during {waiting.method}"))
+        for pending in self._pending_calls.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(ProcessExited(f"the child process ended during {pending.method}"))
 
 
 class StoreProcess:
-    """An open store in a child process: every call is made over there.
+    """A `CheckpointStore` whose calls are made in a child process.
 
-    It is a `CheckpointStore` itself. As a context manager it starts the process, and kills it at the end.
+    As a context manager it starts the process, and kills it at the end.
     """
 
     durable = True
@@ -307,7 +307,7 @@ class StoreProcess:
 
 
 async def _read_answer(process: Process) -> Answer | None:
-    """What the process says next; `None` if it ended, perhaps in the middle of a word."""
+    """Read the next answer. Return `None` if the process ended, even in the middle of an answer."""
     assert process.stdout is not None
     try:
         length = await process.stdout.readexactly(LENGTH_BYTES)
@@ -318,18 +318,18 @@ async def _read_answer(process: Process) -> Answer | None:
     return answer
 
 
-def _resolve(waiting: _PendingCall, answer: CallReturned | CallRaised) -> None:
-    if waiting.answer.done():
-        return  # nobody waits any more
+def _resolve(pending: _PendingCall, answer: CallReturned | CallRaised) -> None:
+    if pending.answer.done():
+        return  # the caller was cancelled
     if isinstance(answer, CallReturned):
-        waiting.answer.set_result(msgspec.msgpack.decode(answer.value, type=get_result_type(waiting.method)))
+        pending.answer.set_result(msgspec.msgpack.decode(answer.value, type=get_result_type(pending.method)))
         return
     known = getattr(errors, answer.error, None)
     if known is None:
-        waiting.answer.set_exception(CallFailed(f"{answer.error}: {answer.message}"))
+        pending.answer.set_exception(CallFailed(f"{answer.error}: {answer.message}"))
         return
-    # Not by calling it: each error has arguments of its own, and its text is written already.
+    # Bypass `__init__`: its arguments differ by error, and the message is complete already.
     error: Exception = known.__new__(known)
     error.args = (answer.message,)
     vars(error).update(answer.attributes)
-    waiting.answer.set_exception(error)
+    pending.answer.set_exception(error)

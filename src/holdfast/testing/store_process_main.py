@@ -1,10 +1,11 @@
-"""A child process with a store of its own: `python -m holdfast.testing.store_process_main FACTORY LOCATION`.
+"""The program of a child process with a store: `python -m holdfast.testing.store_process_main FACTORY LOCATION`.
 
-It makes the calls that come in on standard input, as many at once as come, and answers on what was standard output.
-It ends, and closes its store, when the input ends.
+It reads calls from standard input, makes them concurrently, and writes the answers to the original standard output.
+When the input ends it closes the store and exits.
 """
 
 import asyncio
+import functools
 import importlib
 import os
 import sys
@@ -31,7 +32,7 @@ from holdfast.testing.store_process import (
 
 
 def load_store_factory(factory: str) -> Callable[[str], CheckpointStore]:
-    """The function that `module:function` names: from a location to a store that is not open yet."""
+    """Import the function `module:function`. It takes a location and returns a store that is not open."""
     module, _, name = factory.partition(":")
     builder: Callable[[str], CheckpointStore] = getattr(importlib.import_module(module), name)
     return builder
@@ -43,7 +44,7 @@ class _StoreServer:
         self._answers = answers
 
     def send(self, answer: Answer) -> None:
-        # Straight to the pipe: what was said is out, whatever happens to this process next.
+        # Unbuffered, so that the answer is in the pipe even if the process is killed next.
         rest = memoryview(encode_frame(answer))
         while rest:
             rest = rest[os.write(self._answers, rest) :]
@@ -53,7 +54,7 @@ class _StoreServer:
         self.send(CallStarted(number=call.number))
         try:
             value = await self._call_store(call.method, arguments)
-        except Exception as exc:  # whatever it is, the test in the other process is to see it
+        except Exception as exc:  # of any kind: the test in the parent process raises it
             attributes = {name: value for name, value in vars(exc).items() if isinstance(value, str | int | None)}
             answer = CallRaised(number=call.number, error=type(exc).__name__, message=str(exc), attributes=attributes)
             self.send(answer)
@@ -68,10 +69,11 @@ class _StoreServer:
 
 async def serve(factory: str, location: str, answers: int) -> None:
     calls = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(calls), sys.stdin)
+    protocol = functools.partial(asyncio.StreamReaderProtocol, calls)
+    await asyncio.get_running_loop().connect_read_pipe(protocol, sys.stdin)
     build = load_store_factory(factory)
     if await calls.read(len(OPEN_REQUEST)) != OPEN_REQUEST:
-        return  # whoever started this process had no use for it
+        return  # a spare process that the parent did not need
     store = build(location)
     await store.open()
     server = _StoreServer(store, answers)
@@ -85,7 +87,7 @@ async def serve(factory: str, location: str, answers: int) -> None:
 
 
 if __name__ == "__main__":
-    # Whatever a store prints must not get between the answers.
+    # Standard output becomes standard error, so that output of the store does not mix with the answers.
     channel = os.dup(1)
     os.dup2(2, 1)
     os.environ["PGAPPNAME"] = format_connection_name(os.getpid())

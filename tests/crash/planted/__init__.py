@@ -1,1 +1,1 @@
-"""Bugs, planted on purpose: each module breaks holdfast in the process that imports it, and names an agent to test."""
+"""Planted bugs: each module breaks holdfast in the process that imports it, and names an agent to test."""

@@ -1,6 +1,5 @@
 """A store that acknowledges before it writes."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.crash.agents import single
@@ -12,18 +11,18 @@ from holdfast.stores.url import store_from_url
 
 
 class EarlyAckStore:
-    """Writes what was appended when the next call comes."""
+    """Delays each append until the next write."""
 
     def __init__(self, url: str) -> None:
         self._inner = store_from_url(url)
-        self._pending_write: Callable[[], Awaitable[None]] | None = None
+        self._pending_append: tuple[Claim, Append] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     async def append(self, claim: Claim, write: Append) -> None:
         await self._flush()
-        self._pending_write = lambda: self._inner.append(claim, write)
+        self._pending_append = claim, write
 
     async def release(self, claim: Claim, release: Release) -> None:
         await self._flush()
@@ -34,9 +33,9 @@ class EarlyAckStore:
         await self._inner.remove(run_id, claim=claim)
 
     async def _flush(self) -> None:
-        waiting, self._pending_write = self._pending_write, None
-        if waiting is not None:
-            await waiting()
+        pending, self._pending_append = self._pending_append, None
+        if pending is not None:
+            await self._inner.append(*pending)
 
 
 agent = single

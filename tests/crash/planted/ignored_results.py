@@ -1,4 +1,4 @@
-"""A resume that does not look at recorded results."""
+"""A resume that ignores recorded results."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ def _without_results(*arguments: Any) -> Checkpoint:
     return checkpoint
 
 
-setattr(factory, "read_checkpoint", _without_results)  # noqa: B010, as a plain assignment its type would be wrong
+setattr(factory, "read_checkpoint", _without_results)  # noqa: B010, a plain assignment would not type-check
 
 agent = batches

@@ -1,4 +1,4 @@
-"""Mistakes that users make with their own agents."""
+"""Mistakes that users make in their own agents."""
 
 import asyncio
 import os
@@ -14,15 +14,15 @@ from holdfast.core.effects import Reconciliation
 from holdfast.testing import TRIAL_FOLDER
 
 
-async def moody(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+async def nondeterministic_model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
     return Reply(text=f"answer {secrets.token_hex(8)}")
 
 
-async def _never_happened(call: ToolContext) -> Reconciliation:
+async def _deny_execution(call: ToolContext) -> Reconciliation:
     return NOT_EXECUTED
 
 
-@tool(reconcile=_never_happened)
+@tool(reconcile=_deny_execution)
 async def transfer(city: str) -> str:
     return f"transferred to {city}"
 
@@ -33,14 +33,14 @@ async def die(city: str) -> str:
     return city
 
 
-undecided = Agent(name="undecided", model=moody)
+nondeterministic = Agent(name="nondeterministic", model=nondeterministic_model)
 lying_reconcile = Agent(name="lying", model=Plan(["transfer"], ["look"]), tools=[transfer, look])
 dying = Agent(name="dying", model=Plan(["die"]), tools=[die])
 
 
-async def after_a_crash() -> Agent:
-    """An agent that hangs when it is made again."""
-    marker = Path(os.environ[TRIAL_FOLDER]) / "made"
+async def hangs_after_a_crash() -> Agent:
+    """Hang when the agent is built a second time."""
+    marker = Path(os.environ[TRIAL_FOLDER]) / "built"
     if marker.exists():
         await asyncio.sleep(3600)
     marker.touch()
@@ -48,7 +48,7 @@ async def after_a_crash() -> Agent:
 
 
 def shrinking() -> Agent:
-    """An agent that has less to do in every run but the first two."""
+    """Build an agent that does less in every run after the first two."""
     counter = Path(os.environ[TRIAL_FOLDER]).parent / "runs"
     with counter.open("a") as runs:
         runs.write(".")
@@ -57,6 +57,6 @@ def shrinking() -> Agent:
 
 
 class NotAtTheTop:
-    """Holds what no other process can find."""
+    """Holds an agent that another process cannot import."""
 
-    agent = Agent(name="hidden", model=moody)
+    agent = Agent(name="hidden", model=nondeterministic_model)

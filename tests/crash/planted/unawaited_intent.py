@@ -1,4 +1,4 @@
-"""A handle whose saves return before they are written."""
+"""A checkpointer whose saves return before they are written."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ async def _save_later(self: StoreCheckpointer, state: Any, *, force: bool = Fals
         return
 
     async def later() -> None:
-        # Long enough for a tool to start meanwhile: else a quick store hides the bug.
+        # Long enough for a tool to start in the meantime; else a fast store hides the bug.
         await asyncio.sleep(0.2)
         await _save(self, state, force=force)
 

@@ -1,4 +1,4 @@
-"""Stores that break the contract, each in one way, and name the tests of the suite that have to notice."""
+"""The base of stores that break the contract in one place, and name the tests of the suite that have to fail."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Stores that break what is said about claims, fences and workers."""
+"""Stores that break the contract of claims, fencing and workers."""
 
 from collections.abc import Collection
 
@@ -21,10 +21,10 @@ class ForgetsTheOwner(BrokenStore):
         return claim
 
 
-class ReleasesForGood(BrokenStore):
-    """Nobody looks at what was released: it is invisible for ever."""
+class ParksReleasedRuns(BrokenStore):
+    """A released run is never claimed again."""
 
-    red = ("test_a_released_run_is_claimed_again", "test_a_release_that_says_little_changes_little")
+    red = ("test_a_released_run_is_claimed_again", "test_a_release_without_options_changes_only_the_status")
 
     async def release(self, claim: Claim, release: Release) -> None:
         if release.status is RunStatus.INTERRUPTED:
@@ -49,7 +49,7 @@ class KeepsTheBackoff(BrokenStore):
         self._get_claimed_run(claim).not_before = waiting
 
 
-class GivesARunToMany(BrokenStore):
+class ClaimsBusyRuns(BrokenStore):
     red = ("test_of_many_claimers_one_wins", "test_a_live_workers_run_is_busy_and_is_left_alone")
 
     async def claim(
@@ -85,8 +85,8 @@ class ClaimsInTheUsualStatusesOnly(BrokenStore):
         return await super().claim(run_id, worker_id, steal=steal)
 
 
-class ClaimsWhatIsNotThere(BrokenStore):
-    red = ("test_a_run_that_never_was_cannot_be_claimed",)
+class ClaimsUnknownRuns(BrokenStore):
+    red = ("test_an_unknown_run_cannot_be_claimed",)
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
@@ -106,8 +106,8 @@ class StartsNoBackoff(BrokenStore):
         return claim
 
 
-class ReadsTheTokenAnew(BrokenStore):
-    """Before each write it asks which claim is valid now, and writes under that one."""
+class ReadsTheTokenAgain(BrokenStore):
+    """Reads the newest token before each write and writes under it."""
 
     red = ("test_a_superseded_claim_writes_nothing", "test_an_old_claim_does_not_fit_a_new_run_of_the_same_id")
 
@@ -134,8 +134,8 @@ class RemovesUnderAnyClaim(BrokenStore):
             self._remove_tree(run_id)
 
 
-class WritesAfterTheEnd(BrokenStore):
-    """A late save brings a run back that was over."""
+class WritesAfterTheRelease(BrokenStore):
+    """A late save changes a terminal run."""
 
     red = ("test_a_released_claim_writes_nothing",)
 
@@ -146,7 +146,7 @@ class WritesAfterTheEnd(BrokenStore):
         return run
 
 
-class BringsRemovedRunsBack(BrokenStore):
+class CreatesRemovedRunsAgain(BrokenStore):
     red = ("test_a_claim_on_a_removed_run_writes_nothing",)
 
     async def append(self, claim: Claim, write: Append) -> None:
@@ -160,7 +160,7 @@ class CountsTokensPerRun(BrokenStore):
     red = (
         "test_tokens_only_grow_also_over_removal_and_new_creation",
         "test_an_old_claim_does_not_fit_a_new_run_of_the_same_id",
-        "test_any_sequence_of_calls_gives_what_a_plain_model_gives",
+        "test_any_sequence_of_calls_matches_the_model",
     )
 
     def _claim_run(self, run: _Run, worker_id: str) -> Claim:
@@ -171,8 +171,8 @@ class CountsTokensPerRun(BrokenStore):
 class KeepsDeregisteredWorkers(BrokenStore):
     red = (
         "test_a_deregistered_workers_runs_are_interrupted",
-        "test_what_no_live_worker_drives_is_listed_as_interrupted",
-        "test_interrupted_runs_are_taken",
+        "test_runs_without_a_live_worker_are_listed_as_interrupted",
+        "test_interrupted_runs_are_claimed",
     )
 
     async def deregister_worker(self, worker_id: str) -> None:
@@ -188,7 +188,7 @@ class DeregistersAllWorkers(BrokenStore):
 
 
 class HasOneRunPerWorker(BrokenStore):
-    """One lease per worker, and a new run takes it from the one before."""
+    """Each worker has one lease, which moves to its newest run."""
 
     red = ("test_one_worker_holds_many_runs",)
 

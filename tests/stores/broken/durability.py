@@ -1,21 +1,20 @@
-"""Stores that say they are durable and break what that means."""
+"""Durable stores that break the durable part of the contract, each in one place."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
-from tests.stores.snapshot_store import SnapshotStore
+from examples.snapshot_store import Contents, Run, SnapshotStore
 
-from holdfast.checkpoint.claim import Claim, is_process_alive
+from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, is_process_alive
 from holdfast.checkpoint.errors import RunDamaged
-from holdfast.checkpoint.journal import Append, Entry
-from holdfast.checkpoint.record import TERMINAL_STATUSES, Release, StoredRun
-from holdfast.stores.memory import MemoryStore
+from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.record import Release, StoredRun
 
 
 class BrokenSnapshotStore(SnapshotStore):
@@ -25,51 +24,51 @@ class BrokenSnapshotStore(SnapshotStore):
     red: ClassVar[tuple[str, ...]]
 
 
-class DoesNotSayIt(BrokenSnapshotStore):
-    red = ("test_the_store_says_that_it_is_durable",)
+class IsNotMarkedDurable(BrokenSnapshotStore):
+    red = ("test_the_store_is_marked_durable",)
 
     durable = False
 
 
-class DropsTheLastEntryWhenItIsOpened(BrokenSnapshotStore):
+class DropsTheLastEntryWhenOpened(BrokenSnapshotStore):
     red = (
-        "test_everything_is_there_after_reopening",
-        "test_runs_go_on_after_reopening",
-        "test_any_sequence_of_calls_and_crashes_gives_what_a_plain_model_gives",
+        "test_all_runs_are_kept_over_reopening",
+        "test_runs_continue_after_reopening",
+        "test_any_sequence_of_calls_and_kills_matches_the_model",
     )
 
     async def open(self) -> None:
         await super().open()
-        with self.exclusive():
-            for run_id, run in self._runs.items():
-                run.journal[-1:] = []
-                self.update_checksums(run_id)
+        with self._transaction() as contents:
+            for run in contents.runs.values():
+                run.entries[-1:] = []
+                run.checksums[-1:] = []
 
 
-class CountsTokensAnewWhenItIsOpened(BrokenSnapshotStore):
+class ResetsTheTokenWhenOpened(BrokenSnapshotStore):
     red = ("test_tokens_grow_over_removal_and_reopening",)
 
     async def open(self) -> None:
         await super().open()
-        with self.exclusive():
-            self._token = 0
+        with self._transaction() as contents:
+            contents.token = 0
 
 
-class ForgetsTimesWhenItIsOpened(BrokenSnapshotStore):
+class ForgetsTimesWhenOpened(BrokenSnapshotStore):
     red = ("test_backoff_and_expiry_hold_over_reopening",)
 
     async def open(self) -> None:
         await super().open()
-        with self.exclusive():
-            for run in self._runs.values():
-                run.not_before = run.created_at
-                run.expires_at = run.created_at if run.status in TERMINAL_STATUSES else None
+        with self._transaction() as contents:
+            for run in contents.runs.values():
+                created_at = run.record.created_at
+                run.update(not_before=created_at, expires_at=created_at if run.record.is_terminal else None)
 
 
-class AcknowledgesWhatItDropsAtTheEnd(BrokenSnapshotStore):
-    """A write that waits while the store is closed is acknowledged and gone."""
+class AcknowledgesWritesAfterClose(BrokenSnapshotStore):
+    """A write that waits while the store is closed is acknowledged and lost."""
 
-    red = ("test_closing_finishes_the_writes_under_way",)
+    red = ("test_closing_finishes_the_running_writes",)
 
     _writes = 0
 
@@ -81,45 +80,109 @@ class AcknowledgesWhatItDropsAtTheEnd(BrokenSnapshotStore):
             await super().append(claim, write)
 
 
-class TrustsItsMemory(BrokenSnapshotStore):
-    """Reads the file when it is opened, and not again: two stores on one place know nothing of each other."""
+class NeverReadsTheFileAgain(BrokenSnapshotStore):
+    """Two stores at one location do not see each other's writes."""
 
     red = (
-        "test_two_stores_on_one_place_see_the_same_runs",
+        "test_two_stores_at_one_location_see_the_same_runs",
         "test_a_cancel_reaches_the_worker_at_another_store",
-        "test_processes_write_to_their_runs_at_once",
+        "test_processes_write_to_their_runs_concurrently",
         "test_of_many_processes_one_creates_an_id",
-        "test_a_process_that_stood_still_writes_nothing_after_its_run_was_taken",
+        "test_a_stopped_process_writes_nothing_after_its_run_was_stolen",
     )
 
-    _read = False
+    _contents: Contents | None = None
 
-    def read(self) -> None:
-        if not self._read:
-            self._read = True
-            super().read()
-        self._workers = {worker_id for worker_id in self._processes if self.is_worker_alive(worker_id)}
+    def _read(self) -> Contents:
+        if self._contents is None:
+            self._contents = super()._read()
+        return self._contents
 
 
-class WakesOnlyItself(BrokenSnapshotStore):
+class CachesTheRunsItWrites(BrokenSnapshotStore):
+    """Trusts its cache of a run as long as it holds the newest claim that it knows of."""
+
     red = (
-        "test_a_change_wakes_who_waits_at_another_store",
-        "test_a_change_wakes_who_waits_in_another_process",
+        "test_two_stores_append_in_turn_under_one_claim",
+        "test_two_stores_rewrite_in_turn_under_one_claim",
+        "test_a_run_that_another_store_removed_or_replaced_is_lost",
     )
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._cached: dict[str, Run] = {}
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        with self._transaction() as contents:
+            run = self._cached.setdefault(claim.run_id, contents.runs.get(claim.run_id) or contents.get_claimed(claim))
+            contents.runs[claim.run_id] = run
+            if run.record.token != claim.token:
+                run = self._cached[claim.run_id] = contents.get_claimed(claim)
+            if write.rewrite:
+                run.clear()
+            run.append(write.entries)
+            run.update(progress=write.progress)
+
+
+class NotifiesOnlyItself(BrokenSnapshotStore):
+    red = (
+        "test_a_change_ends_the_wait_at_another_store",
+        "test_a_change_ends_the_wait_in_another_process",
+    )
+
+    _own_changes = 0
+
+    def _write(self, contents: Contents) -> None:
+        self._own_changes += 1
+        super()._write(contents)
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
-        return await MemoryStore.wait_for_change(self, timeout)
+        before, deadline = self._own_changes, time.monotonic() + timeout.total_seconds()
+        while time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+            if self._own_changes != before:
+                return True
+        return False
+
+
+class SendsHeartbeatsForDeregisteredWorkers(BrokenSnapshotStore):
+    """A late heartbeat registers the worker again."""
+
+    red = ("test_a_deregistered_worker_stays_dead_after_a_heartbeat",)
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._workers: dict[str, ProcessIdentity] = {}
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        await super().register_worker(worker)
+        self._workers[worker.worker_id] = worker.process
+        if self._heartbeat is None:
+            self._heartbeat = asyncio.create_task(self._send_heartbeats())
+
+    async def _send_heartbeats(self) -> None:
+        while self._is_open:
+            await asyncio.sleep(0.05)
+            with self._transaction() as contents:
+                contents.workers |= self._workers
+
+    async def close(self) -> None:
+        await super().close()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
 
 
 class KeepsNoChecksums(BrokenSnapshotStore):
-    red = ("test_a_damaged_run_is_named_left_untouched_and_harms_no_other",)
+    red = ("test_a_damaged_run_is_reported_and_affects_no_other",)
 
-    def check(self, run_id: str, journal: Sequence[Entry]) -> None:
-        pass
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        run = self._read().get(run_id)
+        return StoredRun(record=run.record, entries=[entry for entry in run.entries if entry.seq > after])
 
 
-class DeletesWhatIsDamaged(BrokenSnapshotStore):
-    red = ("test_a_damaged_run_is_named_left_untouched_and_harms_no_other",)
+class DeletesDamagedRuns(BrokenSnapshotStore):
+    red = ("test_a_damaged_run_is_reported_and_affects_no_other",)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         try:
@@ -129,62 +192,86 @@ class DeletesWhatIsDamaged(BrokenSnapshotStore):
             raise
 
 
-class OpensOnlyWhatIsWhole(BrokenSnapshotStore):
-    """One damaged run keeps all others from being read."""
+class OpensOnlyWithoutDamage(BrokenSnapshotStore):
+    """One damaged run makes all others unreadable."""
 
-    red = ("test_a_damaged_run_is_named_left_untouched_and_harms_no_other",)
+    red = ("test_a_damaged_run_is_reported_and_affects_no_other",)
 
     async def open(self) -> None:
         await super().open()
-        with self.exclusive():
-            for run_id, run in self._runs.items():
-                self.check(run_id, run.journal)
+        for run_id in self._read().runs:
+            await self.load(run_id)
 
 
 class TakesNoLock(BrokenSnapshotStore):
-    """No lock between processes: what one writes, another overwrites."""
+    """Without a lock between processes, one overwrites what the other has written."""
 
     red = (
         "test_of_many_processes_one_wins_each_claim",
-        "test_many_processes_take_every_run_once",
-        "test_processes_write_to_their_runs_at_once",
+        "test_many_processes_claim_every_run_once",
+        "test_processes_write_to_their_runs_concurrently",
+        "test_processes_that_create_and_remove_one_id_never_share_it",
     )
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         yield
 
-    def write(self) -> None:
+    def _write(self, contents: Contents) -> None:
         time.sleep(0.002)
-        super().write()
+        super()._write(contents)
+
+    def _replace_file(self, packed: bytes) -> None:
+        # The temporary file must not be shared, or the processes fail before they overwrite anything.
+        self._path, path = self._path.with_suffix(f".{time.monotonic_ns()}"), self._path
+        self._path.write_bytes(packed)
+        self._path.rename(path)
+        self._path = path
+
+
+class CountsTokensInEachProcess(BrokenSnapshotStore):
+    red = ("test_processes_that_create_and_remove_one_id_never_share_it",)
+
+    _token = 0
+
+    def _read(self) -> Contents:
+        contents = super()._read()
+        contents.token = self._token
+        return contents
+
+    def _write(self, contents: Contents) -> None:
+        self._token = contents.token
+        super()._write(contents)
 
 
 class AcknowledgesTooEarly(BrokenSnapshotStore):
-    """Keeps some writes in memory for a while, as if the process were sure to live."""
+    """Keeps some writes in memory and writes them later."""
 
-    red = ("test_a_kill_in_mid_write_loses_nothing_acknowledged_and_leaves_nothing_half_written",)
+    red = ("test_a_kill_during_a_write_loses_no_acknowledged_write_and_leaves_none_half_written",)
 
     _acknowledged = 0
+    _contents: Contents | None = None
 
-    def read(self) -> None:
-        if self._acknowledged == 0:
-            super().read()
+    def _read(self) -> Contents:
+        if self._acknowledged == 0 or self._contents is None:
+            self._contents = super()._read()
+        return self._contents
 
     async def append(self, claim: Claim, write: Append) -> None:
         self._acknowledged = (self._acknowledged + 1) % 3
         await super().append(claim, write)
 
-    def write(self) -> None:
+    def _write(self, contents: Contents) -> None:
         if self._acknowledged == 0:
-            super().write()
+            super()._write(contents)
 
 
-class RewritesInTwoTurns(BrokenSnapshotStore):
-    """Between the two the old entries are gone and the new ones are not there."""
+class RewritesInTwoTransactions(BrokenSnapshotStore):
+    """Between the two the journal is empty."""
 
     red = (
-        "test_what_is_loaded_while_another_process_writes_is_of_one_moment",
-        "test_a_kill_in_the_middle_of_a_call_leaves_all_of_it_or_nothing[rewrite]",
+        "test_a_load_while_another_process_writes_is_consistent",
+        "test_a_kill_during_a_call_leaves_its_whole_effect_or_none[rewrite]",
     )
 
     async def append(self, claim: Claim, write: Append) -> None:
@@ -195,62 +282,56 @@ class RewritesInTwoTurns(BrokenSnapshotStore):
 
 
 class WritesInPlace(BrokenSnapshotStore):
-    """A kill in the middle leaves half a file."""
+    """A kill in the middle of a write leaves half a file."""
 
-    red = ("test_a_kill_in_mid_write_loses_nothing_acknowledged_and_leaves_nothing_half_written",)
+    red = ("test_a_kill_during_a_write_loses_no_acknowledged_write_and_leaves_none_half_written",)
 
-    def replace(self, packed: bytes) -> None:
-        with self.path.open("wb", buffering=0) as file:
+    def _replace_file(self, packed: bytes) -> None:
+        with self._path.open("wb", buffering=0) as file:
             for start in range(0, len(packed), 4096):
                 file.write(packed[start : start + 4096])
 
 
-class ReleasesInTwoWrites(BrokenSnapshotStore):
-    """Killed between the two, the run is over and its last entries are not there."""
+class ReleasesInTwoTransactions(BrokenSnapshotStore):
+    """A kill between the two leaves a terminal run without its last entries."""
 
-    red = ("test_a_kill_in_the_middle_of_a_call_leaves_all_of_it_or_nothing[release]",)
+    red = ("test_a_kill_during_a_call_leaves_its_whole_effect_or_none[release]",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, msgspec.structs.replace(release, entries=()))
         await asyncio.sleep(0.05)
-        with self.exclusive():
-            run = self._runs[claim.run_id]
-            run.check_sequence(release.entries)
-            run.extend(release.entries)
-            self.update_checksums(claim.run_id)
+        with self._transaction() as contents:
+            contents.runs[claim.run_id].append(release.entries)
 
 
-class TakesEverybodyForAlive(BrokenSnapshotStore):
+class TakesAllProcessesForAlive(BrokenSnapshotStore):
     red = (
-        "test_a_killed_processs_runs_are_free_at_once",
-        "test_a_process_that_ended_well_leaves_its_runs_free",
+        "test_the_runs_of_a_killed_process_are_claimable_at_once",
+        "test_the_runs_of_an_exited_process_are_claimable",
     )
 
-    def is_worker_alive(self, worker_id: str) -> bool:
+    def _is_alive(self, process: ProcessIdentity) -> bool:
         return True
 
 
-class TrustsThePid(BrokenSnapshotStore):
-    red = ("test_a_recycled_pid_is_not_taken_for_the_old_process",)
+class ComparesOnlyThePid(BrokenSnapshotStore):
+    red = ("test_a_recycled_pid_is_another_process",)
 
-    def is_worker_alive(self, worker_id: str) -> bool:
-        return Path(f"/proc/{self._processes[worker_id].pid}").exists()
-
-
-class TakesStrangersForDead(BrokenSnapshotStore):
-    red = ("test_a_worker_on_another_host_is_not_dead_because_it_cannot_be_seen",)
-
-    def is_worker_alive(self, worker_id: str) -> bool:
-        return is_process_alive(self._processes[worker_id]) is True
+    def _is_alive(self, process: ProcessIdentity) -> bool:
+        return Path(f"/proc/{process.pid}").exists()
 
 
-class TakesWhoStandsStillForDead(BrokenSnapshotStore):
-    """As a heartbeat does: a worker that is busy for long, or paused, loses its runs."""
+class TakesOtherHostsForDead(BrokenSnapshotStore):
+    red = ("test_a_worker_on_another_host_is_not_dead_at_once",)
 
-    red = ("test_a_process_that_stood_still_writes_nothing_after_its_run_was_taken",)
+    def _is_alive(self, process: ProcessIdentity) -> bool:
+        return is_process_alive(process) is True
 
-    def is_worker_alive(self, worker_id: str) -> bool:
-        return (
-            super().is_worker_alive(worker_id)
-            and " T " not in Path(f"/proc/{self._processes[worker_id].pid}/stat").read_text()
-        )
+
+class TakesStoppedProcessesForDead(BrokenSnapshotStore):
+    """As a heartbeat does: a worker that is paused loses its runs."""
+
+    red = ("test_a_stopped_process_writes_nothing_after_its_run_was_stolen",)
+
+    def _is_alive(self, process: ProcessIdentity) -> bool:
+        return super()._is_alive(process) and " T " not in Path(f"/proc/{process.pid}/stat").read_text()

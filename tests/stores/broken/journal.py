@@ -1,4 +1,4 @@
-"""Stores that break what is said about writing and reading a run."""
+"""Stores that break the contract of writing and loading runs."""
 
 import asyncio
 from datetime import UTC
@@ -13,7 +13,7 @@ from holdfast.checkpoint.record import NewRun, RunRecord, StoredRun
 from holdfast.stores.memory import _Run
 
 
-class OverwritesWhatExists(BrokenStore):
+class OverwritesExistingRuns(BrokenStore):
     red = ("test_an_id_that_exists_is_refused_and_keeps_its_run", "test_of_many_creators_of_one_id_one_wins")
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
@@ -43,7 +43,7 @@ class ClaimsEverythingAtCreation(BrokenStore):
         return claim if worker_id else None
 
 
-class TellsNaiveTimes(BrokenStore):
+class ReturnsNaiveTimes(BrokenStore):
     red = ("test_times_are_aware_and_do_not_run_backwards",)
 
     def _make_record(self, run: _Run) -> RunRecord:
@@ -52,7 +52,7 @@ class TellsNaiveTimes(BrokenStore):
         return msgspec.structs.replace(record, created_at=created)
 
 
-class GivesEntriesBackwards(BrokenStore):
+class ReturnsEntriesInReverse(BrokenStore):
     red = ("test_appended_entries_come_back_in_order",)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
@@ -69,7 +69,7 @@ class ForgetsKinds(BrokenStore):
         return msgspec.structs.replace(stored, entries=entries)
 
 
-class TakesBodiesForText(BrokenStore):
+class DecodesBodiesAsText(BrokenStore):
     red = ("test_bodies_are_opaque_bytes",)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
@@ -92,7 +92,7 @@ class AddsToTheProgress(BrokenStore):
 class SkipsWritesWithoutEntries(BrokenStore):
     red = (
         "test_a_write_without_entries_replaces_only_the_progress",
-        "test_a_write_of_nothing_at_all_is_one",
+        "test_an_empty_write_is_a_write",
     )
 
     async def append(self, claim: Claim, write: Append) -> None:
@@ -108,7 +108,7 @@ class NeverClearsStrikes(BrokenStore):
 
 
 class ClearsStrikesWithEveryWrite(BrokenStore):
-    """Partial output counts as progress: a run that kills its host goes on for ever."""
+    """A partial step counts as progress, so a run that kills its host is never parked."""
 
     red = ("test_a_finished_step_clears_the_strikes_and_nothing_else_does",)
 
@@ -125,7 +125,7 @@ class AcceptsGaps(BrokenStore):
         await super().append(claim, msgspec.structs.replace(write, entries=entries))
 
 
-class WritesWhatItRefuses(BrokenStore):
+class ChangesTheProgressOfARefusedWrite(BrokenStore):
     red = ("test_entries_out_of_order_are_refused_and_change_nothing",)
 
     async def append(self, claim: Claim, write: Append) -> None:
@@ -133,8 +133,8 @@ class WritesWhatItRefuses(BrokenStore):
         await super().append(claim, write)
 
 
-class MixesRunsUp(BrokenStore):
-    """What belongs to one call is kept where the next call finds it."""
+class MixesUpRuns(BrokenStore):
+    """Keeps the arguments of a call where the next call overwrites them."""
 
     red = ("test_writes_to_many_runs_at_once_stay_apart",)
 
@@ -144,8 +144,8 @@ class MixesRunsUp(BrokenStore):
         await super().append(self._current, write)
 
 
-class FailsTheNeighbours(BrokenStore):
-    """Writes that wait together are one transaction, and one bad one takes all of them down."""
+class FailsAllWritesOfABatch(BrokenStore):
+    """Concurrent writes are one transaction, and one bad write fails all of them."""
 
     red = ("test_one_bad_write_among_many_fails_alone",)
 
@@ -172,8 +172,8 @@ class AppendsInsteadOfRewriting(BrokenStore):
         await super().append(claim, msgspec.structs.replace(write, rewrite=False))
 
 
-class CountsAnewAfterARewrite(BrokenStore):
-    red = ("test_a_rewritten_run_goes_on",)
+class RestartsTheSequenceAfterARewrite(BrokenStore):
+    red = ("test_a_rewritten_run_is_appended_to",)
 
     async def append(self, claim: Claim, write: Append) -> None:
         await super().append(claim, write)
@@ -182,9 +182,9 @@ class CountsAnewAfterARewrite(BrokenStore):
 
 
 class RewritesInTwoSteps(BrokenStore):
-    """The old entries go first; who loads in between finds neither the old journal nor the new."""
+    """Deletes the old entries first. A load in between finds neither the old journal nor the new one."""
 
-    red = ("test_what_is_loaded_during_writes_is_of_one_moment",)
+    red = ("test_a_load_during_writes_is_consistent",)
 
     async def append(self, claim: Claim, write: Append) -> None:
         if write.rewrite:
@@ -195,14 +195,14 @@ class RewritesInTwoSteps(BrokenStore):
 
 
 class LoadsEverything(BrokenStore):
-    red = ("test_load_gives_the_entries_after_the_one_named",)
+    red = ("test_load_returns_the_entries_after_the_given_one",)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         return await super().load(run_id)
 
 
-class CountsPlacesInsteadOfNumbers(BrokenStore):
-    """Takes the number of an entry for its place in the journal, which is the same until the first rewrite."""
+class TakesSequenceNumbersForIndexes(BrokenStore):
+    """Takes the sequence number of an entry for its index, which is right until the first rewrite."""
 
     red = ("test_load_after_an_entry_works_over_a_rewrite",)
 
@@ -211,7 +211,7 @@ class CountsPlacesInsteadOfNumbers(BrokenStore):
         return msgspec.structs.replace(stored, entries=stored.entries[after + 1 :])
 
 
-class NotesEveryLoad(BrokenStore):
+class ChangesTheRecordAtEachLoad(BrokenStore):
     red = ("test_loading_changes_nothing",)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
@@ -219,8 +219,8 @@ class NotesEveryLoad(BrokenStore):
         return await super().load(run_id, after=after)
 
 
-class InventsWhatIsNotThere(BrokenStore):
-    red = ("test_a_run_that_never_was_is_not_found",)
+class LoadsUnknownRuns(BrokenStore):
+    red = ("test_an_unknown_run_is_not_found",)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         try:

@@ -1,6 +1,7 @@
-"""Stores that break what is said about signals, about opening and closing, and about what is handed out."""
+"""Stores that break the contract of notifications, of opening and closing, and of isolation."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -12,7 +13,7 @@ from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.record import NewRun, Release, RunStatus, StoredRun
 
 
-class TellsCancelsToEverybody(BrokenStore):
+class ReportsCancelsToAllWorkers(BrokenStore):
     red = ("test_a_cancel_reaches_the_worker_that_holds_the_run",)
 
     async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
@@ -20,8 +21,8 @@ class TellsCancelsToEverybody(BrokenStore):
         return list(self._cancel_requested)
 
 
-class ForgetsTheCancelAtARelease(BrokenStore):
-    red = ("test_a_cancel_stays_asked_over_owners",)
+class DropsTheCancelRequestAtARelease(BrokenStore):
+    red = ("test_a_cancel_request_outlasts_its_owners",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, release)
@@ -29,8 +30,8 @@ class ForgetsTheCancelAtARelease(BrokenStore):
         self._cancel_requested.discard(claim.run_id)
 
 
-class RemembersTheCancelForEver(BrokenStore):
-    red = ("test_a_cancel_is_forgotten_once_the_run_is_over",)
+class KeepsTheCancelRequest(BrokenStore):
+    red = ("test_a_cancel_request_ends_with_the_run",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         asked = claim.run_id in self._cancel_requested
@@ -40,16 +41,16 @@ class RemembersTheCancelForEver(BrokenStore):
             self._cancel_requested.add(claim.run_id)
 
 
-class ReleasesWhatIsToBeCancelled(BrokenStore):
-    red = ("test_asking_changes_nothing_else",)
+class ReleasesRunsToBeCancelled(BrokenStore):
+    red = ("test_a_cancel_request_changes_nothing_else",)
 
     async def request_cancel(self, run_id: str) -> None:
         await super().request_cancel(run_id)
         self._runs[run_id].status = RunStatus.INTERRUPTED
 
 
-class CancelsWhatIsNotThere(BrokenStore):
-    red = ("test_a_run_that_never_was_cannot_be_cancelled",)
+class CancelsUnknownRuns(BrokenStore):
+    red = ("test_an_unknown_run_cannot_be_cancelled",)
 
     async def request_cancel(self, run_id: str) -> None:
         self._check_open()
@@ -57,8 +58,8 @@ class CancelsWhatIsNotThere(BrokenStore):
             await super().request_cancel(run_id)
 
 
-class NeverWakesAnybody(BrokenStore):
-    red = ("test_who_waits_for_a_change_is_woken",)
+class NeverNotifies(BrokenStore):
+    red = ("test_a_change_ends_the_wait",)
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         self._check_open()
@@ -66,8 +67,8 @@ class NeverWakesAnybody(BrokenStore):
         return False
 
 
-class WakesOneAtATime(BrokenStore):
-    red = ("test_all_who_wait_are_woken",)
+class NotifiesOneWaiter(BrokenStore):
+    red = ("test_a_change_ends_all_waits",)
 
     _busy = False
 
@@ -82,16 +83,16 @@ class WakesOneAtATime(BrokenStore):
             self._busy = False
 
 
-class CriesWolf(BrokenStore):
-    red = ("test_without_a_change_the_wait_ends_by_itself",)
+class AlwaysNotifies(BrokenStore):
+    red = ("test_a_wait_without_a_change_times_out",)
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         await asyncio.sleep(0)
         return True
 
 
-class IsDeafAfterACancelledWait(BrokenStore):
-    red = ("test_a_wait_that_is_given_up_harms_nobody",)
+class NeverNotifiesAfterACancelledWait(BrokenStore):
+    red = ("test_a_cancelled_wait_affects_no_other",)
 
     _deaf = False
 
@@ -103,8 +104,8 @@ class IsDeafAfterACancelledWait(BrokenStore):
             raise
 
 
-class WorksWhenItIsClosed(BrokenStore):
-    red = ("test_a_closed_store_does_nothing_and_says_so", "test_a_store_that_was_never_opened_says_so")
+class WorksWhenClosed(BrokenStore):
+    red = ("test_a_closed_store_refuses_every_call", "test_a_store_that_was_never_opened_refuses_every_call")
 
     def _check_open(self) -> None:
         pass
@@ -137,15 +138,23 @@ class ClosesOnlyWhatWasOpened(BrokenStore):
         await super().close()
 
 
-class ForgetsWhoWaits(BrokenStore):
+class KeepsWaitersAfterClose(BrokenStore):
     red = ("test_closing_ends_the_waits_for_a_change",)
 
     async def close(self) -> None:
-        self._open = False
+        self._is_open = False
+
+
+class LeavesAThread(BrokenStore):
+    red = ("test_no_thread_is_left_after_close",)
+
+    async def open(self) -> None:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        await super().open()
 
 
 class KeepsTheCallersList(BrokenStore):
-    red = ("test_what_was_handed_in_may_be_changed_afterwards",)
+    red = ("test_changing_an_argument_afterwards_changes_nothing",)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         claim = await super().create(run, worker_id=worker_id)
@@ -154,10 +163,10 @@ class KeepsTheCallersList(BrokenStore):
         return claim
 
 
-class HandsOutItsJournal(BrokenStore):
+class ReturnsItsOwnJournal(BrokenStore):
     red = (
-        "test_what_was_handed_out_may_be_changed_afterwards",
-        "test_what_was_handed_out_stays_as_it_was",
+        "test_changing_a_result_changes_nothing",
+        "test_a_result_does_not_change_afterwards",
     )
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
@@ -165,8 +174,8 @@ class HandsOutItsJournal(BrokenStore):
         return msgspec.structs.replace(stored, entries=self._runs[run_id].journal)
 
 
-class HandsOutBodiesThatCanBeChanged(BrokenStore):
-    red = ("test_records_and_entries_cannot_be_changed",)
+class ReturnsMutableBodies(BrokenStore):
+    red = ("test_records_and_entries_are_immutable",)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         stored = await super().load(run_id, after=after)
@@ -175,9 +184,9 @@ class HandsOutBodiesThatCanBeChanged(BrokenStore):
 
 
 class FoldsCase(BrokenStore):
-    """As on a file system that does not tell `Run` from `run`."""
+    """As a file system does that takes `Run` and `run` for one name."""
 
-    red = ("test_every_legal_id_names_a_run_of_its_own",)
+    red = ("test_every_legal_id_is_a_run_of_its_own",)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         return await super().create(msgspec.structs.replace(run, run_id=run.run_id.lower()), worker_id=worker_id)

@@ -1,6 +1,7 @@
-"""Stores that break what is said about listings and about the next run to take."""
+"""Stores that break the contract of listings and of `claim_next`."""
 
 import asyncio
+import operator
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -13,13 +14,13 @@ from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, Ru
 from holdfast.stores.memory import _Run
 
 
-class ListsAGhost(BrokenStore):
+class ListsAnUnknownRun(BrokenStore):
     red = ("test_an_empty_store_lists_nothing",)
 
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         now = self._clock.now()
-        ghost = NewRun(run_id="ghost", agent_name="", meta=b"", progress=b"", entries=())
-        yield self._make_record(_Run(new=ghost, created_at=now, updated_at=now, not_before=now, progress=b""))
+        unknown = NewRun(run_id="unknown", agent_name="", meta=b"", progress=b"", entries=())
+        yield self._make_record(_Run(new=unknown, created_at=now, updated_at=now, not_before=now, progress=b""))
         async for record in super().list_runs(filter):
             yield record
 
@@ -29,20 +30,20 @@ class ListsByName(BrokenStore):
 
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         found = [record async for record in super().list_runs(filter)]
-        for record in sorted(found, key=lambda record: record.run_id):
+        for record in sorted(found, key=operator.attrgetter("run_id")):
             yield record
 
 
 class ListsWithoutTheProgress(BrokenStore):
-    red = ("test_a_listed_record_is_the_one_that_load_gives",)
+    red = ("test_a_listed_record_equals_the_loaded_one",)
 
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         async for record in super().list_runs(filter):
             yield msgspec.structs.replace(record, progress=b"")
 
 
-class TakesTheFirstFilterOnly(BrokenStore):
-    red = ("test_every_filter_that_is_set_has_to_fit",)
+class AppliesTheFirstFilterOnly(BrokenStore):
+    red = ("test_a_listed_run_matches_every_filter",)
 
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         if filter is not None and filter.agent_name is not None:
@@ -51,10 +52,10 @@ class TakesTheFirstFilterOnly(BrokenStore):
             yield record
 
 
-class ListsWhatWasLeftOnly(BrokenStore):
-    """Runs whose owner died without a word are not among the interrupted."""
+class ListsReleasedRunsOnly(BrokenStore):
+    """Runs of a dead owner are not listed as interrupted."""
 
-    red = ("test_what_no_live_worker_drives_is_listed_as_interrupted",)
+    red = ("test_runs_without_a_live_worker_are_listed_as_interrupted",)
 
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         async for record in super().list_runs(filter):
@@ -62,8 +63,8 @@ class ListsWhatWasLeftOnly(BrokenStore):
                 yield record
 
 
-class TripsOverChanges(BrokenStore):
-    red = ("test_a_listing_goes_on_while_its_runs_change",)
+class FailsWhenRunsChange(BrokenStore):
+    red = ("test_a_listing_continues_while_its_runs_change",)
 
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         self._check_open()
@@ -71,8 +72,34 @@ class TripsOverChanges(BrokenStore):
             yield self._make_record(run)
 
 
-class IsLockedWhileItLists(BrokenStore):
-    """A listing that is left early never lets go."""
+class SharesOneCursor(BrokenStore):
+    """Two listings at the same time each get a part of the runs."""
+
+    red = ("test_concurrent_listings_are_complete",)
+
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        self._cursor = iter([record async for record in super().list_runs(filter)])
+        while (record := next(self._cursor, None)) is not None:
+            yield record
+            await asyncio.sleep(0)
+
+
+class CachesListedRecords(BrokenStore):
+    """Takes a run for unchanged if it has the same id, status and size."""
+
+    red = ("test_a_run_that_replaces_another_at_once_is_listed",)
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._listed: dict[tuple[object, ...], RunRecord] = {}
+
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        async for record in super().list_runs(filter):
+            yield self._listed.setdefault((record.run_id, record.status, record.size), record)
+
+
+class StaysLockedAfterAListing(BrokenStore):
+    """A listing that is left early never releases its lock."""
 
     red = ("test_a_listing_may_be_left_early",)
 
@@ -90,39 +117,39 @@ class IsLockedWhileItLists(BrokenStore):
         await super().remove(run_id, claim=claim)
 
 
-class TakesTheQueuedOnly(BrokenStore):
+class ClaimsQueuedRunsOnly(BrokenStore):
     """A queue that never recovers anything."""
 
-    red = ("test_interrupted_runs_are_taken",)
+    red = ("test_interrupted_runs_are_claimed",)
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
         return (run for run in super()._iter_claimable(agents, now) if run.status is RunStatus.QUEUED)
 
 
-class TakesWhatIsDriven(BrokenStore):
-    red = ("test_a_driven_run_is_not_taken",)
+class ClaimsExecutedRuns(BrokenStore):
+    red = ("test_an_executed_run_is_not_claimed",)
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
         return (run for run in self._runs.values() if run.new.agent_name in agents)
 
 
-class TakesRunsOfAnyAgent(BrokenStore):
-    red = ("test_only_runs_of_the_agents_asked_for_are_taken",)
+class ClaimsRunsOfAnyAgent(BrokenStore):
+    red = ("test_only_runs_of_the_given_agents_are_claimed",)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         every = {run.new.agent_name for run in self._runs.values()}
         return await super().claim_next(worker_id, agents=every, limit=limit)
 
 
-class TakesWithoutLimit(BrokenStore):
-    red = ("test_no_more_than_the_limit_are_taken",)
+class ClaimsWithoutLimit(BrokenStore):
+    red = ("test_no_more_runs_than_the_limit_are_claimed",)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         return await super().claim_next(worker_id, agents=agents, limit=1000)
 
 
-class TakesTheOldestWhosesoever(BrokenStore):
-    """One caller with many runs keeps all others waiting."""
+class IgnoresTheCaller(BrokenStore):
+    """A caller with many runs delays all others."""
 
     red = ("test_the_oldest_of_each_caller_comes_before_the_second_of_any",)
 
@@ -132,10 +159,10 @@ class TakesTheOldestWhosesoever(BrokenStore):
         return [self._claim_run(run, worker_id) for run in ready[:limit]]
 
 
-class GivesTheLastTwice(BrokenStore):
-    """Where there was room for more, the last of them is driven twice."""
+class ClaimsTheLastRunTwice(BrokenStore):
+    """Below the limit, the last run is claimed twice."""
 
-    red = ("test_of_many_callers_each_run_is_given_once",)
+    red = ("test_runs_of_many_callers_are_claimed_once_each",)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         claims = await super().claim_next(worker_id, agents=agents, limit=limit)
@@ -144,7 +171,7 @@ class GivesTheLastTwice(BrokenStore):
 
 class ForgetsTheBackoff(BrokenStore):
     red = (
-        "test_a_run_in_its_backoff_is_left_alone_by_claim_next_only",
+        "test_only_claim_next_skips_a_run_in_its_backoff",
         "test_the_backoff_between_strikes_holds_when_the_owner_dies",
     )
 
@@ -152,8 +179,8 @@ class ForgetsTheBackoff(BrokenStore):
         return super()._iter_claimable(agents, now + timedelta(days=1))
 
 
-class LooksAtSomeCallersOnly(BrokenStore):
-    """Those whose runs wait for something else stand before all others."""
+class ChecksSomeCallersOnly(BrokenStore):
+    """Callers whose runs are in their backoff block all others."""
 
     red = ("test_a_ready_run_is_found_behind_many_callers_in_their_backoff",)
 
@@ -163,18 +190,18 @@ class LooksAtSomeCallersOnly(BrokenStore):
         return (run for run in super()._iter_claimable(agents, now) if run.new.caller_id in first)
 
 
-class WaitsForEver(BrokenStore):
-    red = ("test_a_run_whose_backoff_is_over_is_taken",)
+class ExtendsTheBackoff(BrokenStore):
+    red = ("test_a_run_is_claimed_after_its_backoff",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         longer = timedelta(days=1) if release.delay else timedelta(0)
         await super().release(claim, msgspec.structs.replace(release, delay=longer))
 
 
-class TakesChildrenFromTheirParents(BrokenStore):
+class ClaimsChildrenOfUnfinishedParents(BrokenStore):
     """The child runs twice: by itself, and when its parent is resumed."""
 
-    red = ("test_a_child_is_left_to_its_parent_until_that_is_over",)
+    red = ("test_a_child_is_claimed_only_after_its_parent",)
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
         for run in self._runs.values():
@@ -199,17 +226,17 @@ class LetsChildrenUseUpTurns(BrokenStore):
         return [self._claim_run(run, worker_id) for run in list(ready)[:limit] if run.new.run_id in first.values()]
 
 
-class LeavesOrphansAlone(BrokenStore):
-    red = ("test_an_orphan_is_taken",)
+class NeverClaimsOrphans(BrokenStore):
+    red = ("test_an_orphan_is_claimed",)
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
         return (run for run in super()._iter_claimable(agents, now) if run.new.parent_run_id is None)
 
 
-class LooksBeforeItTakes(BrokenStore):
-    """Between the look and the taking another may have taken it."""
+class ClaimsAfterAnAwait(BrokenStore):
+    """Between the selection and the claim another claimer may select the same runs."""
 
-    red = ("test_claimers_at_once_never_share_a_run",)
+    red = ("test_concurrent_claimers_never_share_a_run",)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         self._check_open()

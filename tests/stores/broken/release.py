@@ -1,4 +1,4 @@
-"""Stores that break what is said about endings, removal and purging."""
+"""Stores that break the contract of release, remove and purge."""
 
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
@@ -10,35 +10,35 @@ from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunSt
 from holdfast.stores.memory import _Run
 
 
-class LosesTheLastWords(BrokenStore):
-    red = ("test_a_released_run_is_what_its_release_says",)
+class DropsTheLastEntries(BrokenStore):
+    red = ("test_a_released_run_has_the_values_of_its_release",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, msgspec.structs.replace(release, entries=()))
 
 
-class KeepsNothingAside(BrokenStore):
-    red = ("test_a_released_run_is_what_its_release_says",)
+class DropsTheRetention(BrokenStore):
+    red = ("test_a_released_run_has_the_values_of_its_release",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, msgspec.structs.replace(release, retention=None))
 
 
-class DelaysNothing(BrokenStore):
-    red = ("test_a_released_run_is_what_its_release_says",)
+class DropsTheDelay(BrokenStore):
+    red = ("test_a_released_run_has_the_values_of_its_release",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, msgspec.structs.replace(release, delay=type(release.delay)(0)))
 
 
-class EmptiesTheProgressAtTheEnd(BrokenStore):
-    red = ("test_a_release_that_says_little_changes_little",)
+class ClearsTheProgress(BrokenStore):
+    red = ("test_a_release_without_options_changes_only_the_status",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, msgspec.structs.replace(release, progress=release.progress or b""))
 
 
-class EndsWhatItRefusesToEnd(BrokenStore):
+class ChangesARunItRefusesToRelease(BrokenStore):
     red = ("test_a_refused_release_leaves_the_claim_as_it_was",)
 
     async def release(self, claim: Claim, release: Release) -> None:
@@ -46,8 +46,8 @@ class EndsWhatItRefusesToEnd(BrokenStore):
         await super().release(claim, release)
 
 
-class OffersWhatFailed(BrokenStore):
-    red = ("test_a_run_that_is_over_is_no_candidate",)
+class OffersFailedRuns(BrokenStore):
+    red = ("test_a_terminal_or_parked_run_is_not_claimed_next",)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, release)
@@ -62,7 +62,7 @@ class RemovesNothing(BrokenStore):
         self._check_open()
 
 
-class RemembersWhatWasRemoved(BrokenStore):
+class KeepsTheJournalOfARemovedRun(BrokenStore):
     """The journal of a removed run stays, and a new run of that id finds it."""
 
     red = ("test_a_new_run_of_a_removed_id_starts_with_nothing_of_the_old",)
@@ -86,18 +86,18 @@ class RemembersWhatWasRemoved(BrokenStore):
 
 class RemovesUnderAClaimOnly(BrokenStore):
     red = (
-        "test_a_run_nobody_drives_is_removed_without_a_claim",
-        "test_removing_a_run_that_is_not_there_is_fine",
+        "test_a_run_that_is_not_executed_is_removed_without_a_claim",
+        "test_removing_an_unknown_run_is_fine",
     )
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         if claim is None:
-            raise RunBusy(run_id, "somebody")
+            raise RunBusy(run_id, "a worker")
         await super().remove(run_id, claim=claim)
 
 
-class RemovesWhatIsDriven(BrokenStore):
-    red = ("test_a_run_that_is_driven_is_not_removed_without_its_claim",)
+class RemovesExecutedRuns(BrokenStore):
+    red = ("test_an_executed_run_is_not_removed_without_its_claim",)
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         if claim is None:
@@ -124,10 +124,10 @@ class RemovesTheParentToo(BrokenStore):
         super()._remove_tree(run.new.parent_run_id or run_id if run else run_id)
 
 
-class PurgesWhatIsToBeKept(BrokenStore):
-    """Retention collects what somebody still wants to resume by hand."""
+class PurgesBeforeTheExpiry(BrokenStore):
+    """A run disappears that a person may still resume."""
 
-    red = ("test_what_is_over_and_expired_is_purged_and_nothing_else",)
+    red = ("test_only_terminal_expired_runs_are_purged",)
 
     async def purge(self, *, limit: int = 100) -> int:
         for run in self._runs.values():
@@ -136,17 +136,17 @@ class PurgesWhatIsToBeKept(BrokenStore):
         return await super().purge(limit=limit)
 
 
-class PurgesWhatAParentWaitsFor(BrokenStore):
-    """A parent that was down for long starts its child a second time."""
+class PurgesChildrenOfInterruptedRuns(BrokenStore):
+    """The parent starts its child a second time when it resumes."""
 
-    red = ("test_what_a_child_left_is_kept_while_its_parent_may_go_on",)
+    red = ("test_a_child_is_kept_while_its_parent_may_resume",)
 
     def _is_needed_by_parent(self, run: _Run) -> bool:
         return False
 
 
-class KeepsOrphansForEver(BrokenStore):
-    red = ("test_what_a_child_left_is_purged_if_its_parent_is_not_there",)
+class KeepsOrphans(BrokenStore):
+    red = ("test_a_child_is_purged_if_its_parent_is_not_in_the_store",)
 
     def _is_needed_by_parent(self, run: _Run) -> bool:
         return run.new.parent_run_id is not None

@@ -1,6 +1,6 @@
 """The suite for each broken store: `pytest tests/stores/broken/suites.py` shows how they fail.
 
-Not collected with the other tests; `test_suite_detects_broken_stores.py` runs it.
+Not collected with the other tests: `test_suite_detects_broken_stores.py` runs it.
 """
 
 import inspect
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.stores import snapshot_store
+from tests.store_kinds import flip_bit
 from tests.stores.broken import claims, durability, journal, lifecycle, listing, release
 
 from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
@@ -18,16 +18,16 @@ PARTS = (journal, claims, release, listing, lifecycle, durability)
 
 
 class Suite(StoreSuite, DurableStoreSuite):
-    # Short, because they wait in vain; and long, because they stop when they have found something.
-    timeout = timedelta(seconds=3)
-    sequence_seconds = 30
+    timeout = timedelta(seconds=3)  # short, because the broken stores often run into it
+    sequence_seconds = 30  # long, because a failure ends the sequences
+    heartbeat_interval = timedelta(milliseconds=200)
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> str:
         return str(tmp_path / "runs.snapshot")
 
     def damage(self, location: str, run_id: str, body: bytes) -> None:
-        snapshot_store.damage(location, run_id, body)
+        flip_bit(Path(location), body)
 
 
 def broken_stores(part: ModuleType) -> dict[str, type]:
@@ -38,7 +38,7 @@ def broken_stores(part: ModuleType) -> dict[str, type]:
     }
 
 
-#: By name: the tests that have to fail.
+#: For each broken store the tests that have to fail.
 RED: dict[str, tuple[str, ...]] = {}
 
 for _part in PARTS:

@@ -1,4 +1,4 @@
-"""Crash tests for agents: kill them everywhere, and see whether they go on."""
+"""Crash tests for agents: kill the process at every crash point and check that the run resumes correctly."""
 
 from holdfast.testing.crash.attempt import TRIAL_FOLDER
 from holdfast.testing.crash.checks import CrashReport, CrashTestFailed, Trial

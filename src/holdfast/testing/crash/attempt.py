@@ -1,7 +1,4 @@
-"""From an object to words by which another process finds it, and back.
-
-One life of a tested run: a process that begins it, or goes on with it, and perhaps crashes.
-"""
+"""One attempt of a crash test: a process that starts or resumes the tested run, and crashes if it is told to."""
 
 import contextlib
 import dataclasses
@@ -44,11 +41,11 @@ from holdfast.testing.crash.instrument import (
 
 
 class ImportPath(msgspec.Struct, frozen=True, kw_only=True):
-    """A name in a module."""
+    """The module and name under which another process finds an object."""
 
     module: str
     attribute: str
-    #: Where the module is from, if that is known: test modules can seldom be imported by their name.
+    #: The file of the module, if known: most test modules cannot be imported by name.
     file: str | None = None
 
     def __str__(self) -> str:
@@ -56,37 +53,38 @@ class ImportPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_import_path(given: Any) -> ImportPath:
-    """Where another process finds `given`: an object at the top of a module, or `"module:attribute"`.
+    """Return the import path of an object at the top of a module, or of `"module:attribute"`.
 
     Raises:
-        DefinitionError: it cannot be found that way.
+        DefinitionError: the object is not at the top of a module.
     """
     if isinstance(given, str):
-        module, colon, attribute = given.partition(":")
-        if not colon or not module or not attribute:
-            raise DefinitionError(f"{given!r} is no place: write 'module:attribute'")
-        return ImportPath(module=module, attribute=attribute)
-    # The program that was started is the last choice: it would have to be run again to be imported.
-    for name, module_object in sorted(sys.modules.items(), key=lambda each: each[0] == "__main__"):
-        for attribute, value in list(vars(module_object).items()) if isinstance(module_object, ModuleType) else ():
+        module_name, _, attribute = given.partition(":")
+        if not module_name or not attribute:
+            raise DefinitionError(f"{given!r} is not an import path: write 'module:attribute'")
+        return ImportPath(module=module_name, attribute=attribute)
+    # `__main__` comes last: importing it runs the program again.
+    for name in sorted(sys.modules, key="__main__".__eq__):
+        module = sys.modules[name]
+        for attribute, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
             if value is given:
-                return ImportPath(module=name, attribute=attribute, file=getattr(module_object, "__file__", None))
+                return ImportPath(module=name, attribute=attribute, file=getattr(module, "__file__", None))
     raise DefinitionError(
-        f"another process cannot find {given!r:.80}: it has to be a name at the top of a module; "
-        "or make it in a function at the top of a module and give that"
+        f"another process cannot import {given!r:.80}: assign it to a name at the top of a module, "
+        "or pass a function at the top of a module that builds it"
     )
 
 
 def import_object(path: ImportPath) -> Any:
-    """What is at the place, in this process.
+    """Import the object in this process.
 
     Raises:
-        DefinitionError: there is no such module or name.
+        DefinitionError: the module or the name does not exist.
     """
     try:
         return operator.attrgetter(path.attribute)(_import_module(path))
     except (ModuleNotFoundError, AttributeError) as exc:
-        raise DefinitionError(f"nothing to crash at {path}: {exc}") from exc
+        raise DefinitionError(f"cannot import {path}: {exc}") from exc
 
 
 def _import_module(path: ImportPath) -> ModuleType:
@@ -98,7 +96,7 @@ def _import_module(path: ImportPath) -> ModuleType:
             if Path(getattr(module, "__file__", None) or "").resolve() == Path(path.file).resolve():
                 return module
         except ModuleNotFoundError:
-            pass  # a module that its test runner has loaded from its file: so do we
+            pass  # a test runner loaded the module from its file: do the same
     name = "__crash_tested__" if path.module == "__main__" else path.module
     spec = importlib.util.spec_from_file_location(name, path.file)
     assert spec is not None
@@ -109,33 +107,33 @@ def _import_module(path: ImportPath) -> ModuleType:
     return module
 
 
-#: The environment variable that names the trial's own folder, for tools that need a world of their own to act on.
+#: The environment variable with the path of the trial's own folder, for tools whose effects are files.
 TRIAL_FOLDER = "HOLDFAST_TRIAL_FOLDER"
 
 
 class CrashTestConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tested: the same in every life."""
+    """What is tested. The same for every attempt of every trial."""
 
     agent: ImportPath
     open_store: ImportPath
     options: ImportPath | None = None
     prompt: str
     run_id: str
-    #: A life that takes longer hangs: it is ended, and says where it was.
+    #: Seconds. An attempt that takes longer prints its stacks and is ended.
     timeout: float
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process is to do."""
+    """The instructions for one process."""
 
     number: int
     url: str
-    #: A folder of this trial's own: its notes, and what the process prints.
+    #: The trial's own folder: its event log and the output of its processes.
     folder: str
-    #: Where to crash, if at all: at the first of these marks, or at the n-th point.
+    #: Where to crash, if at all: at the first point with one of these marks, or at the n-th point.
     crash_at: Sequence[str] = ()
     crash_at_nth: int | None = None
-    #: Whether a store has acknowledged that the run exists, so that it must not vanish.
+    #: The store acknowledged the creation of the run, so the run must still be there.
     run_acknowledged: bool = False
 
     @property
@@ -148,7 +146,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a life ended: an exit code, or a signal's number below zero."""
+    """How the process of an attempt ended: its exit code, or minus the signal that killed it."""
 
     exit_code: int
 
@@ -158,31 +156,33 @@ def get_events_path(folder: Path) -> Path:
 
 
 def get_log_path(folder: Path, attempt: int) -> Path:
-    return folder / f"life-{attempt}.log"
+    return folder / f"attempt-{attempt}.log"
 
 
 async def execute_attempt(attempt: Attempt, config: CrashTestConfig) -> None:
-    """Begin the run, or recover what an earlier life left; then note what is left in the store."""
+    """Start the run, or recover what an earlier attempt left. Then log the contents of the store."""
     os.environ[TRIAL_FOLDER] = attempt.folder
-    notebook = EventLog(attempt.events_path, attempt.number)
-    trap = CrashInjector(notebook, at=attempt.crash_at, nth=attempt.crash_at_nth)
+    event_log = EventLog(attempt.events_path, attempt.number)
+    injector = CrashInjector(event_log, at=attempt.crash_at, nth=attempt.crash_at_nth)
     open_store: Callable[[str], CheckpointStore] = import_object(config.open_store)
-    foreign = OtherLoops()
-    store = CrashingStore(open_store(attempt.url), trap, notebook, foreign)
-    tested, app = await _build_app(config, store, Instrumentation(trap, notebook, foreign), notebook, foreign)
+    other_loops = OtherLoops()
+    store = CrashingStore(open_store(attempt.url), injector, event_log, other_loops)
+    agent_name, app = await _build_app(
+        config, store, Instrumentation(injector, event_log, other_loops), event_log, other_loops
+    )
     async with app:
         if attempt.number == 0:
-            await app.run(tested, config.prompt, run_id=config.run_id)
+            await app.run(agent_name, config.prompt, run_id=config.run_id)
         else:
-            found = await _read_journals(store, foreign)
-            notebook.write(StoreFoundEvent(journals=found))
-            await _recover_run(app, store, config.run_id, notebook)
+            found = await _read_journals(store, other_loops)
+            event_log.write(StoreFoundEvent(journals=found))
+            await _recover_run(app, store, config.run_id, event_log)
             if not attempt.run_acknowledged and not any(journal.run_id == config.run_id for journal in found):
-                # Nobody had promised anything: whoever wanted the run has to ask again.
-                await app.run(tested, config.prompt, run_id=config.run_id)
+                # The creation was never acknowledged, so the caller starts the run again.
+                await app.run(agent_name, config.prompt, run_id=config.run_id)
     afterwards = open_store(attempt.url)
     await afterwards.open()
-    notebook.write(StoreLeftEvent(journals=await _read_journals(afterwards, foreign)))
+    event_log.write(StoreLeftEvent(journals=await _read_journals(afterwards, other_loops)))
     await afterwards.close()
 
 
@@ -193,7 +193,7 @@ async def _build_app(
     event_log: EventLog,
     other_loops: OtherLoops,
 ) -> tuple[str, App]:
-    """The name of the tested agent, and an App in which all that it does is noted."""
+    """Build an App that logs everything its agents do. Return the name of the tested agent, and the App."""
     agents = await _load_agents(config.agent)
     options: dict[str, Any] = (
         dict(await _resolve_factory(import_object(config.options))) if config.options is not None else {}
@@ -212,20 +212,20 @@ async def _build_app(
 
 
 async def _load_agents(path: ImportPath) -> list[AgentSource]:
-    """The agent to run, and after it the others that recovery has to know."""
+    """Return the agent to run, followed by the other agents that recovery needs."""
     found = await _resolve_factory(import_object(path))
     return list(found) if isinstance(found, Iterable) else [found]
 
 
 async def _resolve_factory(found: Any) -> Any:
-    """`found` itself, or what it makes if it is a function."""
+    """Call `found` if it is a function; await the result if it is awaitable."""
     if callable(found) and not isinstance(found, Mapping | Iterable) and not hasattr(found, "build"):
         found = found()
     return await found if isawaitable(found) else found
 
 
 async def _recover_run(app: App, store: CheckpointStore, run_id: str, event_log: EventLog) -> None:
-    """Go on with everything that was left behind, until the run is gone from the store."""
+    """Resume everything that was interrupted, until the run is removed from the store."""
     await app.recover()
     while (record := await _find_record(store, run_id)) is not None:
         if record.status is RunStatus.PARKED and record.reason.startswith("in doubt"):
@@ -233,7 +233,7 @@ async def _recover_run(app: App, store: CheckpointStore, run_id: str, event_log:
             await app.unpark(run_id)
             await app.recover()
         else:
-            # It waits for its backoff, or has struck out: both because of the crashes, which are not its fault.
+            # The run waits for its backoff or is parked as poison. Both come from the crashes of the test.
             with contextlib.suppress(RunParked):
                 await app.resume(run_id)
 

@@ -1,7 +1,4 @@
-"""What a crash test found.
-
-Whether a run that crashed went on as if it had not.
-"""
+"""The checks of a trial against the baseline run, and the report of all trials."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,19 +12,19 @@ from holdfast.testing.crash.timeline import CallKey, RunCallKey, Timeline, is_re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run that crashed, once or several times, and what became of it."""
+    """One run that crashed once or several times, and its faults."""
 
-    #: Where it was to crash; for several crashes, the numbers of the points in each life.
+    #: The crash point; for several crashes, the number of the point in each attempt.
     planned: str
-    #: Where it did, each proven by a note of the process and by its death.
+    #: Where it crashed. Each crash is proven by an event and by the exit status of the process.
     crashed_at: tuple[str, ...]
-    #: Calls of `once` tools that were in doubt afterwards, as `run/call`.
+    #: Calls of `once` tools that were in doubt after a crash, as `run/call`.
     in_doubt: tuple[str, ...] = ()
-    #: The transcripts are those of the unharmed run, to the last message.
+    #: The transcripts equal those of the baseline run.
     exact: bool = True
-    #: What is wrong. Nothing, if the promises hold.
+    #: The promises that do not hold.
     faults: tuple[str, ...] = ()
-    #: What the processes printed, if something is wrong.
+    #: The output of the processes, if there are faults.
     process_output: str = ""
 
 
@@ -36,10 +33,10 @@ class CrashReport:
     """All trials of one agent."""
 
     agent: str
-    #: The crash points of the unharmed run, by name, in their order.
+    #: The names of the crash points of the baseline run, in order.
     points: tuple[str, ...]
     trials: tuple[Trial, ...]
-    #: With which trials were chosen.
+    #: The seed of the random choices.
     seed: int
 
     @property
@@ -48,7 +45,7 @@ class CrashReport:
 
     @property
     def crashes(self) -> int:
-        """How many times a process was killed."""
+        """The number of processes that were killed."""
         return sum(len(trial.crashed_at) for trial in self.trials)
 
     @property
@@ -57,29 +54,29 @@ class CrashReport:
 
     @property
     def in_doubt(self) -> int:
-        """Trials with a call in doubt."""
+        """The number of trials with a call in doubt."""
         return sum(bool(trial.in_doubt) for trial in self.trials)
 
     def __str__(self) -> str:
-        told = (
-            f"{self.agent}: {len(self.points)} crash points, {len(self.trials)} trials, {self.crashes} crashes landed "
-            f"(seed {self.seed}); {self.exact} went on exactly as the unharmed run, {self.in_doubt} had a call in "
+        summary = (
+            f"{self.agent}: {len(self.points)} crash points, {len(self.trials)} trials, {self.crashes} crashes "
+            f"(seed {self.seed}); {self.exact} trials equal the baseline run, {self.in_doubt} had a call in "
             f"doubt, {len(self.failed)} failed"
         )
         lines = [
             f"- crashed {' and then '.join(trial.crashed_at) or trial.planned}:\n" + _format_faults(trial)
             for trial in self.failed
         ]
-        return "\n".join([told, *lines])
+        return "\n".join([summary, *lines])
 
 
 def _format_faults(trial: Trial) -> str:
-    printed = ["the processes printed:", *trial.process_output.splitlines()[-40:]] if trial.process_output else []
-    return "\n".join(f"    {line}" for line in [*trial.faults, *printed])
+    output = ["output of the processes:", *trial.process_output.splitlines()[-40:]] if trial.process_output else []
+    return "\n".join(f"    {line}" for line in [*trial.faults, *output])
 
 
 class CrashTestFailed(HoldfastError, AssertionError):
-    """The agent does not survive all its crashes, or could not be tested. The report says where."""
+    """The agent does not survive all crashes, or could not be tested. `report` has the failed trials."""
 
     def __init__(self, message: str, report: CrashReport | None = None) -> None:
         super().__init__(message)
@@ -87,16 +84,16 @@ class CrashTestFailed(HoldfastError, AssertionError):
 
 
 class TrialCheck:
-    """One trial, compared with the unharmed run."""
+    """Compares the timeline of one trial with that of the baseline run."""
 
     def __init__(self, timeline: Timeline, baseline: Timeline, run_id: str) -> None:
         self._timeline, self._baseline, self._run_id = timeline, baseline, run_id
         self._effect_by_call = baseline.effects | timeline.effects
-        #: Calls of `once` tools that were reconciled, or of which the model was told that the outcome is unknown.
+        #: Calls of `once` tools that were reconciled, or whose outcome was reported to the model as unknown.
         self.in_doubt: set[RunCallKey] = timeline.reported_in_doubt | {
-            (note.run_id, note.call_id) for note in timeline.reconciliations
+            (event.run_id, event.call_id) for event in timeline.reconciliations
         }
-        #: Runs whose transcripts are another from a call in doubt on, as they may be.
+        #: Runs whose transcripts differ after a call in doubt, which is allowed.
         self.diverged: set[str] = set()
         self.faults: list[str] = [
             *timeline.lost_writes,
@@ -110,78 +107,80 @@ class TrialCheck:
         ]
 
     def _check_once_effects(self) -> Iterator[str]:
-        """Every `once` effect at most once."""
-        story = self._timeline
-        tools = {story.get_call_key(note): note.tool for note in story.tool_starts}
+        """Check that no `once` tool was executed twice."""
+        timeline = self._timeline
+        tools = {timeline.get_call_key(event): event.tool for event in timeline.tool_starts}
         once = [call for call in tools if self._effect_by_call.get((call[0], call[2])) == Effect.ONCE]
-        started = Counter(map(story.get_call_key, story.tool_starts))
-        returned = Counter(map(story.get_call_key, story.tool_returns))
-        again = Counter(story.get_call_key(note) for note in story.reconciliations if note.not_executed)
+        started = Counter(map(timeline.get_call_key, timeline.tool_starts))
+        returned = Counter(map(timeline.get_call_key, timeline.tool_returns))
+        again = Counter(timeline.get_call_key(event) for event in timeline.reconciliations if event.not_executed)
         for call in once:
-            what = f"the once tool {tools[call]} ({_format_call(call)})"
+            name = f"the once tool {tools[call]} ({_format_call(call)})"
             if started[call] > 1 + again[call]:
-                yield f"{what} was started {started[call]} times"
+                yield f"{name} was started {started[call]} times"
             elif returned[call] > 1:
-                yield f"{what} did its work {returned[call]} times: its reconcile said that it had not happened"
+                yield f"{name} returned {returned[call]} times: its reconcile said NOT_EXECUTED after it had returned"
 
     def _check_in_doubt_reported(self) -> Iterator[str]:
-        """No `once` call that was cut short is passed over."""
-        for note in self._timeline.tool_starts:
-            moment = self._timeline.snapshots.get(note.attempt + 1)
-            call = self._timeline.get_call_key(note)
-            once = self._effect_by_call.get((note.run_id, note.call_id)) == Effect.ONCE
-            cut_short = moment is not None and once and call not in moment.results
-            if cut_short and (note.run_id, note.call_id) not in self.in_doubt:
-                yield f"the once tool {note.tool} ({_format_call(call)}) was in doubt, and nobody was told"
+        """Check that every `once` call that a crash interrupted was reconciled or reported."""
+        for event in self._timeline.tool_starts:
+            snapshot = self._timeline.snapshots.get(event.attempt + 1)
+            call = self._timeline.get_call_key(event)
+            once = self._effect_by_call.get((event.run_id, event.call_id)) == Effect.ONCE
+            interrupted = snapshot is not None and once and call not in snapshot.results
+            if interrupted and (event.run_id, event.call_id) not in self.in_doubt:
+                yield f"the once tool {event.tool} ({_format_call(call)}) was in doubt and never reconciled or reported"
 
     def _check_repeated_calls(self) -> Iterator[str]:
-        """No call is made again whose result was recorded, nor twice in one life."""
-        story = self._timeline
-        for (life, call), times in Counter(
-            (note.attempt, story.get_call_key(note)) for note in story.tool_starts
+        """Check that no call was repeated in one attempt, or after its result was recorded."""
+        timeline = self._timeline
+        for (attempt, call), times in Counter(
+            (event.attempt, timeline.get_call_key(event)) for event in timeline.tool_starts
         ).items():
-            if times > 1 + story.park_counts[life]:
-                yield f"{_format_call(call)} was made {times} times in life {life}"
-            if life in story.snapshots and call in story.snapshots[life].results:
-                yield f"{_format_call(call)} was made again in life {life}, though its result was recorded"
+            if times > 1 + timeline.park_counts[attempt]:
+                yield f"{_format_call(call)} was made {times} times in attempt {attempt}"
+            if attempt in timeline.snapshots and call in timeline.snapshots[attempt].results:
+                yield f"{_format_call(call)} was made again in attempt {attempt}, though its result was recorded"
 
     def _check_changed_results(self) -> Iterator[str]:
-        """What was recorded of a call is what the model hears of it."""
-        for moment in self._timeline.snapshots.values():
-            for call, recorded in moment.results.items():
-                heard = [body for body in self._timeline.transcripts.get(call[0], []) if is_result_of(body, call[2])]
-                if heard and recorded not in heard:
-                    yield f"the recorded result of {_format_call(call)} is not what the model heard of it"
+        """Check that the model received the recorded result of each call."""
+        for snapshot in self._timeline.snapshots.values():
+            for call, recorded in snapshot.results.items():
+                received = [body for body in self._timeline.transcripts.get(call[0], []) if is_result_of(body, call[2])]
+                if received and recorded not in received:
+                    yield f"the model did not receive the recorded result of {_format_call(call)}"
 
     def _check_repeated_replies(self) -> Iterator[str]:
-        """No model call is made again whose reply was recorded."""
-        usual = Counter(note.key for note in self._baseline.model_requests)
-        for life, moment in self._timeline.snapshots.items():
-            asked = Counter(note.key for note in self._timeline.model_requests if note.attempt == life)
-            for key, times in asked.items():
-                if key in usual and times > usual[key] - moment.replies[key]:
-                    yield f"in life {life} a model was asked again for a reply that was recorded"
-            for said in self._timeline.other_loop_replies:
-                if said.attempt == life and said.step <= moment.other_loop_replies.get(said.run_id, 0):
-                    yield f"in life {life} a model was asked again for its reply in step {said.step}"
+        """Check that no model call was repeated after its reply was recorded."""
+        expected = Counter(event.key for event in self._baseline.model_requests)
+        for attempt, snapshot in self._timeline.snapshots.items():
+            requests = Counter(event.key for event in self._timeline.model_requests if event.attempt == attempt)
+            for key, times in requests.items():
+                if key in expected and times > expected[key] - snapshot.replies[key]:
+                    yield f"attempt {attempt} repeated a model call whose reply was recorded"
+            for reply in self._timeline.other_loop_replies:
+                if reply.attempt == attempt and reply.step <= snapshot.other_loop_replies.get(reply.run_id, 0):
+                    yield f"attempt {attempt} repeated the model call of step {reply.step}, whose reply was recorded"
 
     def _check_transcripts(self) -> Iterator[str]:
-        """The same transcripts, up to the first call in doubt."""
-        trial, usual = self._timeline.transcripts, self._baseline.transcripts
-        for run_id in sorted(trial.keys() & usual.keys(), key=self._timeline.get_depth, reverse=True):
-            pairs = enumerate(zip_longest(trial[run_id], usual[run_id]))
-            place, (here, there) = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), (0, (None, None)))
-            if here is None and there is None:
+        """Check that the transcripts are equal up to the first call in doubt."""
+        trial, baseline = self._timeline.transcripts, self._baseline.transcripts
+        for run_id in sorted(trial.keys() & baseline.keys(), key=self._timeline.get_depth, reverse=True):
+            pairs = enumerate(zip_longest(trial[run_id], baseline[run_id]))
+            different = next(((index, *pair) for index, pair in pairs if pair[0] != pair[1]), None)
+            if different is None:
                 continue
-            if here is not None and self._is_in_doubt(run_id, here):
+            index, actual, expected = different
+            if actual is not None and self._is_in_doubt(run_id, actual):
                 self._mark_diverged(run_id)
                 continue
-            yield f"the transcript of run {run_id} differs at {place}: {_format_body(here)}, not {_format_body(there)}"
-        if not self.diverged and trial.keys() != usual.keys():
-            yield f"there were other runs: {sorted(trial)} instead of {sorted(usual)}"
+            shown = f"{_format_body(actual)}, not {_format_body(expected)}"
+            yield f"the transcript of run {run_id} differs at message {index}: {shown}"
+        if not self.diverged and trial.keys() != baseline.keys():
+            yield f"the runs are {sorted(trial)} instead of {sorted(baseline)}"
 
     def _mark_diverged(self, run_id: str) -> None:
-        """What a run answers depends on what it was told in doubt; so does what its parent hears."""
+        """Allow the run to differ from here on. Its result is then in doubt for its parent too."""
         self.diverged.add(run_id)
         if run_id in self._timeline.parents:
             self.in_doubt.add(self._timeline.parents[run_id])
@@ -190,22 +189,20 @@ class TrialCheck:
         return reports_in_doubt(body) or any(is_result_of(body, call) for run, call in self.in_doubt if run == run_id)
 
     def _check_final_state(self) -> Iterator[str]:
-        """The same output and usage, and nothing left behind."""
-        story, unharmed = self._timeline, self._baseline
-        if not story.outputs:
-            yield "the run came to no end"
-        elif not self.diverged and any(output != unharmed.outputs[-1] for output in story.outputs):
-            yield f"the output is {story.outputs[-1]!r:.200} instead of {unharmed.outputs[-1]!r:.200}"
-        used, usual = story.get_final_usage(self._run_id), unharmed.get_final_usage(self._run_id)
-        if not self.in_doubt and used != usual:
-            yield f"what was used counts up to {used} instead of {usual}"
-        if story.store_left is None or story.store_left.journals:
-            left = (
-                [f"{journal.run_id} ({journal.status})" for journal in story.store_left.journals]
-                if story.store_left
-                else []
-            )
-            yield f"something is left in the store: {', '.join(left) or 'nobody could look'}"
+        """Check the output, the usage, and that the store is empty."""
+        timeline, baseline = self._timeline, self._baseline
+        if not timeline.outputs:
+            yield "the run did not finish"
+        elif not self.diverged and any(output != baseline.outputs[-1] for output in timeline.outputs):
+            yield f"the output is {timeline.outputs[-1]!r:.200} instead of {baseline.outputs[-1]!r:.200}"
+        used, expected = timeline.get_final_usage(self._run_id), baseline.get_final_usage(self._run_id)
+        if not self.in_doubt and used != expected:
+            yield f"the usage is {used} instead of {expected}"
+        if timeline.store_left is None:
+            yield "the last attempt did not read the store"
+        elif timeline.store_left.journals:
+            left = [f"{journal.run_id} ({journal.status})" for journal in timeline.store_left.journals]
+            yield f"the store still holds {', '.join(left)}"
 
 
 def _format_call(call: CallKey) -> str:

@@ -1,7 +1,4 @@
-"""What the processes of a crash test write down, outside the store, for the judge to read.
-
-Agents that another loop than the native one drives: what can be known of their runs.
-"""
+"""The event log of a crash test: a file beside the store, written by the tested processes and read by the checks."""
 
 import os
 import threading
@@ -20,48 +17,48 @@ from holdfast.core.message import Usage
 
 
 class TrialEvent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Something that happened in one life of the run. A life is one process that drives it; the first is number 0."""
+    """Something that happened in an attempt: a process that executes the run. The first attempt is number 0."""
 
     attempt: int = 0
 
 
 class PointReachedEvent(TrialEvent, frozen=True, kw_only=True):
-    """A crash point was passed."""
+    """The process passed a crash point."""
 
     point: str
-    #: A later run crashes at this point when it meets the first of these marks.
+    #: A later attempt that is to crash here does so at the first of these marks.
     marks: Sequence[str]
 
 
 class CrashEvent(TrialEvent, frozen=True, kw_only=True):
-    """The process kills itself now, here."""
+    """The process is about to kill itself at this point."""
 
     point: str
 
 
 class RunStartedEvent(TrialEvent, frozen=True, kw_only=True):
-    """A run was begun or taken up again."""
+    """A run was started or resumed."""
 
     run_id: str
-    #: The call that started it, if it is a child.
+    #: The tool call that started it, if it is a child run.
     parent_run_id: str | None = None
     call_id: str | None = None
 
 
 class ModelRequestEvent(TrialEvent, frozen=True, kw_only=True):
-    """A model was asked, and shown a conversation of a run; the key stands for all of it."""
+    """A model was called with a conversation of the run. `key` is a hash of the whole conversation."""
 
     run_id: str
     key: str
-    #: The place of the conversation among those of the run: there is one for each phase.
+    #: Each phase has a conversation of its own.
     phase: int
-    #: Where the messages begin that are new since the model was last asked.
+    #: Index of the first message in `messages`; the model has seen the ones before it.
     start: int
     messages: Sequence[bytes]
 
 
 class ModelReplyEvent(TrialEvent, frozen=True, kw_only=True):
-    """What the model said to that."""
+    """The reply of a model."""
 
     run_id: str
     phase: int
@@ -69,18 +66,18 @@ class ModelReplyEvent(TrialEvent, frozen=True, kw_only=True):
 
 
 class ToolStartedEvent(TrialEvent, frozen=True, kw_only=True):
-    """The body of a tool begins."""
+    """The body of a tool starts."""
 
     run_id: str
     step: int
     call_id: str
     tool: str
-    #: Empty where it is known only after the call: then `Effected` tells.
+    #: Empty if it is known only after the call; then a `ToolEffectEvent` follows.
     effect: str
 
 
 class ToolEffectEvent(TrialEvent, frozen=True, kw_only=True):
-    """What kind of effect a call has that another loop than the native one made."""
+    """The effect of a call that was made by a loop other than the native one."""
 
     run_id: str
     call_id: str
@@ -88,14 +85,14 @@ class ToolEffectEvent(TrialEvent, frozen=True, kw_only=True):
 
 
 class OtherLoopReplyEvent(TrialEvent, frozen=True, kw_only=True):
-    """A model of another loop has replied, in this step."""
+    """A model of another loop replied in this step."""
 
     run_id: str
     step: int
 
 
 class ToolReturnedEvent(TrialEvent, frozen=True, kw_only=True):
-    """The body of a tool has returned; its result is not recorded yet."""
+    """The body of a tool returned. Its result is not recorded yet."""
 
     run_id: str
     step: int
@@ -103,7 +100,7 @@ class ToolReturnedEvent(TrialEvent, frozen=True, kw_only=True):
 
 
 class ReconciledEvent(TrialEvent, frozen=True, kw_only=True):
-    """A tool's `reconcile` has said what became of a call."""
+    """A tool's `reconcile` returned the outcome of a call."""
 
     run_id: str
     step: int
@@ -113,7 +110,7 @@ class ReconciledEvent(TrialEvent, frozen=True, kw_only=True):
 
 
 class WriteAcknowledgedEvent(TrialEvent, frozen=True, kw_only=True):
-    """The store has said that it wrote these entries, or that it removed the run."""
+    """The store acknowledged a write of these entries, or the removal of the run."""
 
     run_id: str
     entries: Sequence[Entry] = ()
@@ -122,14 +119,14 @@ class WriteAcknowledgedEvent(TrialEvent, frozen=True, kw_only=True):
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished call of another loop than the native one."""
+    """A finished call of a loop other than the native one."""
 
     call_id: str
     body: bytes
 
 
 class StoredJournal(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it is in the store."""
+    """A run as the store holds it."""
 
     run_id: str
     status: str
@@ -137,31 +134,31 @@ class StoredJournal(msgspec.Struct, frozen=True, kw_only=True):
     entries: Sequence[Entry] = ()
     #: Finished steps.
     steps: int = 0
-    #: For another loop than the native one: the finished calls, and how many replies there are.
+    #: For a loop other than the native one: the finished calls and the number of replies.
     call_results: Sequence[CallResult] | None = None
     replies: int = 0
 
 
 class StoreFoundEvent(TrialEvent, frozen=True, kw_only=True):
-    """What was in the store when this life began."""
+    """The contents of the store when this attempt started."""
 
     journals: Sequence[StoredJournal]
 
 
 class RunClosingEvent(TrialEvent, frozen=True, kw_only=True):
-    """A run of another loop as it is just before it is over."""
+    """A run of another loop just before it is released or removed."""
 
     journal: StoredJournal
 
 
 class RunParkedEvent(TrialEvent, frozen=True, kw_only=True):
-    """The run was parked, and is unparked now."""
+    """The run was parked and is unparked now."""
 
     reason: str
 
 
 class UsageEvent(TrialEvent, frozen=True, kw_only=True):
-    """What a run has used so far, as its budget is told."""
+    """The usage of a run as its budget receives it."""
 
     run_id: str
     steps: int
@@ -170,13 +167,13 @@ class UsageEvent(TrialEvent, frozen=True, kw_only=True):
 
 
 class OutputEvent(TrialEvent, frozen=True, kw_only=True):
-    """The tested run came to its end, with this output."""
+    """The tested run finished with this output."""
 
     output: Any
 
 
 class StoreLeftEvent(TrialEvent, frozen=True, kw_only=True):
-    """What was in the store when this life had ended in peace."""
+    """The contents of the store when this attempt had ended without a crash."""
 
     journals: Sequence[StoredJournal]
 
@@ -203,7 +200,7 @@ AnyEvent = (
 
 
 class EventLog:
-    """An append-only file that one process at a time writes and that outlives it. Any thread may write."""
+    """An append-only file of events. One process at a time writes it, from any of its threads."""
 
     def __init__(self, path: Path, attempt: int) -> None:
         self._attempt = attempt
@@ -211,7 +208,7 @@ class EventLog:
         self._lock = threading.Lock()
 
     def write(self, event: AnyEvent) -> None:
-        """Once this returns, the note survives `kill -9`: it is with the operating system, in one piece."""
+        """Write one line. Once this returns, the event is in the page cache and survives `kill -9`."""
         line = memoryview(msgspec.json.encode(msgspec.structs.replace(event, attempt=self._attempt)) + b"\n")
         with self._lock:
             while line:
@@ -219,14 +216,14 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[AnyEvent]:
-    """All notes, in the order in which they were written."""
+    """Return all events in the order in which they were written."""
     if not path.exists():
         return []
     return [msgspec.json.decode(line, type=AnyEvent) for line in path.read_bytes().splitlines()]
 
 
 class OtherLoops:
-    """The loops of agents by the agents' names. Their messages are read by them alone."""
+    """The loops of agents that do not use the native one, by agent name. Only a loop can read its own messages."""
 
     def __init__(self) -> None:
         self._loops: dict[str, Loop] = {}
@@ -240,7 +237,7 @@ class OtherLoops:
         return agent_name in self._loops
 
     def read_journal(self, stored: StoredRun) -> StoredJournal:
-        """A run as it is in the store, with what its loop makes of it."""
+        """Convert a stored run, with the calls and replies that its loop finds in it."""
         record = stored.record
         journal = StoredJournal(
             run_id=record.run_id,
@@ -254,6 +251,6 @@ class OtherLoops:
             return journal
         state = read_checkpoint(stored, loop.codec).state
         calls = loop.finished_calls(state.history, state.results)
-        answers = [CallResult(call_id=call.call_id, body=msgspec.json.encode(call)) for call in calls]
+        call_results = [CallResult(call_id=call.call_id, body=msgspec.json.encode(call)) for call in calls]
         replies = state.steps + bool(loop.pending_calls(state.history))
-        return msgspec.structs.replace(journal, call_results=answers, replies=replies)
+        return msgspec.structs.replace(journal, call_results=call_results, replies=replies)

@@ -1,7 +1,4 @@
-"""Where a process crashes.
-
-A store with a crash point before and after every write.
-"""
+"""Crash points: `CrashInjector` kills the process at one of them, `CrashingStore` adds them around every write."""
 
 import contextlib
 import os
@@ -29,14 +26,14 @@ from holdfast.testing.crash.events import (
 
 
 class CrashInjector:
-    """Passes every crash point of one life, and kills the process at the one it is set for."""
+    """Passes the crash points of one attempt and kills the process at the chosen one."""
 
     def __init__(self, event_log: EventLog, *, at: Collection[str] = (), nth: int | None = None) -> None:
-        """Set a trap.
+        """Choose where to crash, if at all.
 
         Args:
-            at: the marks of a point: crash when the first of them is met.
-            nth: crash at the n-th point of this life, whichever that is.
+            at: crash at the first point that has one of these marks.
+            nth: crash at the n-th point of this attempt.
         """
         self._event_log, self._at, self._nth = event_log, frozenset(at), nth
         self._mark_counts: Counter[str] = Counter()
@@ -44,23 +41,22 @@ class CrashInjector:
         self._lock = threading.Lock()
 
     def reach(self, *marks: str, fallback_mark: str | None = None) -> None:
-        """Pass a crash point; it is named by its first mark.
+        """Pass a crash point. Its first mark is its name.
 
-        Which writes a run makes depends on the speed of its tools: two results may be written one by one, or together.
-        What is written does not. So a point is known by its marks, the things that become durable there, not by
-        its number.
+        The number of writes depends on the speed of the tools: two results may be written together or one by one.
+        The content does not. So a point is identified by its marks, the things that become durable there.
 
         Args:
-            at_the_latest: a mark that is met in every run, at this point or after it.
+            fallback_mark: a mark that every attempt meets, at this point or after it.
         """
         with self._lock:
             self._points += 1
-            numbered = [self._number_mark(mark) for mark in marks]
-            sought = [numbered[0], *([fallback_mark] if fallback_mark else [])]
-            if self._points == self._nth or not self._at.isdisjoint(numbered):
-                self._event_log.write(CrashEvent(point=numbered[0]))
+            numbered_marks = [self._number_mark(mark) for mark in marks]
+            next_marks = [numbered_marks[0], *([fallback_mark] if fallback_mark else [])]
+            if self._points == self._nth or not self._at.isdisjoint(numbered_marks):
+                self._event_log.write(CrashEvent(point=numbered_marks[0]))
                 _kill_process()
-            self._event_log.write(PointReachedEvent(point=numbered[0], marks=sought))
+            self._event_log.write(PointReachedEvent(point=numbered_marks[0], marks=next_marks))
 
     def _number_mark(self, mark: str) -> str:
         self._mark_counts[mark] += 1
@@ -69,14 +65,14 @@ class CrashInjector:
 
 def _kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()  # the signal is on its way: nothing else happens in this thread
+    signal.pause()  # SIGKILL is pending: this thread must not run any further code
 
 
 _T = TypeVar("_T")
 
 
 class CrashingStore:
-    """Hands every call on to another store, through a trap. Notes what that store has acknowledged."""
+    """Wraps a store: adds crash points around its writes and logs every write it acknowledges."""
 
     def __init__(
         self, inner: CheckpointStore, injector: CrashInjector, event_log: EventLog, other_loops: OtherLoops
@@ -97,30 +93,30 @@ class CrashingStore:
         await self._inner.deregister_worker(worker_id)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        note = WriteAcknowledgedEvent(run_id=run.run_id, entries=run.entries, rewrite=True)
-        return await self._write_with_crash_points(self._inner.create(run, worker_id=worker_id), note, ["creation"])
+        event = WriteAcknowledgedEvent(run_id=run.run_id, entries=run.entries, rewrite=True)
+        return await self._write_with_crash_points(self._inner.create(run, worker_id=worker_id), event, ["creation"])
 
     async def append(self, claim: Claim, write: Append) -> None:
         if not write.entries:
-            # The mere proof that the claim holds. It changes nothing; the tool that follows is a point of its own.
+            # A claim check: it changes nothing, and the tool call that follows has crash points of its own.
             await self._inner.append(claim, write)
             return
         marks, step = _list_marks(write.entries, decode(write.progress, Progress))
-        note = WriteAcknowledgedEvent(run_id=claim.run_id, entries=write.entries, rewrite=write.rewrite)
-        await self._write_with_crash_points(self._inner.append(claim, write), note, marks, fallback_mark=step)
+        event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=write.entries, rewrite=write.rewrite)
+        await self._write_with_crash_points(self._inner.append(claim, write), event, marks, fallback_mark=step)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         return await self._inner.load(run_id, after=after)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await self._record_closing(claim.run_id)
-        note = WriteAcknowledgedEvent(run_id=claim.run_id, entries=release.entries)
-        await self._write_with_crash_points(self._inner.release(claim, release), note, [f"end ({release.status})"])
+        event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=release.entries)
+        await self._write_with_crash_points(self._inner.release(claim, release), event, [f"end ({release.status})"])
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         await self._record_closing(run_id)
-        note = WriteAcknowledgedEvent(run_id=run_id, removed=True)
-        await self._write_with_crash_points(self._inner.remove(run_id, claim=claim), note, ["removal"])
+        event = WriteAcknowledgedEvent(run_id=run_id, removed=True)
+        await self._write_with_crash_points(self._inner.remove(run_id, claim=claim), event, ["removal"])
 
     def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         return self._inner.list_runs(filter)
@@ -157,20 +153,25 @@ class CrashingStore:
                 self._event_log.write(RunClosingEvent(journal=self._other_loops.read_journal(stored)))
 
     async def _write_with_crash_points(
-        self, write: Awaitable[_T], event: WriteAcknowledgedEvent, what: Sequence[str], fallback_mark: str | None = None
+        self,
+        write: Awaitable[_T],
+        event: WriteAcknowledgedEvent,
+        names: Sequence[str],
+        fallback_mark: str | None = None,
     ) -> _T:
-        for side in ("before", "after"):
-            if side == "after":
-                written = await write
-                self._event_log.write(event)
-            marks = [f"{side} {each} of {event.run_id}" for each in what]
-            latest = f"{side} {fallback_mark} of {event.run_id}" if fallback_mark else None
-            self._injector.reach(*marks, fallback_mark=latest)
-        return written
+        self._reach("before", event.run_id, names, fallback_mark)
+        result = await write
+        self._event_log.write(event)
+        self._reach("after", event.run_id, names, fallback_mark)
+        return result
+
+    def _reach(self, side: str, run_id: str, names: Sequence[str], fallback_mark: str | None) -> None:
+        fallback = f"{side} {fallback_mark} of {run_id}" if fallback_mark else None
+        self._injector.reach(*(f"{side} {name} of {run_id}" for name in names), fallback_mark=fallback)
 
 
 def _list_marks(entries: Sequence[Entry], progress: Progress) -> tuple[list[str], str]:
-    """What becomes durable with this write, the most telling first; and the step it belongs to."""
+    """Return the marks of a write, the most specific first, and the step it belongs to."""
     kinds = {entry.kind for entry in entries}
     finished = EntryKind.STEP in kinds
     step = f"step {progress.steps if finished else progress.steps + 1}"

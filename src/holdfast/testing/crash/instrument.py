@@ -1,6 +1,6 @@
-"""Agents whose every tool call has crash points in it, and whose model and tools leave notes.
+"""Instrumentation of the tested App: agents, tools, models and ports that log events and pass crash points.
 
-Ports of a tested App: what they are told is noted, and told to the user's own port if there is one.
+Each wrapper delegates to the user's own object, if there is one.
 """
 
 import copy
@@ -41,7 +41,7 @@ from holdfast.testing.crash.injection import CrashInjector
 
 
 def hash_conversation(run_id: str, messages: Sequence[bytes]) -> str:
-    """Stands for a model call: the run, and the conversation that the model is shown."""
+    """Identify a model call by the run and the conversation that the model receives."""
     digest = hashlib.sha256(run_id.encode())
     for message in messages:
         digest.update(message + b"\n")
@@ -49,32 +49,32 @@ def hash_conversation(run_id: str, messages: Sequence[bytes]) -> str:
 
 
 class Instrumentation:
-    """Wraps agents, their models and their tools. What they do stays the same."""
+    """Wraps agents, their models and their tools without changing what they do."""
 
     def __init__(self, injector: CrashInjector, event_log: EventLog, other_loops: OtherLoops) -> None:
         self._injector, self._event_log, self._other_loops = injector, event_log, other_loops
 
     def wrap_source(self, inner: AgentSource, parent_call: ToolContext | None = None) -> AgentSource:
-        """The agent as a source that instruments it, for whoever starts it."""
+        """Return a source that instruments the agent when it is built."""
         self._other_loops.register(inner)
         return _InstrumentedSource(inner, self, self._event_log, parent_call)
 
     def wrap_agent(self, agent: Agent, run_id: str) -> Agent:
-        """The agent, for one run."""
+        """Return the agent instrumented for one run."""
         if agent.loop is not None:
-            return agent  # its model and its tools are its loop's own: ports tell what they do
+            return agent  # its loop calls the model and the tools itself; the ports log them
         return replace(
             agent,
             model=self._wrap_model(agent.model, run_id, 0),
-            tools=[self.wrap_tool(each) for each in agent.tools],
-            phases=[self._wrap_phase(each, agent, run_id, number) for number, each in enumerate(agent.phases)],
+            tools=[self.wrap_tool(tool) for tool in agent.tools],
+            phases=[self._wrap_phase(phase, agent, run_id, number) for number, phase in enumerate(agent.phases)],
         )
 
     def _wrap_phase(self, phase: Phase, agent: Agent, run_id: str, number: int) -> Phase:
         wrapped = replace(phase, model=self._wrap_model(phase.model or agent.model, run_id, number))
         if phase.tools is None:
             return wrapped
-        return replace(wrapped, tools=[each if isinstance(each, str) else self.wrap_tool(each) for each in phase.tools])
+        return replace(wrapped, tools=[tool if isinstance(tool, str) else self.wrap_tool(tool) for tool in phase.tools])
 
     def _wrap_model(self, model: Model | None, run_id: str, phase: int) -> Model | None:
         return None if model is None else _RecordingModel(model, run_id, phase, self._event_log)
@@ -88,16 +88,16 @@ class Instrumentation:
 
     def _wrap_function(self, tool: Tool) -> Callable[..., Any]:
         @functools.wraps(tool.function)
-        async def noted(**arguments: Any) -> Any:
+        async def recorded(**arguments: Any) -> Any:
             with self._record_call(tool):
                 return await tool.function(**arguments)
 
         @functools.wraps(tool.function)
-        def noted_in_thread(**arguments: Any) -> Any:
+        def recorded_in_thread(**arguments: Any) -> Any:
             with self._record_call(tool):
                 return tool.function(**arguments)
 
-        return noted_in_thread if tool.in_thread else noted
+        return recorded_in_thread if tool.in_thread else recorded
 
     @contextmanager
     def _record_call(self, tool: Tool) -> Iterator[None]:
@@ -106,7 +106,7 @@ class Instrumentation:
         token = _CURRENT_CALL.set(msgspec.structs.replace(context, start_child=self._wrap_start_child(context)))
         try:
             yield
-        except Exception:  # the tool's own: a crash may come before that is recorded, too
+        except Exception:  # raised by the tool: also here a crash may come before the result is recorded
             self.record_tool_end(context.run_id, context.step, context.call_id, tool.name, returned=False)
             raise
         finally:
@@ -114,12 +114,12 @@ class Instrumentation:
         self.record_tool_end(context.run_id, context.step, context.call_id, tool.name, returned=True)
 
     def record_tool_start(self, run_id: str, step: int, call_id: str, tool: str, effect: str) -> None:
-        """The body of a tool begins: note it, and perhaps crash."""
+        """Log the start of a tool's body, then pass a crash point."""
         self._event_log.write(ToolStartedEvent(run_id=run_id, step=step, call_id=call_id, tool=tool, effect=effect))
         self._injector.reach(f"at the start of {tool} {call_id} in step {step} of {run_id}")
 
     def record_tool_end(self, run_id: str, step: int, call_id: str, tool: str, *, returned: bool) -> None:
-        """The body of a tool has ended: note it, and perhaps crash before that is recorded."""
+        """Log the return of a tool's body, then pass a crash point before the result is recorded."""
         if returned:
             self._event_log.write(ToolReturnedEvent(run_id=run_id, step=step, call_id=call_id))
         self._injector.reach(f"at the end of {tool} {call_id} in step {step} of {run_id}")
@@ -138,26 +138,26 @@ class Instrumentation:
         if reconcile is None:
             return None
 
-        async def noted(context: ToolContext) -> Completed | Reconciliation:
+        async def recorded(context: ToolContext) -> Completed | Reconciliation:
             point = f"the reconciling of {context.tool} {context.call_id} in step {context.step} of {context.run_id}"
             self._injector.reach(f"before {point}")
-            verdict = await reconcile(context)
-            note = ReconciledEvent(
+            outcome = await reconcile(context)
+            event = ReconciledEvent(
                 run_id=context.run_id,
                 step=context.step,
                 call_id=context.call_id,
-                completed=isinstance(verdict, Completed),
-                not_executed=verdict is NOT_EXECUTED,
+                completed=isinstance(outcome, Completed),
+                not_executed=outcome is NOT_EXECUTED,
             )
-            self._event_log.write(note)
+            self._event_log.write(event)
             self._injector.reach(f"after {point}")
-            return verdict
+            return outcome
 
-        return noted
+        return recorded
 
 
 class _RecordingModel:
-    """A model that notes what it is shown, each message once, and what it says."""
+    """Logs the messages that a model receives, each once, and its replies."""
 
     def __init__(self, model: Model, run_id: str, phase: int, event_log: EventLog) -> None:
         self._model, self._run_id, self._phase, self._event_log = model, run_id, phase, event_log
@@ -179,7 +179,7 @@ class _RecordingModel:
 
 
 class _InstrumentedSource:
-    """An agent that is instrumented when it is built."""
+    """An agent source that instruments the agent it builds."""
 
     def __init__(
         self, inner: AgentSource, instrumentation: Instrumentation, event_log: EventLog, parent_call: ToolContext | None
@@ -192,19 +192,19 @@ class _InstrumentedSource:
         self.loop: Loop | None = getattr(inner, "loop", None)
 
     async def build(self, info: RunInfo) -> Agent:
-        above = self._parent_call
+        parent = self._parent_call
         self._event_log.write(
             RunStartedEvent(
                 run_id=info.run_id,
-                parent_run_id=above.run_id if above else None,
-                call_id=above.call_id if above else None,
+                parent_run_id=parent.run_id if parent else None,
+                call_id=parent.call_id if parent else None,
             )
         )
         return self._instrumentation.wrap_agent(await self._inner.build(info), info.run_id)
 
 
 class RecordingListener:
-    """Notes the output of the tested run; and where another loop calls tools, that is where a process may crash."""
+    """Logs the output of the tested run. For another loop, logs its replies and passes crash points in its tools."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class RecordingListener:
 
 
 class RecordingAudit:
-    """Notes the effects of tools that another loop has called."""
+    """Logs the effects of tools that another loop called."""
 
     def __init__(self, event_log: EventLog, other_loops: OtherLoops, inner: Audit | None) -> None:
         self._event_log, self._other_loops, self._inner = event_log, other_loops, inner
@@ -283,7 +283,7 @@ class RecordingRecorder:
 
 
 class RecordingBudget:
-    """Notes what runs have used."""
+    """Logs the usage of runs."""
 
     def __init__(self, event_log: EventLog, inner: Budget | None) -> None:
         self._event_log, self._inner = event_log, inner
@@ -301,10 +301,10 @@ class RecordingBudget:
 
 
 class InstrumentedToolProvider:
-    """Gives instrumented tools."""
+    """Instruments the tools of another provider."""
 
     def __init__(self, inner: ToolProvider, instrumentation: Instrumentation) -> None:
         self._inner, self._instrumentation = inner, instrumentation
 
     async def tools(self, info: RunInfo) -> Sequence[Tool]:
-        return [self._instrumentation.wrap_tool(each) for each in await self._inner.tools(info)]
+        return [self._instrumentation.wrap_tool(tool) for tool in await self._inner.tools(info)]

@@ -1,11 +1,7 @@
-"""The tester's side of a nursery.
-
-Trials: runs of the tested agent that crash, in stores of their own.
-
-Kills an agent everywhere, and sees whether it goes on.
-"""
+"""Trials: runs of the tested agent that crash, each in a store of its own, and `crash_everywhere`, which makes them."""
 
 import contextlib
+import functools
 import itertools
 import os
 import queue
@@ -37,7 +33,7 @@ from holdfast.testing.crash.timeline import Timeline
 
 
 class WorkerProcess:
-    """A process that lives one life of the subject after another, each in a child of its own."""
+    """A process that runs one attempt after another, each in a child process."""
 
     def __init__(self, config: CrashTestConfig) -> None:
         self._process = subprocess.Popen(
@@ -49,12 +45,12 @@ class WorkerProcess:
         self._send(config)
 
     def run_attempt(self, attempt: Attempt) -> int:
-        """Returns when that life is over: its exit code, or below zero the signal that ended it."""
+        """Wait until the attempt has ended. Return its exit code, or minus the signal that killed it."""
         self._send(attempt)
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
-            raise CrashTestFailed(f"the process that starts the trials ended with {self._process.wait()}")
+            raise CrashTestFailed(f"the process that runs the attempts ended with {self._process.wait()}")
         return msgspec.json.decode(answer, type=AttemptResult).exit_code
 
     def _send(self, message: CrashTestConfig | Attempt) -> None:
@@ -70,10 +66,10 @@ class WorkerProcess:
         self._process.wait()
 
 
-#: From the folder of a trial to the URL of an empty store; or a URL in which `{folder}` stands for it.
+#: A URL in which `{folder}` is the folder of the trial, or a function from that folder to a context manager of a URL.
 TrialStore = str | Callable[[Path], contextlib.AbstractContextManager[str]]
 
-#: How often a point is tried to be reached. Once is enough, unless the agent's own timing decides what it does.
+#: How many attempts may miss a crash point before the trial fails. Only agents with timing of their own miss one.
 _MAX_TRIES = 3
 
 
@@ -85,15 +81,15 @@ class CrashPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _TrialRun:
-    """One run in a store of its own, through as many lives as it takes."""
+    """One run in a store of its own, over as many attempts as it needs."""
 
     def __init__(self, process: WorkerProcess, config: CrashTestConfig, url: str, folder: Path) -> None:
         self._process, self._config, self._url, self.folder = process, config, url, folder
         self._attempt_count = 0
 
     def run_attempt(self, *, crash_at: Sequence[str] = (), crash_at_nth: int | None = None) -> int:
-        """Live the next life. Returns how it ended."""
-        life = Attempt(
+        """Run the next attempt. Return its exit code."""
+        attempt = Attempt(
             number=self._attempt_count,
             url=self._url,
             folder=str(self.folder),
@@ -102,11 +98,11 @@ class _TrialRun:
             run_acknowledged=self._is_run_acknowledged(),
         )
         self._attempt_count += 1
-        return self._process.run_attempt(life)
+        return self._process.run_attempt(attempt)
 
     def _is_run_acknowledged(self) -> bool:
         run_id = self._config.run_id
-        return any(isinstance(note, WriteAcknowledgedEvent) and note.run_id == run_id for note in self.events)
+        return any(isinstance(event, WriteAcknowledgedEvent) and event.run_id == run_id for event in self.events)
 
     @property
     def events(self) -> list[AnyEvent]:
@@ -119,7 +115,7 @@ class _TrialRun:
 
 
 class TrialRunner:
-    """Makes trials of one subject. Any number of threads may use it, each with a nursery of its own."""
+    """Makes the trials of one test. Threads may share it if each has its own `WorkerProcess`."""
 
     def __init__(self, config: CrashTestConfig, store: TrialStore, folder: Path) -> None:
         self._config, self._store, self._folder = config, store, folder
@@ -130,99 +126,96 @@ class TrialRunner:
     def _open_trial(self, process: WorkerProcess) -> Iterator[_TrialRun]:
         folder = self._folder / f"trial-{next(self._trial_numbers)}"
         folder.mkdir()
-        place = (
-            contextlib.nullcontext(self._store.format(folder=folder))
-            if isinstance(self._store, str)
-            else self._store(folder)
-        )
-        with place as url:
-            yield _TrialRun(process, self._config, url, folder)
+        if isinstance(self._store, str):
+            yield _TrialRun(process, self._config, self._store.format(folder=folder), folder)
+        else:
+            with self._store(folder) as url:
+                yield _TrialRun(process, self._config, url, folder)
 
     def run_baseline(self, process: WorkerProcess) -> list[CrashPoint]:
-        """The crash points of a run that nothing happens to.
+        """Run the agent without a crash. Return its crash points.
 
         Raises:
-            CrashTestFailed: it does not come to its end, does not clean up, or is not the same when it runs again.
+            CrashTestFailed: the run does not finish, leaves something in the store, or differs when it is repeated.
         """
         first, points = self._run_baseline_once(process)
-        again, _ = self._run_baseline_once(process)
-        faults = TrialCheck(again, first, self._config.run_id).faults
+        second, _ = self._run_baseline_once(process)
+        faults = TrialCheck(second, first, self._config.run_id).faults
         if faults:
             raise CrashTestFailed(
-                "two unharmed runs differ, so a third that crashed cannot be compared with them: give the agent a "
-                f"model and tools that do the same every time. {'; '.join(faults)}"
+                "two baseline runs differ, so a run that crashed cannot be compared with them: use a deterministic "
+                f"model and deterministic tools. {'; '.join(faults)}"
             )
         self._baseline = first
         return points
 
     def _run_baseline_once(self, process: WorkerProcess) -> tuple[Timeline, list[CrashPoint]]:
-        with self._open_trial(process) as attempt:
-            code = attempt.run_attempt()
+        with self._open_trial(process) as trial_run:
+            code = trial_run.run_attempt()
             if code != 0:
-                raise CrashTestFailed(f"the unharmed run failed ({_format_exit_code(code)}):\n{attempt.process_output}")
-            notes = attempt.events
-            story = Timeline(notes)
-            faults = TrialCheck(story, story, self._config.run_id).faults
-            if faults:
-                raise CrashTestFailed(f"the unharmed run is not right: {'; '.join(faults)}")
-            points = [
-                CrashPoint(name=note.point, marks=note.marks) for note in notes if isinstance(note, PointReachedEvent)
-            ]
-            return story, points
+                output = trial_run.process_output
+                raise CrashTestFailed(f"the baseline run failed ({_format_exit_code(code)}):\n{output}")
+            events = trial_run.events
+        timeline = Timeline(events)
+        faults = TrialCheck(timeline, timeline, self._config.run_id).faults
+        if faults:
+            raise CrashTestFailed(f"the baseline run breaks a promise: {'; '.join(faults)}")
+        reached = [event for event in events if isinstance(event, PointReachedEvent)]
+        return timeline, [CrashPoint(name=event.point, marks=event.marks) for event in reached]
 
-    def crash_at(self, process: WorkerProcess, point: CrashPoint) -> Trial:
-        """Crash at this point, recover, compare."""
+    def crash_at(self, point: CrashPoint, process: WorkerProcess) -> Trial:
+        """Crash at this point, recover and compare."""
         for _ in range(_MAX_TRIES):
-            with self._open_trial(process) as attempt:
-                code = attempt.run_attempt(crash_at=point.marks)
+            with self._open_trial(process) as trial_run:
+                code = trial_run.run_attempt(crash_at=point.marks)
                 if code == 0:
                     continue
                 if code == -signal.SIGKILL:
-                    code = attempt.run_attempt()
-                return self._evaluate(attempt, point.name, code, crashes=1)
+                    code = trial_run.run_attempt()
+                return self._check(trial_run, point.name, code, crashes=1)
         return Trial(planned=point.name, crashed_at=(), exact=False, faults=("this point was never reached",))
 
-    def crash_repeatedly(self, process: WorkerProcess, plan: Sequence[int]) -> Trial:
-        """Crash at the n-th point of each life in turn, as long as lives have so many; then let the run end."""
-        planned = f"at points {', '.join(map(str, plan))} of its lives"
+    def crash_repeatedly(self, plan: Sequence[int], process: WorkerProcess) -> Trial:
+        """Crash each attempt at its point of the plan, if it has that many points. Then let the run finish."""
+        planned = f"at points {', '.join(map(str, plan))} of its attempts"
         first = plan[0]
         while True:
-            with self._open_trial(process) as attempt:
-                code, crashes = attempt.run_attempt(crash_at_nth=first), 0
+            with self._open_trial(process) as trial_run:
+                code, crashes = trial_run.run_attempt(crash_at_nth=first), 0
                 if code == 0 and first > 1:
-                    first //= 2  # quicker tools, fewer writes, fewer points: there were not so many this time
+                    first //= 2  # faster tools make fewer writes, so this run had fewer points than the baseline
                     continue
                 for nth in [*plan[1:], None]:
                     if code != -signal.SIGKILL:
                         break
                     crashes += 1
-                    code = attempt.run_attempt(crash_at_nth=nth)
-                return self._evaluate(attempt, planned, code, crashes)
+                    code = trial_run.run_attempt(crash_at_nth=nth)
+                return self._check(trial_run, planned, code, crashes)
 
-    def _evaluate(self, trial_run: _TrialRun, planned: str, code: int, crashes: int) -> Trial:
-        assert self._baseline is not None, "there is nothing to compare with before the unharmed run"
-        story = Timeline(trial_run.events)
-        verdict = TrialCheck(story, self._baseline, self._config.run_id)
-        faults = verdict.faults
+    def _check(self, trial_run: _TrialRun, planned: str, code: int, crashes: int) -> Trial:
+        assert self._baseline is not None, "run_baseline comes first"
+        timeline = Timeline(trial_run.events)
+        check = TrialCheck(timeline, self._baseline, self._config.run_id)
+        faults = check.faults
         if code != 0:
-            faults = [f"a process that was not to crash ended by itself ({_format_exit_code(code)})", *faults]
-        if crashes == 0 or len(story.crashes) != crashes:
-            # A process that died otherwise than at a point, or that noted a crash and lived on.
-            faults = [f"{crashes} processes were killed, {len(story.crashes)} of them where they were to be", *faults]
+            faults = [f"the last attempt ended with {_format_exit_code(code)}", *faults]
+        if crashes == 0 or len(timeline.crashes) != crashes:
+            # A process died elsewhere than at a crash point, or survived its own SIGKILL.
+            faults = [f"{crashes} processes were killed, {len(timeline.crashes)} of them at a crash point", *faults]
         return Trial(
             planned=planned,
-            crashed_at=tuple(crash.point for crash in story.crashes),
-            in_doubt=tuple(sorted(f"{run_id}/{call_id}" for run_id, call_id in verdict.in_doubt)),
-            exact=not verdict.diverged,
+            crashed_at=tuple(crash.point for crash in timeline.crashes),
+            in_doubt=tuple(sorted(f"{run_id}/{call_id}" for run_id, call_id in check.in_doubt)),
+            exact=not check.diverged,
             faults=tuple(faults),
             process_output=trial_run.process_output if faults else "",
         )
 
 
 def draw_plans(trials: int, crashes: int, points: int, rng: random.Random) -> list[list[int]]:
-    """For each trial, at which point of each life to crash: the first anywhere, the later ones soon."""
-    soon = max(1, points // crashes)
-    return [[rng.randint(1, points), *(rng.randint(1, soon) for _ in range(crashes - 1))] for _ in range(trials)]
+    """Draw the crash point of each attempt, for each trial: the first anywhere, the later ones early."""
+    early = max(1, points // crashes)
+    return [[rng.randint(1, points), *(rng.randint(1, early) for _ in range(crashes - 1))] for _ in range(trials)]
 
 
 def _format_exit_code(code: int) -> str:
@@ -243,41 +236,41 @@ def crash_everywhere(
     folder: Path | None = None,
     timeout: float = 30.0,
 ) -> CrashReport:
-    """Run the agent unharmed, then again and again with a SIGKILL somewhere; recover, and compare.
+    """Run the agent once without a crash, then once per crash point with a SIGKILL there; recover, and compare.
 
-    The places are: before and after every write to the store, and at the start and the end of every tool's body. Each
-    trial has an empty store and real processes of its own, and proves that it crashed where it was to. Afterwards:
+    The crash points are before and after every write to the store, and at the start and the end of every tool's body.
+    Each trial has an empty store and processes of its own, and proves that the crash happened at its point. Then:
 
-    - the run has ended with the same output, the same transcripts and the same usage as the unharmed one;
-    - no `once` tool was started twice, and none that was in doubt was passed over in silence;
-    - no tool and no model was called again for what the store had recorded;
-    - what the store had acknowledged was there;
-    - nothing is left in the store.
+    - the run has finished with the same output, transcripts and usage as the baseline run;
+    - no `once` tool was started twice, and every interrupted one was reconciled or reported;
+    - no tool call and no model call was repeated after its result was recorded;
+    - every write that the store acknowledged was still there;
+    - the store is empty.
 
-    A `once` call that was cut short is in doubt, and what the model is told of it is not what it would have heard. So
-    from that result on the transcript may be another; everything else has to hold.
+    An interrupted `once` call is in doubt, so the model gets another result than in the baseline run. From that result
+    on the transcript may differ; everything else must hold.
 
     Args:
-        agent: an agent, several (the first is run, the others are those recovery has to know), or a function
-            that makes them; at the top of a module, or as `"module:attribute"`. Its model has to be deterministic.
-        store: the URL of an empty store, in which `{folder}` stands for the trial's own folder; or a function from that
-            folder to a context manager that gives one.
+        agent: an agent, several (the first is run, recovery needs the others), or a function that builds them; at the
+            top of a module, or as `"module:attribute"`. Its model must be deterministic.
+        store: the URL of an empty store, in which `{folder}` is the trial's own folder; or a function from that
+            folder to a context manager of a URL.
         open_store: from a URL to a store, for a store of your own; at the top of a module.
-        options: further arguments for `App`, such as ports, as a mapping or a function that makes one; at the top of
+        options: further arguments for `App`, such as ports, as a mapping or a function that returns one; at the top of
             a module.
-        crashes: with more than one, each trial crashes up to so many times, at random places.
-        sample: as many trials, at places chosen at random. Without it there is one trial for each place.
-        seed: for what is chosen at random. It is in the report.
-        at_once: how many trials run side by side; without it, as many as there are processors.
-        folder: where the trials leave their notes, to be looked at. Without it they are deleted.
-        patience: seconds after which a process that does not come to its end is taken to hang.
+        crashes: with more than one, each trial crashes up to this many times, at random points.
+        sample: the number of trials, at random points. Without it there is one trial for each point.
+        seed: for the random choices. It is in the report.
+        max_concurrency: how many trials run at the same time; by default one per processor, at most 8.
+        folder: where the trials leave their logs. Without it they are deleted.
+        timeout: seconds after which an attempt that has not ended counts as hanging.
 
     Raises:
-        CrashTestFailed: something of this does not hold, or a place was never reached. Is an `AssertionError`.
-        DefinitionError: a child process could not find the agent.
+        CrashTestFailed: one of these promises does not hold, or a point was never reached. Is an `AssertionError`.
+        DefinitionError: a child process cannot import the agent.
     """
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    subject = CrashTestConfig(
+    config = CrashTestConfig(
         agent=find_import_path(agent),
         open_store=find_import_path(open_store),
         options=None if options is None else find_import_path(options),
@@ -288,24 +281,15 @@ def crash_everywhere(
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-crash-")))
-        laboratory = TrialRunner(subject, store, folder)
-        nurseries = [
-            stack.enter_context(closing(WorkerProcess(subject)))
-            for _ in range(max_concurrency or min(8, os.cpu_count() or 1))
-        ]
-        points = laboratory.run_baseline(nurseries[0])
-        chance = random.Random(seed)
-        trials: list[Callable[[WorkerProcess], Trial]]
-        if crashes == 1:
-            chosen = points if sample is None or sample >= len(points) else chance.sample(points, sample)
-            trials = [lambda nursery, point=point: laboratory.crash_at(nursery, point) for point in chosen]  # type: ignore[misc]
-        else:
-            chosen_plans = draw_plans(sample or len(points), crashes, len(points), chance)
-            trials = [lambda nursery, plan=plan: laboratory.crash_repeatedly(nursery, plan) for plan in chosen_plans]  # type: ignore[misc]
+        runner = TrialRunner(config, store, folder)
+        concurrency = max_concurrency or min(8, os.cpu_count() or 1)
+        processes = [stack.enter_context(closing(WorkerProcess(config))) for _ in range(concurrency)]
+        points = runner.run_baseline(processes[0])
+        trials = _choose_trials(runner, points, crashes, sample, random.Random(seed))
         report = CrashReport(
-            agent=str(subject.agent),
+            agent=str(config.agent),
             points=tuple(point.name for point in points),
-            trials=tuple(_run_trials(trials, nurseries)),
+            trials=tuple(_run_trials(trials, processes)),
             seed=seed,
         )
     if report.failed:
@@ -313,18 +297,28 @@ def crash_everywhere(
     return report
 
 
-def _run_trials(trials: Sequence[Callable[[WorkerProcess], Trial]], processes: Sequence[WorkerProcess]) -> list[Trial]:
-    """The trials' outcomes, in their order; each nursery makes one at a time."""
-    free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
-    for nursery in processes:
-        free.put(nursery)
+def _choose_trials(
+    runner: TrialRunner, points: list[CrashPoint], crashes: int, sample: int | None, rng: random.Random
+) -> list[Callable[[WorkerProcess], Trial]]:
+    if crashes > 1:
+        plans = draw_plans(sample or len(points), crashes, len(points), rng)
+        return [functools.partial(runner.crash_repeatedly, plan) for plan in plans]
+    chosen = points if sample is None or sample >= len(points) else rng.sample(points, sample)
+    return [functools.partial(runner.crash_at, point) for point in chosen]
 
-    def make(trial: Callable[[WorkerProcess], Trial]) -> Trial:
-        nursery = free.get()
+
+def _run_trials(trials: Sequence[Callable[[WorkerProcess], Trial]], processes: Sequence[WorkerProcess]) -> list[Trial]:
+    """Run the trials, one at a time in each process. Return them in order."""
+    idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+    for process in processes:
+        idle.put(process)
+
+    def run(trial: Callable[[WorkerProcess], Trial]) -> Trial:
+        process = idle.get()
         try:
-            return trial(nursery)
+            return trial(process)
         finally:
-            free.put(nursery)
+            idle.put(process)
 
     with ThreadPoolExecutor(len(processes)) as threads:
-        return list(threads.map(make, trials))
+        return list(threads.map(run, trials))

@@ -1,8 +1,8 @@
-"""The program of a process in which tested agents live: `python -m holdfast.testing.crash.worker_main`.
+"""The program of a process that runs attempts: `python -m holdfast.testing.crash.worker_main`.
 
-It reads a subject and then one life after another, as lines of JSON, imports the agent once, and forks a process for
-each life, which is much quicker than a new interpreter. If importing the agent has started threads, a fork would not
-be safe: then each life gets a new interpreter.
+It reads a `CrashTestConfig` and then one `Attempt` after another, as lines of JSON. It imports the agent once and forks
+a process for each attempt, which is faster than a new interpreter. If the import has started threads, a fork is
+unsafe: then each attempt gets a new interpreter.
 """
 
 import asyncio
@@ -21,31 +21,35 @@ import msgspec
 
 from holdfast.testing.crash.attempt import Attempt, AttemptResult, CrashTestConfig, execute_attempt, import_object
 
-#: Argument with which the program lives one life itself.
+#: Argument that makes the program run one attempt in its own process.
 _NEW_INTERPRETER = "--alone"
 
 
 def main() -> None:
     lines = iter(sys.stdin.buffer)
-    said = next(lines)
-    subject = msgspec.json.decode(said, type=CrashTestConfig)
+    config_line = next(lines)
+    config = msgspec.json.decode(config_line, type=CrashTestConfig)
     if _NEW_INTERPRETER in sys.argv:
-        _run_attempt(msgspec.json.decode(next(lines), type=Attempt), subject)
+        _run_attempt(msgspec.json.decode(next(lines), type=Attempt), config)
         return
     warm = False
     for line in lines:
-        life = msgspec.json.decode(line, type=Attempt)
+        attempt = msgspec.json.decode(line, type=Attempt)
         if not warm:
-            _warm_up(life, subject)
+            _warm_up(attempt, config)
             warm = True
-        code = _run_in_new_interpreter(said, line, life) if _count_threads() > 1 else _run_forked(life, subject)
+        code = (
+            _run_in_new_interpreter(config_line, line, attempt)
+            if _count_threads() > 1
+            else _run_forked(attempt, config)
+        )
         sys.stdout.buffer.write(msgspec.json.encode(AttemptResult(exit_code=code)) + b"\n")
         sys.stdout.buffer.flush()
 
 
 def _warm_up(attempt: Attempt, config: CrashTestConfig) -> None:
-    """Import all that the lives will need. The store is made for that, and never opened."""
-    with contextlib.suppress(Exception):  # each life says what is wrong with it, in its own log
+    """Import what the attempts need. The store is constructed for its imports and never opened."""
+    with contextlib.suppress(Exception):  # each attempt reports the error in its own log
         import_object(config.agent)
         import_object(config.open_store)(attempt.url)
 
@@ -56,13 +60,13 @@ def _run_forked(attempt: Attempt, config: CrashTestConfig) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 1
     try:
-        with _open_log(attempt.log_path) as log, open(os.devnull, "rb") as nothing:
-            os.dup2(nothing.fileno(), 0)
+        with _open_log(attempt.log_path) as log, open(os.devnull, "rb") as null:
+            os.dup2(null.fileno(), 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
         _run_attempt(attempt, config)
         code = 0
-    except BaseException:  # whatever it is, this process must not go on as a second nursery
+    except BaseException:  # of any kind: the forked child must not return into the loop of `main`
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -77,25 +81,25 @@ def _run_in_new_interpreter(config: bytes, attempt: bytes, decoded: Attempt) -> 
 
 
 def _run_attempt(attempt: Attempt, config: CrashTestConfig) -> None:
-    faulthandler.dump_traceback_later(config.timeout + 5, exit=True)  # in case the event loop itself stands still
+    faulthandler.dump_traceback_later(config.timeout + 5, exit=True)  # in case the event loop itself is blocked
     asyncio.run(_run_with_timeout(attempt, config))
     faulthandler.cancel_dump_traceback_later()
 
 
 async def _run_with_timeout(attempt: Attempt, config: CrashTestConfig) -> None:
-    living = asyncio.ensure_future(execute_attempt(attempt, config))
-    done, _ = await asyncio.wait([living], timeout=config.timeout)
+    execution = asyncio.ensure_future(execute_attempt(attempt, config))
+    done, _ = await asyncio.wait([execution], timeout=config.timeout)
     if not done:
-        print(f"this life hangs: it has taken {config.timeout} seconds", file=sys.stderr)
+        print(f"this attempt hangs: it has taken {config.timeout} seconds", file=sys.stderr)
         for task in asyncio.all_tasks():
             print("".join(traceback.format_list(_get_stack(task))), file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)
-    living.result()
+    execution.result()
 
 
 def _get_stack(task: "asyncio.Task[Any]") -> traceback.StackSummary:
-    """Where a task waits, down to the innermost coroutine: its own `get_stack` stops at the outermost."""
+    """Return the stack of a task down to the innermost coroutine; `Task.get_stack` stops at the outermost."""
     frames = []
     coroutine: Any = task.get_coro()
     while (frame := getattr(coroutine, "cr_frame", None)) is not None:
@@ -114,7 +118,7 @@ def _open_log(path: Path) -> Iterator[int]:
 
 
 def _count_threads() -> int:
-    """Threads of this process, those that Python does not know included, where the system tells."""
+    """Count the threads of this process, with /proc also those that Python did not start."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
 

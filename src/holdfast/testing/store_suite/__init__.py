@@ -1,6 +1,6 @@
 """The contract of `CheckpointStore` as tests. A store is finished when it passes.
 
-Subclass `StoreSuite` in a test module, say where the store lives, and run pytest::
+Subclass the suites in a test module, give them a factory and a location, and run pytest::
 
     class TestMyStore(StoreSuite, DurableStoreSuite):
         factory = "my_package.my_store:open_my_store"
@@ -9,17 +9,16 @@ Subclass `StoreSuite` in a test module, say where the store lives, and run pytes
         def location(self, tmp_path: Path) -> str:
             return str(tmp_path / "runs")
 
-A store that says it is `durable` runs `DurableStoreSuite` too. It needs pytest, pytest-asyncio and hypothesis.
+A store with `durable = True` runs `DurableStoreSuite` too. The suites need pytest, pytest-asyncio and hypothesis.
 """
+
+import pkgutil
 
 import pytest
 
-# So that a failure shows the values, as in a test module. It has to be said before they are imported.
-for _part in (
-    *("subject", "journal", "claims", "endings", "finding", "signals", "life"),
-    *("reopening", "processes", "crash", "model", "world", "machine", "sequences"),
-):
-    pytest.register_assert_rewrite(f"{__name__}.{_part}")
+# A failed assert then shows its values, as in a test module. Must run before the modules are imported.
+for _module in pkgutil.iter_modules(__path__):
+    pytest.register_assert_rewrite(f"{__name__}.{_module.name}")
 
 # ruff: noqa: E402
 from holdfast.testing.store_suite.claims import ClaimTests, FencingTests, WorkerTests
@@ -56,7 +55,7 @@ class StoreSuite(
     RunIdTests,
     SequenceTests,
 ):
-    """What every store promises, within one process."""
+    """The contract of every store, within one process."""
 
 
 class DurableStoreSuite(
@@ -68,4 +67,4 @@ class DurableStoreSuite(
     KillTests,
     CrashingSequenceTests,
 ):
-    """What a durable store promises beyond that: over reopening, between processes, and when one of them is killed."""
+    """The rest of the contract of a durable store: reopening, several processes, and kills."""

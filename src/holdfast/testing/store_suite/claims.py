@@ -1,4 +1,4 @@
-"""Clauses about who may drive a run: claims, fences, workers."""
+"""Tests of claims, fencing and workers."""
 
 import asyncio
 import itertools
@@ -113,7 +113,7 @@ class ClaimTests(StoreUnderTest):
         record = await load_record(store)
         assert (record.status, record.owner) == (RunStatus.RUNNING, worker)
         await store.append(new, make_append(1, b"again"))
-        assert await store.purge() == 0, "a run that is driven again is not over"
+        assert await store.purge() == 0, "a run that is executed again is not terminal"
 
     async def test_a_status_left_out_is_refused(self, store: CheckpointStore, worker: str) -> None:
         await store.create(make_run())
@@ -121,7 +121,7 @@ class ClaimTests(StoreUnderTest):
             await store.claim("run-1", worker, statuses={RunStatus.PARKED})
         assert (await load_record(store)).status is RunStatus.QUEUED
 
-    async def test_a_run_that_never_was_cannot_be_claimed(self, store: CheckpointStore, worker: str) -> None:
+    async def test_an_unknown_run_cannot_be_claimed(self, store: CheckpointStore, worker: str) -> None:
         with pytest.raises(RunNotFound):
             await store.claim("run-1", worker)
         with pytest.raises(RunNotFound):
@@ -232,14 +232,14 @@ class WorkerTests(StoreUnderTest):
         record = await load_record(store)
         assert record.is_interrupted
         assert not record.owner_alive
-        assert record.owner == worker, "the record says who held it last"
+        assert record.owner == worker, "the record keeps the last owner"
         assert (await store.claim("run-1", stays)).worker_id == stays
         assert not (await load_record(store, "run-2")).is_interrupted
 
     async def test_deregistering_an_unknown_worker_is_fine(self, store: CheckpointStore, worker: str) -> None:
         await create_claimed(store, worker)
-        await store.deregister_worker("nobody")
-        await store.deregister_worker("nobody")
+        await store.deregister_worker("unknown")
+        await store.deregister_worker("unknown")
         assert (await load_record(store)).owner_alive
 
     async def test_one_worker_holds_many_runs(self, store: CheckpointStore, worker: str) -> None:

@@ -1,13 +1,16 @@
-"""Clauses about what a durable store keeps when it is closed and opened again, and what it says about damage."""
+"""Tests of durable stores: reopening, several stores at one location, damage."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import ClassVar
 
 import pytest
+import pytest_asyncio
 
 from holdfast.checkpoint.claim import ProcessIdentity
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunDamaged, StoreError
-from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunStatus
+from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_suite.notifications import CHANGES, Change, is_woken
 from holdfast.testing.store_suite.store_under_test import (
@@ -25,35 +28,28 @@ from holdfast.testing.store_suite.store_under_test import (
 
 
 class DurableStoreUnderTest(StoreUnderTest):
-    """What a subclass says about a durable store, beside `factory` and `location`."""
+    """What a subclass defines for a durable store, beside `factory` and `location`."""
+
+    #: How often the store sends heartbeats for its workers. Zero: never.
+    heartbeat_interval: ClassVar[timedelta] = timedelta(0)
 
     def damage(self, location: str, run_id: str, body: bytes) -> None:
-        """Flip a bit in `body`, which is the run's second entry, behind the store's back. The store is closed."""
-        raise NotImplementedError("override `damage`: change one stored entry as a failing disk would")
+        """Flip a bit of `body`, the run's second entry, in the files of the closed store."""
+        raise NotImplementedError("override `damage`: flip a bit of one stored entry, as a failing disk does")
 
     async def wait_until_idle(self, location: str, killed: ProcessIdentity) -> None:
-        """Return once nothing is under way any more of what a killed process had sent to a server.
+        """Return when a server has finished the requests of a killed process. A store without a server has none.
 
-        With the process everything ends that a store does by itself, so for such a store there is nothing to wait for.
-        A server may finish what it was sent; `holdfast.testing.store_process.connection_name` tells it whose that was.
+        `holdfast.testing.store_process.format_connection_name` gives the name of that process's connections.
         """
-
-    async def reopen(self, store: CheckpointStore, location: str) -> CheckpointStore:
-        """The same runs in a new store, after the old one was closed."""
-        await store.close()
-        again = self.build(location)
-        await again.open()
-        return again
 
 
 @pytest.mark.asyncio
 class ReopenTests(DurableStoreUnderTest):
-    async def test_the_store_says_that_it_is_durable(self, store: CheckpointStore) -> None:
+    async def test_the_store_is_marked_durable(self, store: CheckpointStore) -> None:
         assert store.durable
 
-    async def test_everything_is_there_after_reopening(
-        self, store: CheckpointStore, worker: str, location: str
-    ) -> None:
+    async def test_all_runs_are_kept_over_reopening(self, store: CheckpointStore, worker: str, location: str) -> None:
         await store.create(make_run("queued", b"\0\xff", meta=b"\0\xff", progress=b"", parent_run_id="parent"))
         rewritten = await create_claimed(store, worker, make_run("rewritten", b"zero", b"one"))
         await store.append(rewritten, make_append(2, b"compacted", b"new", rewrite=True, step_finished=True))
@@ -71,39 +67,31 @@ class ReopenTests(DurableStoreUnderTest):
         await store.deregister_worker(worker)
         names = await list_run_ids(store)
         before = [await load_contents(store, name) for name in names]
-        store = await self.reopen(store, location)
-        try:
+        await store.close()
+        async with self.open_store(location) as store:
             assert await list_run_ids(store) == names
             assert [await load_contents(store, name) for name in names] == before
-        finally:
-            await store.close()
 
-    async def test_runs_go_on_after_reopening(self, store: CheckpointStore, worker: str, location: str) -> None:
+    async def test_runs_continue_after_reopening(self, store: CheckpointStore, worker: str, location: str) -> None:
         old = await create_claimed(store, worker)
         await store.append(old, make_append(1, b"before"))
         await store.release(old, Release(status=RunStatus.INTERRUPTED))
-        store = await self.reopen(store, location)
-        try:
+        await store.close()
+        async with self.open_store(location) as store:
             worker = await add_worker(store)
             [new] = await store.claim_next(worker, agents=["agent"], limit=1)
             with pytest.raises(ClaimLost):
                 await store.append(old, make_append(2, b"late"))
             await store.append(new, make_append(2, b"after"))
             assert await load_bodies(store) == [b"begin", b"before", b"after"]
-        finally:
-            await store.close()
 
-    async def test_tokens_grow_over_removal_and_reopening(
-        self, store: CheckpointStore, worker: str, location: str
-    ) -> None:
+    async def test_tokens_grow_over_removal_and_reopening(self, location: str) -> None:
         tokens = []
         for _ in range(3):
-            claim = await create_claimed(store, worker)
-            tokens.append(claim.token)
-            await store.remove("run-1", claim=claim)
-            store = await self.reopen(store, location)
-            worker = await add_worker(store)
-        await store.close()
+            async with self.open_store(location) as store:
+                claim = await create_claimed(store, await add_worker(store))
+                tokens.append(claim.token)
+                await store.remove("run-1", claim=claim)
         assert tokens[0] < tokens[1] < tokens[2]
 
     async def test_backoff_and_expiry_hold_over_reopening(
@@ -111,87 +99,124 @@ class ReopenTests(DurableStoreUnderTest):
     ) -> None:
         later = await create_claimed(store, worker, make_run("later"))
         await store.release(later, Release(status=RunStatus.INTERRUPTED, delay=timedelta(hours=1)))
-        for name, keep in (("expired", timedelta(0)), ("kept", timedelta(hours=1))):
+        for name, retention in (("expired", timedelta(0)), ("kept", timedelta(hours=1))):
             claim = await create_claimed(store, worker, make_run(name))
-            await store.release(claim, Release(status=RunStatus.FAILED, retention=keep))
-        store = await self.reopen(store, location)
-        try:
+            await store.release(claim, Release(status=RunStatus.FAILED, retention=retention))
+        await store.close()
+        async with self.open_store(location) as store:
             worker = await add_worker(store)
             assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
             assert await store.purge() == 1
             assert await list_run_ids(store) == ["later", "kept"]
-        finally:
-            await store.close()
 
-    async def test_closing_finishes_the_writes_under_way(
+    async def test_closing_finishes_the_running_writes(
         self, store: CheckpointStore, worker: str, location: str
     ) -> None:
         claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(30)]
         writes = [asyncio.ensure_future(store.append(claim, make_append(1, b"more"))) for claim in claims]
         await asyncio.wait(writes, return_when=asyncio.FIRST_COMPLETED)
-        store = await self.reopen(store, location)
-        try:
+        await store.close()
+        async with self.open_store(location) as store:
             results = await asyncio.gather(*writes, return_exceptions=True)
             for claim, result in zip(claims, results, strict=True):
                 assert result is None or isinstance(result, StoreError)
                 expected = [b"begin"] if result else [b"begin", b"more"]
                 assert await load_bodies(store, claim.run_id) == expected, result
-        finally:
-            await store.close()
 
 
 @pytest.mark.asyncio
 class SharedStoreTests(DurableStoreUnderTest):
-    async def test_two_stores_on_one_place_see_the_same_runs(
-        self, store: CheckpointStore, worker: str, location: str
+    @pytest_asyncio.fixture
+    async def other(self, store: CheckpointStore, location: str) -> AsyncIterator[CheckpointStore]:
+        """A second open store at the location of the first."""
+        async with self.open_store(location) as other:
+            yield other
+
+    async def test_two_stores_at_one_location_see_the_same_runs(
+        self, store: CheckpointStore, other: CheckpointStore, worker: str
     ) -> None:
-        second = self.build(location)
-        await second.open()
-        try:
+        claim = await create_claimed(store, worker)
+        await store.append(claim, make_append(1, b"more", progress=b"further"))
+        assert await load_contents(other) == await load_contents(store)
+        new_owner = await add_worker(other)
+        with pytest.raises(RunBusy):
+            await other.claim("run-1", new_owner)
+        stolen = await other.claim("run-1", new_owner, steal=True)
+        assert stolen.token > claim.token
+        with pytest.raises(ClaimLost):
+            await store.append(claim, make_append(2, b"late"))
+        await other.append(stolen, make_append(2, b"by the other"))
+        assert await load_bodies(store) == [b"begin", b"more", b"by the other"]
+        await other.remove("run-1", claim=stolen)
+        assert await list_run_ids(store) == []
+
+    async def test_two_stores_append_in_turn_under_one_claim(
+        self, store: CheckpointStore, other: CheckpointStore, worker: str
+    ) -> None:
+        claim = await create_claimed(store, worker)
+        await store.append(claim, make_append(1, b"one"))
+        await other.request_cancel("run-1")
+        await store.append(claim, make_append(2, b"two"))
+        await other.append(claim, make_append(3, b"three"))
+        await store.append(claim, make_append(4, b"four"))
+        for each in (store, other):
+            assert await load_bodies(each) == [b"begin", b"one", b"two", b"three", b"four"]
+            assert (await load_record(each)).cancel_requested
+
+    async def test_two_stores_rewrite_in_turn_under_one_claim(
+        self, store: CheckpointStore, other: CheckpointStore, worker: str
+    ) -> None:
+        claim = await create_claimed(store, worker)
+        await store.append(claim, make_append(1, b"one"))
+        await other.append(claim, make_append(2, b"compacted", rewrite=True))
+        await store.append(claim, make_append(3, b"three"))
+        assert await load_bodies(other) == [b"compacted", b"three"]
+        await store.append(claim, make_append(4, b"all", rewrite=True))
+        await other.append(claim, make_append(5, b"five"))
+        for each in (store, other):
+            assert await load_bodies(each) == [b"all", b"five"]
+
+    async def test_a_run_that_another_store_removed_or_replaced_is_lost(
+        self, store: CheckpointStore, other: CheckpointStore, worker: str
+    ) -> None:
+        for replaced in (False, True):
             claim = await create_claimed(store, worker)
-            await store.append(claim, make_append(1, b"more", progress=b"further"))
-            assert await load_contents(second) == await load_contents(store)
-            other = await add_worker(second)
-            with pytest.raises(RunBusy):
-                await second.claim("run-1", other)
-            stolen = await second.claim("run-1", other, steal=True)
-            assert stolen.token > claim.token
+            await store.append(claim, make_append(1, b"one"))
+            await other.remove("run-1", claim=claim)
+            if replaced:
+                claim_of_other = await create_claimed(other, await add_worker(other))
             with pytest.raises(ClaimLost):
                 await store.append(claim, make_append(2, b"late"))
-            await second.append(stolen, make_append(2, b"by the other"))
-            assert await load_bodies(store) == [b"begin", b"more", b"by the other"]
-            await second.remove("run-1", claim=stolen)
-            assert await list_run_ids(store) == []
-        finally:
-            await second.close()
+        await other.append(claim_of_other, make_append(1, b"new"))
+        assert await load_bodies(store) == [b"begin", b"new"]
 
-    @pytest.mark.parametrize("stir", CHANGES.values(), ids=CHANGES.keys())
-    async def test_a_change_wakes_who_waits_at_another_store(
-        self, store: CheckpointStore, worker: str, location: str, stir: Change
+    @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+    async def test_a_change_ends_the_wait_at_another_store(
+        self, store: CheckpointStore, other: CheckpointStore, worker: str, change: Change
     ) -> None:
-        second = self.build(location)
-        await second.open()
-        try:
-            assert await is_woken(second, store, worker, stir, self.timeout)
-        finally:
-            await second.close()
+        assert await is_woken(other, store, worker, change, self.timeout)
 
     async def test_a_cancel_reaches_the_worker_at_another_store(
-        self, store: CheckpointStore, worker: str, location: str
+        self, store: CheckpointStore, other: CheckpointStore, worker: str
     ) -> None:
-        second = self.build(location)
-        await second.open()
-        try:
-            await create_claimed(store, worker)
-            await second.request_cancel("run-1")
-            assert list(await store.pending_cancellations(worker)) == ["run-1"]
-        finally:
-            await second.close()
+        await create_claimed(store, worker)
+        await other.request_cancel("run-1")
+        assert list(await store.pending_cancellations(worker)) == ["run-1"]
+
+    async def test_a_deregistered_worker_stays_dead_after_a_heartbeat(
+        self, store: CheckpointStore, other: CheckpointStore, worker: str
+    ) -> None:
+        await add_worker(store)  # needs further heartbeats of the store
+        await create_claimed(store, worker)
+        await store.deregister_worker(worker)
+        await asyncio.sleep(1.2 * self.heartbeat_interval.total_seconds())
+        for each in (store, other):
+            assert await list_run_ids(each, RunFilter(interrupted=True)) == ["run-1"]
 
 
 @pytest.mark.asyncio
 class DamageTests(DurableStoreUnderTest):
-    async def test_a_damaged_run_is_named_left_untouched_and_harms_no_other(
+    async def test_a_damaged_run_is_reported_and_affects_no_other(
         self, store: CheckpointStore, worker: str, location: str
     ) -> None:
         for name in ("first", "damaged", "last"):
@@ -202,9 +227,7 @@ class DamageTests(DurableStoreUnderTest):
         await store.deregister_worker(worker)
         await store.close()
         self.damage(location, "damaged", b"the body of damaged")
-        store = self.build(location)
-        await store.open()
-        try:
+        async with self.open_store(location) as store:
             for _ in range(2):
                 with pytest.raises(RunDamaged) as damaged:
                     await store.load("damaged")
@@ -213,12 +236,10 @@ class DamageTests(DurableStoreUnderTest):
             worker = await add_worker(store)
             for name in ("first", "last"):
                 claim = await store.claim(name, worker)
-                await store.append(claim, make_append(3, b"goes on"))
+                await store.append(claim, make_append(3, b"more"))
                 assert len(await load_bodies(store, name)) == 4
             with pytest.raises(RunDamaged):
                 await store.load("damaged")
             await store.remove("damaged")
             assert await list_run_ids(store) == ["first", "last"]
             assert (await load_record(store, "first")).owner_alive
-        finally:
-            await store.close()

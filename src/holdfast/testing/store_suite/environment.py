@@ -1,4 +1,4 @@
-"""Where random sequences of calls take place: a store to call, a store to look at, and processes that may die."""
+"""The environment of random call sequences: a store to call, a store to read, and processes that may be killed."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ WaitUntilIdle = Callable[[str, ProcessIdentity], Awaitable[None]]
 
 
 class Environment:
-    """One store in this process, called and looked at."""
+    """One store in this process, which is both called and read."""
 
     def __init__(self, build: Callable[[], CheckpointStore], seconds: float) -> None:
         self.build = build
@@ -28,18 +28,18 @@ class Environment:
 
     @property
     def store(self) -> CheckpointStore:
-        """The store that is called."""
+        """The store to call."""
         return self.reader
 
     def is_time_up(self) -> bool:
-        """Whether it is time to stop."""
+        """Return whether the time for sequences has passed."""
         return time.monotonic() > self._stop_at
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
 
     def make_worker(self) -> WorkerIdentity:
-        """A new worker in the process of the store that is called."""
+        """Return a new worker in the process of the called store."""
         return WorkerIdentity(worker_id=f"worker-{uuid.uuid4().hex}", process=self.get_process())
 
     def get_process(self) -> ProcessIdentity:
@@ -53,7 +53,7 @@ class Environment:
 
 
 class CrashingEnvironment(Environment):
-    """The store that is called is in a child process, which can be killed in the middle of a call."""
+    """The called store is in a child process, which can be killed in the middle of a call."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class CrashingEnvironment(Environment):
         self._rng = random.Random()
         self._kills_paused = False
         self._call_duration = 0.001
-        #: How many calls were under way when the process was killed.
+        #: The number of calls that a kill has interrupted.
         self.interrupted_calls = 0
-        #: Started ahead, so that nobody has to wait for Python to start. Its store is not open.
+        #: Started in advance, because Python takes long to start. Its store is not open.
         self._spare_child = self.run(ChildProcess.start(factory, location))
         self.replace_process()
 
@@ -82,18 +82,18 @@ class CrashingEnvironment(Environment):
         return self._store
 
     def is_time_up(self) -> bool:
-        """Not before a kill has landed in a call. On a slow machine that may take its time, but not without end."""
+        """Return whether the time has passed and a kill has interrupted a call, or 60 more seconds have passed."""
         return super().is_time_up() and (self.interrupted_calls > 0 or time.monotonic() > self._deadline)
 
     def get_process(self) -> ProcessIdentity:
         return self._store.child.identity
 
     def should_kill(self) -> bool:
-        """Whether the process is to die in the next call. No more when time is up: each death takes a while."""
+        """Decide whether to kill the process in the next call. A kill is slow, so not after the time has passed."""
         return not self._kills_paused and not self.is_time_up() and self._rng.random() < 0.3
 
     async def time_call(self, call: Coroutine[Any, Any, T]) -> T:
-        """Make the call, and remember how long it took: within that time a kill lands in the middle of one."""
+        """Make the call and measure its duration, within which a kill has to come."""
         began = time.monotonic()
         try:
             return await call
@@ -102,7 +102,6 @@ class CrashingEnvironment(Environment):
 
     @contextlib.contextmanager
     def pause_kills(self) -> Iterator[None]:
-        """Nobody is killed for now."""
         self._kills_paused = True
         try:
             yield
@@ -110,7 +109,7 @@ class CrashingEnvironment(Environment):
             self._kills_paused = False
 
     def replace_process(self) -> None:
-        """A new process, with a store that is just opened."""
+        """Switch to a new process and open its store."""
 
         async def replace() -> None:
             child, self._spare_child = self._spare_child, await ChildProcess.start(self._factory, self._location)
@@ -129,20 +128,20 @@ class CrashingEnvironment(Environment):
         self.run(self.reader.open())
 
     async def kill_during(self, call: Coroutine[Any, Any, T]) -> T:
-        """Kill the process at some moment of the call. Gives what the call gave, if it came to that.
+        """Kill the process at a random moment of the call. Return the result if the call had finished.
 
         Raises:
-            ProcessExited: the call was cut short.
+            ProcessExited: the kill interrupted the call.
         """
         child = self._store.child
-        making, begun = asyncio.ensure_future(call), asyncio.ensure_future(child.wait_until_call_started())
-        await asyncio.wait([making, begun], return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
+        call_task, started = asyncio.ensure_future(call), asyncio.ensure_future(child.wait_until_call_started())
+        await asyncio.wait([call_task, started], return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
         await asyncio.sleep(self._rng.choice((0, self._call_duration * self._rng.random())))
         await child.kill()
         await self._wait_until_idle(self._location, child.identity)
         try:
-            return await making
+            return await call_task
         except ProcessExited:
             self.interrupted_calls += 1
             raise

@@ -1,4 +1,4 @@
-"""Clauses about what is written to a run and what is read back."""
+"""Tests of writing and loading runs."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ def _format_digest(body: bytes) -> str:
 
 
 async def assert_consistent_loads(writing: CheckpointStore, reading: CheckpointStore, worker_id: str) -> None:
-    """Load a run again and again while it is written and rewritten: each time all of it is from one moment."""
+    """Load a run repeatedly while it is written and rewritten. Each load must be consistent."""
     claim = await create_claimed(writing, worker_id, make_run("run-1", b"begin", progress=b"1"))
 
     async def write() -> None:
@@ -46,15 +46,15 @@ async def assert_consistent_loads(writing: CheckpointStore, reading: CheckpointS
             progress = b"%d" % (first + 2)
             await writing.append(claim, make_append(first, b"x" * n, b"y", progress=progress, rewrite=n % 4 == 3))
 
-    growing = asyncio.ensure_future(write())
-    while not growing.done():
+    writing_task = asyncio.ensure_future(write())
+    while not writing_task.done():
         stored = await reading.load("run-1")
         seqs = [entry.seq for entry in stored.entries]
         assert seqs == list(range(seqs[0], stored.record.next_seq))
         assert stored.record.size == sum(len(entry.body) for entry in stored.entries)
         assert stored.record.progress == b"%d" % stored.record.next_seq
         await asyncio.sleep(0)
-    await growing
+    await writing_task
 
 
 @pytest.mark.asyncio
@@ -154,7 +154,7 @@ class AppendTests(StoreUnderTest):
         claim = await create_claimed(store, worker, make_run("run-1", body))
         await store.append(claim, make_append(1, body, body, progress=body[:1000]))
         stored = await store.load("run-1")
-        # Compared by a digest: to show how two of five megabytes differ would take pytest minutes.
+        # Compare digests: pytest takes minutes to show the difference of two bodies of five megabytes.
         assert [_format_digest(entry.body) for entry in stored.entries] == [_format_digest(body)] * 3
         assert (stored.record.progress, stored.record.size) == (body[:1000], 3 * len(body))
 
@@ -173,7 +173,7 @@ class AppendTests(StoreUnderTest):
         record, journal = await load_contents(store)
         assert (record.progress, record.next_seq, len(journal)) == (b"further", 1, 1)
 
-    async def test_a_write_of_nothing_at_all_is_one(self, store: CheckpointStore, worker: str) -> None:
+    async def test_an_empty_write_is_a_write(self, store: CheckpointStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         for _ in range(2):
             await store.append(claim, make_append(1, progress=b""))
@@ -252,7 +252,7 @@ class RewriteTests(StoreUnderTest):
         assert journal == make_entries(4, b"zero to three", b"four")
         assert (record.next_seq, record.size, record.progress) == (6, len(b"zero to threefour"), b"compacted")
 
-    async def test_a_rewritten_run_goes_on(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_rewritten_run_is_appended_to(self, store: CheckpointStore, worker: str) -> None:
         claim = await create_claimed(store, worker, make_run("run-1", b"zero", b"one"))
         for first in (2, 4, 6):
             await store.append(claim, make_append(first, b"compacted", rewrite=True))
@@ -271,7 +271,7 @@ class RewriteTests(StoreUnderTest):
 @pytest.mark.asyncio
 class LoadTests(StoreUnderTest):
     @pytest.mark.parametrize("after", [-1, 0, 2, 3, 9])
-    async def test_load_gives_the_entries_after_the_one_named(
+    async def test_load_returns_the_entries_after_the_given_one(
         self, store: CheckpointStore, worker: str, after: int
     ) -> None:
         claim = await create_claimed(store, worker)
@@ -296,10 +296,10 @@ class LoadTests(StoreUnderTest):
             await store.load("run-1", after=0)
         assert await load_contents(store) == before
 
-    async def test_what_is_loaded_during_writes_is_of_one_moment(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_load_during_writes_is_consistent(self, store: CheckpointStore, worker: str) -> None:
         await assert_consistent_loads(store, store, worker)
 
-    async def test_a_run_that_never_was_is_not_found(self, store: CheckpointStore) -> None:
+    async def test_an_unknown_run_is_not_found(self, store: CheckpointStore) -> None:
         await store.create(make_run("run-1"))
         with pytest.raises(RunNotFound) as missing:
             await store.load("run-2")

@@ -1,4 +1,4 @@
-"""Clauses about SIGKILL in the middle of a call."""
+"""Tests of SIGKILL in the middle of a call."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from holdfast.testing.store_suite.store_under_test import (
     make_run,
 )
 
-#: Set to anything, this makes the parts of the suite that live by chance run ten times as long.
+#: With `HOLDFAST_TEST_THOROUGH` set, the randomized tests run ten times as long.
 THOROUGH = 10 if os.environ.get("HOLDFAST_TEST_THOROUGH") else 1
 
 WRITERS = 4
@@ -36,19 +36,23 @@ KILLS = 5 * THOROUGH
 KILLS_PER_CALL = 2 * THOROUGH
 
 
+def _make_journal() -> list[Entry]:
+    return list(make_run().entries)
+
+
 @dataclass
 class _Writer:
-    """One run, what was acknowledged of it, and the write that nobody knows the end of."""
+    """One run, its acknowledged writes, and the write whose outcome is unknown."""
 
     run_id: str
     number: int = 0
-    journal: list[Entry] = field(default_factory=lambda: list(make_run().entries))
+    journal: list[Entry] = field(default_factory=_make_journal)
     next_seq: int = 1
     progress: bytes = b"progress"
     unacknowledged: Append | None = None
 
     def next_write(self) -> Append:
-        """Several entries of different sizes; every fifth write is a rewrite."""
+        """Return a write of entries of different sizes. Every fifth write is a rewrite."""
         self.number += 1
         sizes = random.sample((10, 300, 4_000, 70_000), k=3)
         bodies = (f"{self.run_id} {self.number} {size} ".encode() + os.urandom(size) for size in sizes)
@@ -64,7 +68,7 @@ class _Writer:
         self.next_seq += len(write.entries)
         self.progress = write.progress
 
-    async def write_until_killed(self, store: CheckpointStore, claim: Claim, done: asyncio.Queue[None]) -> None:
+    async def write_until_killed(self, store: CheckpointStore, claim: Claim, acknowledged: asyncio.Queue[None]) -> None:
         while True:
             self.unacknowledged = self.next_write()
             try:
@@ -73,10 +77,10 @@ class _Writer:
                 return
             self.apply(self.unacknowledged)
             self.unacknowledged = None
-            done.put_nowait(None)
+            acknowledged.put_nowait(None)
 
     async def check(self, store: CheckpointStore) -> None:
-        """Everything acknowledged is there, and of the write that was cut short all or nothing."""
+        """Check that all acknowledged writes are stored, and all or nothing of the interrupted one."""
         stored = await store.load(self.run_id)
         found = (list(stored.entries), stored.record.next_seq, stored.record.progress)
         if self.unacknowledged is not None and stored.record.next_seq != self.next_seq:
@@ -86,9 +90,9 @@ class _Writer:
 
 
 class KilledCall(NamedTuple):
-    """A call to be cut short."""
+    """A call that a kill interrupts."""
 
-    #: Bring a run of this name to where the call is made.
+    #: Create what the call needs for this run id.
     prepare: Callable[[StoreProcess, str], Awaitable[Claim]]
     make: Callable[[StoreProcess, Claim], Coroutine[Any, Any, None]]
 
@@ -148,84 +152,80 @@ CALLS = {
 
 @pytest.mark.asyncio
 class KillTests(DurableStoreUnderTest):
-    async def test_a_kill_in_mid_write_loses_nothing_acknowledged_and_leaves_nothing_half_written(
+    async def test_a_kill_during_a_write_loses_no_acknowledged_write_and_leaves_none_half_written(
         self, store: CheckpointStore, location: str
     ) -> None:
         writers = [_Writer(f"run-{n}") for n in range(WRITERS)]
         for writer in writers:
             await store.create(make_run(writer.run_id))
-        landed = 0
+        interrupted = 0
         for _ in range(10 * KILLS):
             async with StoreProcess(self.factory, location) as child:
                 await _kill_while_writing(child, writers)
-                # Between two writes nothing can be half written: such a kill does not count.
-                landed += "append" in child.child.interrupted_calls
+                # A kill between two writes does not count.
+                interrupted += "append" in child.child.interrupted_calls
             await self.wait_until_idle(location, child.child.identity)
             for writer in writers:
                 await writer.check(store)
-            if landed == KILLS:
+            if interrupted == KILLS:
                 break
-        assert landed == KILLS, "the kills have to land while a write is under way"
-        again = self.build(location)
-        await again.open()
-        try:
+        assert interrupted == KILLS, "too few kills came in the middle of a write"
+        async with self.open_store(location) as reopened:
             for writer in writers:
-                await writer.check(again)
-        finally:
-            await again.close()
+                await writer.check(reopened)
 
     @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-    async def test_a_kill_in_the_middle_of_a_call_leaves_all_of_it_or_nothing(
+    async def test_a_kill_during_a_call_leaves_its_whole_effect_or_none(
         self, store: CheckpointStore, location: str, call: KilledCall
     ) -> None:
-        landed = 0
+        interrupted = 0
         for n in range(20 * KILLS_PER_CALL):
             async with StoreProcess(self.factory, location) as child:
                 run, twin = f"run-{n}", f"twin-{n}"
                 claims = {name: await call.prepare(child, name) for name in (run, twin)}
-                before, began = await _read_state(store, run), time.perf_counter()
+                before, started = await _read_state(store, run), time.perf_counter()
                 await call.make(child, claims[twin])
-                takes, after = time.perf_counter() - began, await _read_state(store, twin)
-                assert before != after, "the twin shows what the call does when nobody is killed"
-                await _kill_during(child, call.make(child, claims[run]), random.choice((0, takes * random.random())))
-                landed += bool(child.child.interrupted_calls)
+                duration, after = time.perf_counter() - started, await _read_state(store, twin)
+                assert before != after, "the twin shows the effect of the call without a kill"
+                await _kill_during(child, call.make(child, claims[run]), random.choice((0, duration * random.random())))
+                interrupted += bool(child.child.interrupted_calls)
             await self.wait_until_idle(location, child.child.identity)
             assert await _read_state(store, run) in (before, after)
-            if landed == KILLS_PER_CALL:
+            if interrupted == KILLS_PER_CALL:
                 break
-        assert landed == KILLS_PER_CALL, "the kills have to land while the call is under way"
+        assert interrupted == KILLS_PER_CALL, "too few kills came in the middle of the call"
 
 
 async def _kill_while_writing(child: StoreProcess, writers: list[_Writer]) -> None:
-    """Let the process make some writes, and kill it at a random moment of a later one."""
+    """Let the process make some writes, then kill it at a random moment of a later one."""
     worker = await add_process_worker(child, child.child.identity)
     claims = [await child.claim(writer.run_id, worker) for writer in writers]
-    done: asyncio.Queue[None] = asyncio.Queue()
+    acknowledged: asyncio.Queue[None] = asyncio.Queue()
     writing = [
-        asyncio.ensure_future(writer.write_until_killed(child, claim, done))
+        asyncio.ensure_future(writer.write_until_killed(child, claim, acknowledged))
         for writer, claim in zip(writers, claims, strict=True)
     ]
-    waiting = asyncio.ensure_future(_wait_for_random_write_moment(child, done))
-    # A writer ends first only if something is wrong with the store.
-    await asyncio.wait([waiting, *writing], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+    moment = asyncio.ensure_future(_wait_for_random_write_moment(child, acknowledged))
+    # A writer ends first only if the store raises an error.
+    await asyncio.wait([moment, *writing], return_when=asyncio.FIRST_COMPLETED)
+    moment.cancel()
     await child.child.kill()
     await asyncio.gather(*writing)
 
 
 async def _kill_during(child: StoreProcess, call: Coroutine[Any, Any, None], after: float) -> None:
-    making = asyncio.ensure_future(call)
-    begun = asyncio.ensure_future(child.child.wait_until_call_started())
-    await asyncio.wait([making, begun], return_when=asyncio.FIRST_COMPLETED)
-    begun.cancel()
+    call_task = asyncio.ensure_future(call)
+    started_task = asyncio.ensure_future(child.child.wait_until_call_started())
+    await asyncio.wait([call_task, started_task], return_when=asyncio.FIRST_COMPLETED)
+    started_task.cancel()
     await asyncio.sleep(after)
     await child.child.kill()
     with contextlib.suppress(ProcessExited):
-        await making
+        await call_task
 
 
 async def _read_state(store: CheckpointStore, run_id: str) -> tuple[object, ...] | None:
-    """What a call changes of a run, without what is different for each run anyway."""
+    """Return the state of a run that a call changes, without the values that differ between runs."""
     try:
         record, journal = await load_contents(store, run_id)
     except RunNotFound:
@@ -234,10 +234,10 @@ async def _read_state(store: CheckpointStore, run_id: str) -> tuple[object, ...]
     return *claimed, record.progress, record.next_seq, record.size, *journal
 
 
-async def _wait_for_random_write_moment(child: StoreProcess, done: asyncio.Queue[None]) -> None:
+async def _wait_for_random_write_moment(child: StoreProcess, acknowledged: asyncio.Queue[None]) -> None:
     started, writes = time.perf_counter(), random.randint(5, 25)
     for _ in range(writes):
-        await done.get()
-    a_write_takes = (time.perf_counter() - started) / writes * WRITERS
+        await acknowledged.get()
+    write_duration = (time.perf_counter() - started) / writes * WRITERS
     await child.child.wait_until_call_started()
-    await asyncio.sleep(random.uniform(0, a_write_takes))
+    await asyncio.sleep(random.uniform(0, write_duration))

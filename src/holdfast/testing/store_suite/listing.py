@@ -1,4 +1,4 @@
-"""Clauses about finding runs: listings and the next ones to take."""
+"""Tests of listings and `claim_next`."""
 
 import asyncio
 from collections import Counter
@@ -35,8 +35,8 @@ class ListingTests(StoreUnderTest):
         await store.claim("apple", worker)
         assert await list_run_ids(store) == ["zebra", "apple", "Mango", "10", "9"]
 
-    async def test_a_listed_record_is_the_one_that_load_gives(self, store: CheckpointStore, worker: str) -> None:
-        await store.create(make_run("queued", meta=b"\0\xff", parent_run_id="gone"))
+    async def test_a_listed_record_equals_the_loaded_one(self, store: CheckpointStore, worker: str) -> None:
+        await store.create(make_run("queued", meta=b"\0\xff", parent_run_id="deregistered"))
         await store.append(
             await create_claimed(store, worker, make_run("running")), make_append(1, b"more", progress=b"\0\xff")
         )
@@ -48,13 +48,13 @@ class ListingTests(StoreUnderTest):
         for record in records:
             assert record == (await load_contents(store, record.run_id))[0]
 
-    async def test_every_filter_that_is_set_has_to_fit(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_listed_run_matches_every_filter(self, store: CheckpointStore, worker: str) -> None:
         await store.create(make_run("one", agent_name="A", caller_id="x"))
         await store.create(make_run("two", agent_name="A", caller_id="y", parent_run_id="one"))
         await create_claimed(store, worker, make_run("three", agent_name="B", caller_id="x", parent_run_id="one"))
         parked = await create_claimed(store, worker, make_run("four", agent_name="B", caller_id="y"))
         await store.release(parked, Release(status=RunStatus.PARKED))
-        for wanted, expected in (
+        for filter, expected in (
             (RunFilter(), ["one", "two", "three", "four"]),
             (RunFilter(agent_name="A"), ["one", "two"]),
             (RunFilter(caller_id="x"), ["one", "three"]),
@@ -65,23 +65,23 @@ class ListingTests(StoreUnderTest):
             (RunFilter(agent_name="B", caller_id="x", parent_run_id="one"), ["three"]),
             (RunFilter(agent_name="B", interrupted=True), []),
             (RunFilter(statuses=frozenset({RunStatus.PARKED}), interrupted=True), []),
-            (RunFilter(agent_name="nobody"), []),
+            (RunFilter(agent_name="C"), []),
         ):
-            assert await list_run_ids(store, wanted) == expected, wanted
+            assert await list_run_ids(store, filter) == expected, filter
 
-    async def test_what_no_live_worker_drives_is_listed_as_interrupted(
+    async def test_runs_without_a_live_worker_are_listed_as_interrupted(
         self, store: CheckpointStore, worker: str
     ) -> None:
-        gone = await add_worker(store)
+        deregistered = await add_worker(store)
         await store.create(make_run("queued"))
-        await create_claimed(store, gone, make_run("abandoned"))
-        await create_claimed(store, worker, make_run("driven"))
+        await create_claimed(store, deregistered, make_run("abandoned"))
+        await create_claimed(store, worker, make_run("executed"))
         for status in sorted(RELEASE_STATUSES):
             await store.release(await create_claimed(store, worker, make_run(status)), Release(status=status))
-        await store.deregister_worker(gone)
+        await store.deregister_worker(deregistered)
         assert await list_run_ids(store, RunFilter(interrupted=True)) == ["queued", "abandoned", "interrupted"]
 
-    async def test_a_listing_goes_on_while_its_runs_change(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_listing_continues_while_its_runs_change(self, store: CheckpointStore, worker: str) -> None:
         names = [f"run-{n:03}" for n in range(120)]
         for name in names:
             await store.create(make_run(name))
@@ -93,6 +93,19 @@ class ListingTests(StoreUnderTest):
             if len(seen) > 2 * len(names):
                 break
         assert [run_id for run_id in seen if run_id in names] == names
+
+    async def test_concurrent_listings_are_complete(self, store: CheckpointStore) -> None:
+        names = [f"run-{n}" for n in range(50)]
+        for name in names:
+            await store.create(make_run(name))
+        for listed in await asyncio.gather(*(list_run_ids(store) for _ in range(20))):
+            assert listed == names
+
+    async def test_a_run_that_replaces_another_at_once_is_listed(self, store: CheckpointStore, worker: str) -> None:
+        for _ in range(30):
+            claim = await create_claimed(store, worker)
+            assert [record.token async for record in store.list_runs()] == [claim.token]
+            await store.remove("run-1", claim=claim)
 
     async def test_a_listing_may_be_left_early(self, store: CheckpointStore) -> None:
         for n in range(50):
@@ -106,14 +119,14 @@ class ListingTests(StoreUnderTest):
 
 @pytest.mark.asyncio
 class ClaimNextTests(StoreUnderTest):
-    async def test_interrupted_runs_are_taken(self, store: CheckpointStore, worker: str) -> None:
-        gone = await add_worker(store)
+    async def test_interrupted_runs_are_claimed(self, store: CheckpointStore, worker: str) -> None:
+        deregistered = await add_worker(store)
         await store.create(make_run("queued"))
-        await create_claimed(store, gone, make_run("abandoned"))
+        await create_claimed(store, deregistered, make_run("abandoned"))
         await store.release(
-            await create_claimed(store, gone, make_run("released")), Release(status=RunStatus.INTERRUPTED)
+            await create_claimed(store, deregistered, make_run("released")), Release(status=RunStatus.INTERRUPTED)
         )
-        await store.deregister_worker(gone)
+        await store.deregister_worker(deregistered)
         claims = await store.claim_next(worker, agents=["agent"], limit=10)
         assert sorted(get_run_ids(claims)) == ["abandoned", "queued", "released"]
         for claim in claims:
@@ -123,12 +136,12 @@ class ClaimNextTests(StoreUnderTest):
             assert claim.strikes == (2 if claim.run_id == "abandoned" else 1)
             await store.append(claim, make_append(1, b"more"))
 
-    async def test_a_driven_run_is_not_taken(self, store: CheckpointStore, worker: str) -> None:
+    async def test_an_executed_run_is_not_claimed(self, store: CheckpointStore, worker: str) -> None:
         await create_claimed(store, worker)
         assert get_run_ids(await store.claim_next(await add_worker(store), agents=["agent"], limit=10)) == []
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
 
-    async def test_only_runs_of_the_agents_asked_for_are_taken(self, store: CheckpointStore, worker: str) -> None:
+    async def test_only_runs_of_the_given_agents_are_claimed(self, store: CheckpointStore, worker: str) -> None:
         for name in ("A", "B", "C"):
             await store.create(make_run(f"run-{name}", agent_name=name))
         assert get_run_ids(await store.claim_next(worker, agents=[], limit=10)) == []
@@ -138,7 +151,7 @@ class ClaimNextTests(StoreUnderTest):
             "run-C",
         ]
 
-    async def test_no_more_than_the_limit_are_taken(self, store: CheckpointStore, worker: str) -> None:
+    async def test_no_more_runs_than_the_limit_are_claimed(self, store: CheckpointStore, worker: str) -> None:
         for n in range(5):
             await store.create(make_run(f"run-{n}"))
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=0)) == []
@@ -158,17 +171,15 @@ class ClaimNextTests(StoreUnderTest):
         rest = get_run_ids(await store.claim_next(worker, agents=["agent"], limit=3))
         assert sorted(rest) == ["busy-2", "quiet-1", "shy-1"]
 
-    async def test_of_many_callers_each_run_is_given_once(self, store: CheckpointStore, worker: str) -> None:
+    async def test_runs_of_many_callers_are_claimed_once_each(self, store: CheckpointStore, worker: str) -> None:
         names = [f"run-{n:03}" for n in range(300)]
         await asyncio.gather(*(store.create(make_run(name, caller_id=name)) for name in names))
-        taken: list[str] = []
+        claimed: list[str] = []
         for limit in (100, 250, 250):
-            taken += get_run_ids(await store.claim_next(worker, agents=["agent"], limit=limit))
-        assert Counter(taken) == Counter(names)
+            claimed += get_run_ids(await store.claim_next(worker, agents=["agent"], limit=limit))
+        assert Counter(claimed) == Counter(names)
 
-    async def test_a_run_in_its_backoff_is_left_alone_by_claim_next_only(
-        self, store: CheckpointStore, worker: str
-    ) -> None:
+    async def test_only_claim_next_skips_a_run_in_its_backoff(self, store: CheckpointStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         await store.release(claim, Release(status=RunStatus.INTERRUPTED, delay=timedelta(hours=1)))
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
@@ -179,10 +190,10 @@ class ClaimNextTests(StoreUnderTest):
         self, store: CheckpointStore, worker: str
     ) -> None:
         await store.release(await create_claimed(store, worker), Release(status=RunStatus.INTERRUPTED, strikes=2))
-        gone = await add_worker(store)
-        [claim] = await store.claim_next(gone, agents=["agent"], limit=1)
+        deregistered = await add_worker(store)
+        [claim] = await store.claim_next(deregistered, agents=["agent"], limit=1)
         assert claim.strikes == 3
-        await store.deregister_worker(gone)
+        await store.deregister_worker(deregistered)
         assert (await load_record(store)).is_interrupted
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
 
@@ -200,7 +211,7 @@ class ClaimNextTests(StoreUnderTest):
             assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == [f"{name}-ready"]
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
 
-    async def test_a_run_whose_backoff_is_over_is_taken(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_run_is_claimed_after_its_backoff(self, store: CheckpointStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         await store.release(claim, Release(status=RunStatus.INTERRUPTED, delay=timedelta(milliseconds=200)))
         async with asyncio.timeout(self.timeout.total_seconds()):
@@ -208,7 +219,7 @@ class ClaimNextTests(StoreUnderTest):
                 await store.wait_for_change(timedelta(milliseconds=20))
         assert (await load_record(store)).owner_alive
 
-    async def test_a_child_is_left_to_its_parent_until_that_is_over(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_child_is_claimed_only_after_its_parent(self, store: CheckpointStore, worker: str) -> None:
         parent = await create_claimed(store, worker, make_run("parent"))
         await store.create(make_run("child", parent_run_id="parent"))
         await store.create(make_run("grandchild", parent_run_id="child"))
@@ -228,22 +239,24 @@ class ClaimNextTests(StoreUnderTest):
         await store.create(make_run("next", caller_id="x"))
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == ["own"]
 
-    async def test_an_orphan_is_taken(self, store: CheckpointStore, worker: str) -> None:
-        await store.create(make_run("orphan", parent_run_id="never-was"))
+    async def test_an_orphan_is_claimed(self, store: CheckpointStore, worker: str) -> None:
+        await store.create(make_run("orphan", parent_run_id="unknown"))
         with pytest.raises(RunNotFound):
-            await store.load("never-was")
+            await store.load("unknown")
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == ["orphan"]
 
-    async def test_claimers_at_once_never_share_a_run(self, store: CheckpointStore) -> None:
+    async def test_concurrent_claimers_never_share_a_run(self, store: CheckpointStore) -> None:
         for n in range(40):
             await store.create(make_run(f"run-{n}", caller_id=f"caller-{n % 3}"))
         workers = [await add_worker(store) for _ in range(8)]
 
         async def drain(worker_id: str) -> list[str]:
-            taken: list[str] = []
+            claimed: list[str] = []
             while claims := await store.claim_next(worker_id, agents=["agent"], limit=3):
-                taken += get_run_ids(claims)
-            return taken
+                claimed += get_run_ids(claims)
+            return claimed
 
-        taken = Counter(run_id for drained in await asyncio.gather(*map(drain, workers)) for run_id in drained)
-        assert taken == Counter({f"run-{n}": 1 for n in range(40)})
+        claimed = Counter(
+            run_id for claimed_ids in await asyncio.gather(*map(drain, workers)) for run_id in claimed_ids
+        )
+        assert claimed == Counter({f"run-{n}": 1 for n in range(40)})

@@ -1,4 +1,4 @@
-"""A store as plain as it can be: what the contract says, in lists and dictionaries, with nothing to go wrong."""
+"""A model of the contract in lists and dictionaries, for comparison with a store."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -19,17 +19,17 @@ from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunRe
 
 @dataclass
 class ModelRun:
-    """What is known of a run."""
+    """A run in the model."""
 
     new: NewRun
     entries: list[Entry]
     next_seq: int
     progress: bytes
-    #: When its backoff ends, at the earliest and at the latest, on the monotonic clock.
+    #: The earliest and the latest end of its backoff, on the monotonic clock.
     ready_between: tuple[float, float]
     status: RunStatus = RunStatus.QUEUED
     owner: str | None = None
-    #: `None`: claimed by a call that never answered; the store says.
+    #: `None`: claimed by a call whose result is unknown. The next comparison reads it from the store.
     token: int | None = 0
     strikes: int = 0
     reason: str = ""
@@ -39,11 +39,11 @@ class ModelRun:
 
 @dataclass
 class Model:
-    """Each method does what the store's method of that name has to do, and raises what that has to raise."""
+    """Each method has the effect, and raises the errors, that the contract demands of the store's method."""
 
     runs: dict[str, ModelRun] = field(default_factory=dict)
     alive: set[str] = field(default_factory=set)
-    #: The largest token ever seen.
+    #: The largest token so far.
     token: int = 0
 
     def is_executing(self, run: ModelRun) -> bool:
@@ -56,14 +56,14 @@ class Model:
         return any(run.new.parent_run_id == run_id for run in self.runs.values())
 
     def is_valid(self, claim: Claim) -> bool:
-        """It is the newest, and its worker lives and drives the run."""
+        """Return whether the claim is the newest and its worker is alive and executes the run."""
         return self._is_newest(claim) and self.is_executing(self.runs[claim.run_id])
 
     def is_released(self, claim: Claim) -> bool:
         return self._is_newest(claim) and self.runs[claim.run_id].status is not RunStatus.RUNNING
 
     def is_abandoned(self, claim: Claim) -> bool:
-        """It is the newest, and its worker is gone."""
+        """Return whether the claim is the newest and its worker is dead."""
         return self._is_newest(claim) and not self.is_valid(claim) and not self.is_released(claim)
 
     def _is_newest(self, claim: Claim) -> bool:
@@ -87,7 +87,7 @@ class Model:
             self.assign(began, run.run_id, worker_id)
 
     def assign(self, began: float, run_id: str, worker_id: str) -> None:
-        """The run is the worker's, under a token that the model does not know yet."""
+        """Give the run to the worker, under a token that the model does not know yet."""
         run = self.runs[run_id]
         run.status, run.owner, run.token = RunStatus.RUNNING, worker_id, None
         run.strikes += 1
@@ -151,23 +151,23 @@ class Model:
         self.assign(began, run_id, worker_id)
 
     def get_claim_order(self, agents: Collection[str], now: float) -> dict[str, int]:
-        """The runs that `claim_next` may take, and in which turn of its caller each of them is."""
+        """Return the runs that `claim_next` may claim, each with its position among the runs of its caller."""
         turns: dict[str, int] = {}
         callers: dict[str, int] = {}
         for run_id, run in self.runs.items():
             parent = self.runs.get(run.new.parent_run_id or "")
-            left_to_parent = parent is not None and parent.status not in TERMINAL_STATUSES
+            waits_for_parent = parent is not None and parent.status not in TERMINAL_STATUSES
             if (
                 self.is_interrupted(run)
                 and run.new.agent_name in agents
-                and not left_to_parent
+                and not waits_for_parent
                 and run.ready_between[1] <= now
             ):
                 turns[run_id] = callers[run.new.caller_id] = callers.get(run.new.caller_id, 0) + 1
         return turns
 
     def is_backoff_ambiguous(self, since: float, until: float) -> bool:
-        """Whether a backoff ended about then, so that the model cannot say what was to be taken."""
+        """Return whether a backoff may have ended in between, so that the model cannot tell which runs were due."""
         return any(since < run.ready_between[1] and run.ready_between[0] <= until for run in self.runs.values())
 
     def request_cancel(self, run_id: str) -> None:
@@ -185,17 +185,17 @@ class Model:
     def purge(self) -> None:
         for run_id, run in list(self.runs.items()):
             parent = self.runs.get(run.new.parent_run_id or "")
-            awaited = parent is not None and parent.status is not RunStatus.DONE
+            needed_by_parent = parent is not None and parent.status is not RunStatus.DONE
             if (
                 run.status in TERMINAL_STATUSES
                 and run.retention is not None
                 and run.retention <= timedelta(0)
-                and not awaited
+                and not needed_by_parent
             ):
                 self.drop(run_id)
 
     def assert_matches(self, records: Iterable[RunRecord]) -> None:
-        """Compare with the records of the store, all of them, and learn the tokens that are not known yet."""
+        """Compare with all records of the store, and read the tokens that are unknown."""
         listed = {record.run_id: record for record in records}
         assert list(listed) == list(self.runs), "the runs, oldest first"
         for run_id, run in self.runs.items():
@@ -203,10 +203,10 @@ class Model:
             if run.token is None:
                 assert record.token > self.token, "tokens only grow"
                 run.token = record.token
-            shown = (record.status, record.owner, record.owner_alive, record.token, record.strikes)
-            assert shown == (run.status, run.owner, self.is_executing(run), run.token, run.strikes)
-            about = (record.agent_name, record.caller_id, record.parent_run_id, record.meta)
-            assert about == (run.new.agent_name, run.new.caller_id, run.new.parent_run_id, run.new.meta)
+            ownership = (record.status, record.owner, record.owner_alive, record.token, record.strikes)
+            assert ownership == (run.status, run.owner, self.is_executing(run), run.token, run.strikes)
+            identity = (record.agent_name, record.caller_id, record.parent_run_id, record.meta)
+            assert identity == (run.new.agent_name, run.new.caller_id, run.new.parent_run_id, run.new.meta)
             size = sum(len(entry.body) for entry in run.entries)
             assert (record.progress, record.next_seq, record.size) == (run.progress, run.next_seq, size)
             assert record.cancel_requested == run.cancel_requested

@@ -1,4 +1,4 @@
-"""Clauses about what workers tell each other through the store."""
+"""Tests of cancel requests and change notifications."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,23 +41,23 @@ async def _cancel(store: CheckpointStore, worker_id: str, run_id: str) -> None:
     await store.request_cancel(run_id)
 
 
-CHANGES = {"submitted": _submit, "released": _release, "settled": _complete, "removed": _remove, "cancelled": _cancel}
+CHANGES = {"submitted": _submit, "released": _release, "completed": _complete, "removed": _remove, "cancelled": _cancel}
 
 
 async def is_woken(
     waiting: CheckpointStore, acting: CheckpointStore, worker_id: str, change: Change, timeout: timedelta
 ) -> bool:
-    """What `changed` gives while `stir` is done again and again: the wait may begin too late for the first of them."""
+    """Return the result of `wait_for_change` while `change` is made repeatedly, because the wait may miss the first."""
     for n in range(20):
         await create_claimed(acting, worker_id, make_run(f"run-{n}"))
-    sign = asyncio.ensure_future(waiting.wait_for_change(timeout / 2))
+    wait = asyncio.ensure_future(waiting.wait_for_change(timeout / 2))
     for n in range(20):
-        await asyncio.wait([sign], timeout=0.01 * (n + 1))
-        if sign.done():
+        await asyncio.wait([wait], timeout=0.01 * (n + 1))
+        if wait.done():
             break
         await change(acting, worker_id, f"run-{n}")
     async with asyncio.timeout(timeout.total_seconds()):
-        return await sign
+        return await wait
 
 
 @pytest.mark.asyncio
@@ -74,10 +74,10 @@ class CancelTests(StoreUnderTest):
         await store.request_cancel("others")
         assert sorted(await store.pending_cancellations(worker)) == ["run-0", "run-2"]
         assert list(await store.pending_cancellations(other)) == ["others"]
-        assert list(await store.pending_cancellations("nobody")) == []
+        assert list(await store.pending_cancellations("unknown")) == []
         assert [(await load_record(store, f"run-{n}")).cancel_requested for n in range(3)] == [True, False, True]
 
-    async def test_a_cancel_stays_asked_over_owners(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_cancel_request_outlasts_its_owners(self, store: CheckpointStore, worker: str) -> None:
         await store.create(make_run())
         await store.request_cancel("run-1")
         assert list(await store.pending_cancellations(worker)) == []
@@ -89,13 +89,13 @@ class CancelTests(StoreUnderTest):
             assert (await load_record(store)).cancel_requested
             claim = await store.claim("run-1", worker, statuses=RELEASE_STATUSES)
             assert list(await store.pending_cancellations(worker)) == ["run-1"]
-        thief = await add_worker(store)
-        await store.claim("run-1", thief, steal=True)
+        new_owner = await add_worker(store)
+        await store.claim("run-1", new_owner, steal=True)
         assert list(await store.pending_cancellations(worker)) == []
-        assert list(await store.pending_cancellations(thief)) == ["run-1"]
+        assert list(await store.pending_cancellations(new_owner)) == ["run-1"]
 
     @pytest.mark.parametrize("status", sorted(TERMINAL_STATUSES))
-    async def test_a_cancel_is_forgotten_once_the_run_is_over(
+    async def test_a_cancel_request_ends_with_the_run(
         self, store: CheckpointStore, worker: str, status: RunStatus
     ) -> None:
         claim = await create_claimed(store, worker)
@@ -105,7 +105,7 @@ class CancelTests(StoreUnderTest):
         assert list(await store.pending_cancellations(worker)) == []
         assert not (await load_record(store)).cancel_requested
 
-    async def test_asking_changes_nothing_else(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_cancel_request_changes_nothing_else(self, store: CheckpointStore, worker: str) -> None:
         await create_claimed(store, worker)
         before, journal = await load_contents(store)
         await store.request_cancel("run-1")
@@ -114,33 +114,33 @@ class CancelTests(StoreUnderTest):
         assert (after.status, after.token, after.strikes) == (before.status, before.token, before.strikes)
         assert (after.owner, after.owner_alive, after.progress) == (worker, True, before.progress)
 
-    async def test_a_run_that_never_was_cannot_be_cancelled(self, store: CheckpointStore) -> None:
+    async def test_an_unknown_run_cannot_be_cancelled(self, store: CheckpointStore) -> None:
         with pytest.raises(RunNotFound):
             await store.request_cancel("run-1")
 
 
 @pytest.mark.asyncio
 class ChangeNotificationTests(StoreUnderTest):
-    @pytest.mark.parametrize("stir", CHANGES.values(), ids=CHANGES.keys())
-    async def test_who_waits_for_a_change_is_woken(self, store: CheckpointStore, worker: str, stir: Change) -> None:
-        assert await is_woken(store, store, worker, stir, self.timeout)
+    @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+    async def test_a_change_ends_the_wait(self, store: CheckpointStore, worker: str, change: Change) -> None:
+        assert await is_woken(store, store, worker, change, self.timeout)
 
-    async def test_all_who_wait_are_woken(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_change_ends_all_waits(self, store: CheckpointStore, worker: str) -> None:
         others = [asyncio.ensure_future(store.wait_for_change(self.timeout / 2)) for _ in range(3)]
         assert await is_woken(store, store, worker, _submit, self.timeout)
         async with asyncio.timeout(self.timeout.total_seconds()):
             assert await asyncio.gather(*others) == [True] * 3
 
-    async def test_without_a_change_the_wait_ends_by_itself(self, store: CheckpointStore) -> None:
+    async def test_a_wait_without_a_change_times_out(self, store: CheckpointStore) -> None:
         await store.create(make_run())
         async with asyncio.timeout(self.timeout.total_seconds()):
-            # A sign may come too often. In a quiet store it stays away sooner or later.
+            # Spurious notifications are allowed, but an idle store must time out sooner or later.
             for _ in range(1000):
                 if not await store.wait_for_change(timedelta(milliseconds=20)):
                     return
-        pytest.fail("there is always a sign, though nothing changes")
+        pytest.fail("every wait reports a change, though nothing changes")
 
-    async def test_a_wait_that_is_given_up_harms_nobody(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_cancelled_wait_affects_no_other(self, store: CheckpointStore, worker: str) -> None:
         waiting = asyncio.ensure_future(store.wait_for_change(self.timeout))
         await asyncio.wait([waiting], timeout=0.05)
         waiting.cancel()

@@ -1,4 +1,4 @@
-"""Clauses about several processes on one durable store: races, death, a process that stood still."""
+"""Tests of several processes on one durable store: races, dead processes, a stopped process."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, this_process
-from holdfast.checkpoint.errors import ClaimLost, RunBusy
+from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_process import StoreProcess
@@ -33,7 +33,7 @@ RACERS = 6
 
 
 async def add_process_worker(store: CheckpointStore, process: ProcessIdentity) -> str:
-    """A new worker of that process; its id."""
+    """Register a new worker of that process. Return its id."""
     worker = WorkerIdentity(worker_id=f"worker-{uuid.uuid4().hex}", process=process)
     await store.register_worker(worker)
     return worker.worker_id
@@ -41,7 +41,7 @@ async def add_process_worker(store: CheckpointStore, process: ProcessIdentity) -
 
 @contextlib.asynccontextmanager
 async def open_racers(factory: str, location: str) -> AsyncIterator[list[tuple[StoreProcess, str]]]:
-    """Several processes with a store on the same place, opened at once, and a worker in each."""
+    """Open stores at one location in several processes at once, each with a worker."""
     async with contextlib.AsyncExitStack() as stack:
         stores = [StoreProcess(factory, location) for _ in range(RACERS)]
         await asyncio.gather(*(stack.enter_async_context(store) for store in stores))
@@ -68,20 +68,20 @@ class RaceTests(DurableStoreUnderTest):
                 record = await load_record(racing[-1][0], claim.run_id)
                 assert (record.owner, record.token, record.strikes) == (claim.worker_id, claim.token, 1)
 
-    async def test_many_processes_take_every_run_once(self, location: str) -> None:
+    async def test_many_processes_claim_every_run_once(self, location: str) -> None:
         names = [f"run-{n}" for n in range(60)]
 
         async def drain(store: CheckpointStore, worker: str) -> list[str]:
-            taken: list[str] = []
+            run_ids: list[str] = []
             while claims := await store.claim_next(worker, agents=["agent"], limit=4):
-                taken += get_run_ids(claims)
-            return taken
+                run_ids += get_run_ids(claims)
+            return run_ids
 
         async with open_racers(self.factory, location) as racing:
             for n, name in enumerate(names):
                 await racing[0][0].create(make_run(name, caller_id=f"caller-{n % 5}"))
-            drained = await asyncio.gather(*(drain(store, worker) for store, worker in racing))
-        assert Counter(run_id for taken in drained for run_id in taken) == Counter(names)
+            claimed = await asyncio.gather(*(drain(store, worker) for store, worker in racing))
+        assert Counter(run_id for run_ids in claimed for run_id in run_ids) == Counter(names)
 
     async def test_of_many_processes_one_creates_an_id(self, location: str) -> None:
         async with open_racers(self.factory, location) as racing:
@@ -98,26 +98,47 @@ class RaceTests(DurableStoreUnderTest):
             for claim in won:
                 assert await load_bodies(racing[0][0], claim.run_id) == [claim.worker_id.encode()]
 
-    async def test_processes_write_to_their_runs_at_once(self, location: str) -> None:
-        async def drive(store: CheckpointStore, worker: str) -> Claim:
+    async def test_processes_that_create_and_remove_one_id_never_share_it(self, location: str) -> None:
+        async def create_and_remove(store: CheckpointStore, worker: str) -> list[int]:
+            tokens: list[int] = []
+            while len(tokens) < 10:
+                try:
+                    with contextlib.suppress(RunExists):
+                        await store.create(make_run())
+                    claim = await store.claim("run-1", worker)
+                except (RunBusy, RunNotFound):
+                    continue
+                await store.append(claim, make_append(1, worker.encode()))
+                assert await load_bodies(store) == [b"begin", worker.encode()]
+                await store.remove("run-1", claim=claim)
+                tokens.append(claim.token)
+            return tokens
+
+        async with open_racers(self.factory, location) as racing:
+            tokens = await asyncio.gather(*(create_and_remove(store, worker) for store, worker in racing))
+        assert all(own == sorted(own) for own in tokens), "the tokens of one process grow"
+        assert len({token for own in tokens for token in own}) == 10 * RACERS, "no token is given twice"
+
+    async def test_processes_write_to_their_runs_concurrently(self, location: str) -> None:
+        async def write(store: CheckpointStore, worker: str) -> Claim:
             claim = await create_claimed(store, worker, make_run(f"run-of-{worker}"))
             for seq in range(1, 21):
                 await store.append(claim, make_append(seq, f"{worker} {seq}".encode() * 50, step_finished=True))
             return claim
 
         async with open_racers(self.factory, location) as racing:
-            claims = await asyncio.gather(*(drive(store, worker) for store, worker in racing))
+            claims = await asyncio.gather(*(write(store, worker) for store, worker in racing))
             for claim in claims:
                 expected = [b"begin", *(f"{claim.worker_id} {seq}".encode() * 50 for seq in range(1, 21))]
                 assert await load_bodies(racing[0][0], claim.run_id) == expected
 
-    async def test_what_is_loaded_while_another_process_writes_is_of_one_moment(
+    async def test_a_load_while_another_process_writes_is_consistent(
         self, store: CheckpointStore, location: str
     ) -> None:
         async with StoreProcess(self.factory, location) as other:
             await assert_consistent_loads(other, store, await add_process_worker(other, other.child.identity))
 
-    async def test_a_change_wakes_who_waits_in_another_process(self, store: CheckpointStore, location: str) -> None:
+    async def test_a_change_ends_the_wait_in_another_process(self, store: CheckpointStore, location: str) -> None:
         async with StoreProcess(self.factory, location) as other:
             worker = await add_process_worker(store, this_process())
             assert await is_woken(other, store, worker, CHANGES["submitted"], self.timeout)
@@ -125,15 +146,15 @@ class RaceTests(DurableStoreUnderTest):
 
 @pytest.mark.asyncio
 class WorkerDeathTests(DurableStoreUnderTest):
-    async def test_a_killed_processs_runs_are_free_at_once(
+    async def test_the_runs_of_a_killed_process_are_claimable_at_once(
         self, store: CheckpointStore, worker: str, location: str
     ) -> None:
         async with StoreProcess(self.factory, location) as doomed, StoreProcess(self.factory, location) as alive:
             killed = await add_process_worker(doomed, doomed.child.identity)
-            lives = await add_process_worker(alive, alive.child.identity)
+            survivor = await add_process_worker(alive, alive.child.identity)
             for n in range(3):
                 await create_claimed(doomed, killed, make_run(f"doomed-{n}"))
-                await create_claimed(alive, lives, make_run(f"alive-{n}"))
+                await create_claimed(alive, survivor, make_run(f"alive-{n}"))
             assert await list_run_ids(store, RunFilter(interrupted=True)) == []
             await doomed.child.kill()
             names = [f"doomed-{n}" for n in range(3)]
@@ -147,7 +168,7 @@ class WorkerDeathTests(DurableStoreUnderTest):
                     await store.remove(f"alive-{n}")
                 assert (await load_record(store, f"alive-{n}")).owner_alive
 
-    async def test_a_process_that_ended_well_leaves_its_runs_free(
+    async def test_the_runs_of_an_exited_process_are_claimable(
         self, store: CheckpointStore, worker: str, location: str
     ) -> None:
         async with StoreProcess(self.factory, location) as other:
@@ -156,7 +177,7 @@ class WorkerDeathTests(DurableStoreUnderTest):
             assert (await load_record(store)).is_interrupted
             assert (await store.claim("run-1", worker)).strikes == 2
 
-    async def test_a_recycled_pid_is_not_taken_for_the_old_process(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_recycled_pid_is_another_process(self, store: CheckpointStore, worker: str) -> None:
         this = this_process()
         assert this.pid == os.getpid()
         earlier = await add_process_worker(store, msgspec.structs.replace(this, started=f"{this.started}0"))
@@ -165,9 +186,7 @@ class WorkerDeathTests(DurableStoreUnderTest):
         assert (record.owner, record.owner_alive, record.is_interrupted) == (earlier, False, True)
         assert (await store.claim("run-1", worker)).worker_id == worker
 
-    async def test_a_worker_on_another_host_is_not_dead_because_it_cannot_be_seen(
-        self, store: CheckpointStore, worker: str
-    ) -> None:
+    async def test_a_worker_on_another_host_is_not_dead_at_once(self, store: CheckpointStore, worker: str) -> None:
         elsewhere = await add_process_worker(store, ProcessIdentity(host="elsewhere", pid=1, started="then"))
         await create_claimed(store, elsewhere)
         assert (await load_record(store)).owner_alive
@@ -175,30 +194,30 @@ class WorkerDeathTests(DurableStoreUnderTest):
             await store.claim("run-1", worker)
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
 
-    async def test_a_process_that_stood_still_writes_nothing_after_its_run_was_taken(
+    async def test_a_stopped_process_writes_nothing_after_its_run_was_stolen(
         self, store: CheckpointStore, worker: str, location: str
     ) -> None:
-        async with StoreProcess(self.factory, location) as frozen:
-            old = await create_claimed(frozen, await add_process_worker(frozen, frozen.child.identity))
-            await frozen.append(old, make_append(1, b"before"))
-            await frozen.child.pause()
+        async with StoreProcess(self.factory, location) as stopped:
+            old = await create_claimed(stopped, await add_process_worker(stopped, stopped.child.identity))
+            await stopped.append(old, make_append(1, b"before"))
+            await stopped.child.pause()
             with pytest.raises(RunBusy):
-                await store.claim("run-1", worker)  # a process that stands still is not dead
+                await store.claim("run-1", worker)  # a stopped process is not dead
             late = [
                 asyncio.ensure_future(call)
                 for call in (
-                    frozen.append(old, make_append(2, b"late", progress=b"late")),
-                    frozen.append(old, make_append(2, b"late", rewrite=True)),
-                    frozen.release(old, Release(status=RunStatus.DONE)),
-                    frozen.remove("run-1", claim=old),
+                    stopped.append(old, make_append(2, b"late", progress=b"late")),
+                    stopped.append(old, make_append(2, b"late", rewrite=True)),
+                    stopped.release(old, Release(status=RunStatus.DONE)),
+                    stopped.remove("run-1", claim=old),
                 )
             ]
             new = await store.claim("run-1", worker, steal=True)
             await store.append(new, make_append(2, b"by the new owner"))
             before = await load_contents(store)
-            frozen.child.unpause()
+            stopped.child.unpause()
             results = await asyncio.gather(*late, return_exceptions=True)
             assert [type(result) for result in results] == [ClaimLost] * len(late)
             assert await load_contents(store) == before
-            await store.append(new, make_append(3, b"goes on"))
-            assert await load_bodies(frozen) == [b"begin", b"before", b"by the new owner", b"goes on"]
+            await store.append(new, make_append(3, b"more"))
+            assert await load_bodies(stopped) == [b"begin", b"before", b"by the new owner", b"more"]

@@ -1,4 +1,4 @@
-"""Clauses about the ways a claim ends and a run goes: settle, remove, purge."""
+"""Tests of release, remove and purge."""
 
 import itertools
 from datetime import timedelta
@@ -25,24 +25,24 @@ from holdfast.testing.store_suite.store_under_test import (
 @pytest.mark.asyncio
 class ReleaseTests(StoreUnderTest):
     @pytest.mark.parametrize("status", sorted(RELEASE_STATUSES))
-    async def test_a_released_run_is_what_its_release_says(
+    async def test_a_released_run_has_the_values_of_its_release(
         self, store: CheckpointStore, worker: str, status: RunStatus
     ) -> None:
         claim = await create_claimed(store, worker)
-        ending = Release(
+        release = Release(
             status=status,
             reason="because 'of' that ☂",
-            entries=make_entries(1, b"last", b"words"),
-            progress=b"in the end",
+            entries=make_entries(1, b"last", b"entries"),
+            progress=b"at the end",
             strikes=2,
             delay=timedelta(hours=1),
             retention=timedelta(hours=2),
         )
-        await store.release(claim, ending)
+        await store.release(claim, release)
         record, journal = await load_contents(store)
-        assert (record.status, record.reason, record.strikes) == (status, ending.reason, 2)
-        assert journal == [*make_run().entries, *ending.entries]
-        assert (record.progress, record.next_seq, record.size) == (b"in the end", 3, len(b"beginlastwords"))
+        assert (record.status, record.reason, record.strikes) == (status, release.reason, 2)
+        assert journal == [*make_run().entries, *release.entries]
+        assert (record.progress, record.next_seq, record.size) == (b"at the end", 3, len(b"beginlastentries"))
         assert (record.owner, record.owner_alive, record.token) == (worker, False, claim.token)
         assert record.not_before - record.created_at >= timedelta(hours=1)
         assert record.expires_at is not None
@@ -50,7 +50,7 @@ class ReleaseTests(StoreUnderTest):
         assert record.is_terminal == (status in TERMINAL_STATUSES)
         assert record.is_interrupted == (status is RunStatus.INTERRUPTED)
 
-    async def test_a_release_that_says_little_changes_little(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_release_without_options_changes_only_the_status(self, store: CheckpointStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         await store.append(claim, make_append(1, b"more", progress=b"kept"))
         await store.release(claim, Release(status=RunStatus.INTERRUPTED))
@@ -65,9 +65,9 @@ class ReleaseTests(StoreUnderTest):
         with pytest.raises(StoreError):
             await store.release(claim, Release(status=RunStatus.DONE, entries=make_entries(7, b"out of order")))
         assert await load_contents(store) == before
-        await store.append(claim, make_append(1, b"goes on"))
+        await store.append(claim, make_append(1, b"more"))
 
-    async def test_a_run_that_is_over_is_no_candidate(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_terminal_or_parked_run_is_not_claimed_next(self, store: CheckpointStore, worker: str) -> None:
         for status in sorted(TERMINAL_STATUSES | {RunStatus.PARKED}):
             await store.release(await create_claimed(store, worker, make_run(f"run-{status}")), Release(status=status))
         assert list(await store.claim_next(worker, agents=["agent"], limit=10)) == []
@@ -100,7 +100,9 @@ class RemoveTests(StoreUnderTest):
         assert (record.next_seq, record.size, record.progress) == (1, len(b"new"), b"progress")
         assert (record.cancel_requested, record.strikes, record.owner) == (False, 0, None)
 
-    async def test_a_run_nobody_drives_is_removed_without_a_claim(self, store: CheckpointStore, worker: str) -> None:
+    async def test_a_run_that_is_not_executed_is_removed_without_a_claim(
+        self, store: CheckpointStore, worker: str
+    ) -> None:
         await store.create(make_run("queued"))
         for status in sorted(RELEASE_STATUSES):
             await store.release(await create_claimed(store, worker, make_run(status)), Release(status=status))
@@ -111,18 +113,16 @@ class RemoveTests(StoreUnderTest):
             await store.remove(run_id)
         assert await list_run_ids(store) == []
 
-    async def test_a_run_that_is_driven_is_not_removed_without_its_claim(
-        self, store: CheckpointStore, worker: str
-    ) -> None:
+    async def test_an_executed_run_is_not_removed_without_its_claim(self, store: CheckpointStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         before = await load_contents(store)
         with pytest.raises(RunBusy) as busy:
             await store.remove("run-1")
         assert (busy.value.run_id, busy.value.owner) == ("run-1", worker)
         assert await load_contents(store) == before
-        await store.append(claim, make_append(1, b"goes on"))
+        await store.append(claim, make_append(1, b"more"))
 
-    async def test_removing_a_run_that_is_not_there_is_fine(self, store: CheckpointStore) -> None:
+    async def test_removing_an_unknown_run_is_fine(self, store: CheckpointStore) -> None:
         await store.remove("run-1")
         await store.create(make_run())
         await store.remove("run-1")
@@ -133,9 +133,9 @@ class RemoveTests(StoreUnderTest):
         await store.create(make_run("child", parent_run_id="parent"))
         grandchild = await create_claimed(store, worker, make_run("grandchild", parent_run_id="child"))
         await store.create(make_run("great-grandchild", parent_run_id="grandchild"))
-        await store.create(make_run("stranger"))
+        await store.create(make_run("unrelated"))
         await store.remove("parent", claim=claim)
-        assert await list_run_ids(store) == ["stranger"]
+        assert await list_run_ids(store) == ["unrelated"]
         with pytest.raises(StoreError):
             await store.append(grandchild, make_append(1, b"late"))
 
@@ -149,13 +149,11 @@ class RemoveTests(StoreUnderTest):
 
 @pytest.mark.asyncio
 class PurgeTests(StoreUnderTest):
-    async def test_what_is_over_and_expired_is_purged_and_nothing_else(
-        self, store: CheckpointStore, worker: str
-    ) -> None:
+    async def test_only_terminal_expired_runs_are_purged(self, store: CheckpointStore, worker: str) -> None:
         for status in sorted(TERMINAL_STATUSES):
-            for name, keep in (("expired", timedelta(0)), ("kept", timedelta(hours=1)), ("for-ever", None)):
+            for name, retention in (("expired", timedelta(0)), ("kept", timedelta(hours=1)), ("unlimited", None)):
                 claim = await create_claimed(store, worker, make_run(f"{status}-{name}"))
-                await store.release(claim, Release(status=status, retention=keep))
+                await store.release(claim, Release(status=status, retention=retention))
         for status in sorted(RELEASE_STATUSES - TERMINAL_STATUSES):
             await store.release(
                 await create_claimed(store, worker, make_run(status)), Release(status=status, retention=timedelta(0))
@@ -181,23 +179,21 @@ class PurgeTests(StoreUnderTest):
         claim = await create_claimed(store, worker, make_run("parent"))
         await store.create(make_run("child", parent_run_id="parent"))
         await store.create(make_run("grandchild", parent_run_id="child"))
-        await store.create(make_run("stranger"))
+        await store.create(make_run("unrelated"))
         await store.release(claim, Release(status=RunStatus.DONE, retention=timedelta(0)))
         assert await store.purge() >= 1
-        assert await list_run_ids(store) == ["stranger"]
+        assert await list_run_ids(store) == ["unrelated"]
 
-    async def test_what_a_child_left_is_kept_while_its_parent_may_go_on(
-        self, store: CheckpointStore, worker: str
-    ) -> None:
+    async def test_a_child_is_kept_while_its_parent_may_resume(self, store: CheckpointStore, worker: str) -> None:
         parents = {
             status: await create_claimed(store, worker, make_run(status))
             for status in sorted(RELEASE_STATUSES | {RunStatus.RUNNING})
         }
-        for status, child_end in itertools.product(parents, sorted(TERMINAL_STATUSES)):
+        for status, child_status in itertools.product(parents, sorted(TERMINAL_STATUSES)):
             child = await create_claimed(
-                store, worker, make_run(f"{child_end}-child-of-{status}", parent_run_id=status)
+                store, worker, make_run(f"{child_status}-child-of-{status}", parent_run_id=status)
             )
-            await store.release(child, Release(status=child_end, retention=timedelta(0)))
+            await store.release(child, Release(status=child_status, retention=timedelta(0)))
         for status, claim in parents.items():
             if status is not RunStatus.RUNNING:
                 await store.release(claim, Release(status=status))
@@ -206,9 +202,9 @@ class PurgeTests(StoreUnderTest):
         assert await list_run_ids(store) == [run_id for run_id in before if not run_id.endswith("-child-of-done")]
         for status in parents.keys() - {RunStatus.DONE}:
             await store.remove(status, claim=parents[status])
-        assert await list_run_ids(store) == [RunStatus.DONE], "they go with their parent"
+        assert await list_run_ids(store) == [RunStatus.DONE], "children are removed with their parent"
 
-    async def test_what_a_child_left_is_purged_if_its_parent_is_not_there(
+    async def test_a_child_is_purged_if_its_parent_is_not_in_the_store(
         self, store: CheckpointStore, worker: str
     ) -> None:
         child = await create_claimed(store, worker, make_run("child", parent_run_id="elsewhere"))

@@ -1,11 +1,10 @@
-"""Random sequences of calls, made on a store and on the model, compared after every one of them.
-
-Clauses about any sequence of calls at all.
-"""
+"""Tests of random call sequences: each call is made on the store and on the model, and the two are compared."""
 
 import asyncio
 import contextlib
 import copy
+import functools
+import operator
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
@@ -19,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RELEASE_STATUSES, NewRun, Release, RunFilter, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_process import ProcessExited
 from holdfast.testing.store_suite.durability import DurableStoreUnderTest
 from holdfast.testing.store_suite.environment import CrashingEnvironment, Environment
@@ -33,7 +31,7 @@ from holdfast.testing.store_suite.store_under_test import (
     make_run,
 )
 
-#: A run may be the child of one that comes earlier here, so that none is its own ancestor.
+#: The parent of a run comes before it in this list, so no run is its own ancestor.
 RUN_IDS = ["a", "A", "b..", "B:c", "d"]
 AGENTS = ["agent", "Agent"]
 CALLERS = ["x", "y"]
@@ -46,15 +44,16 @@ slots = st.sampled_from(SLOTS)
 bodies = st.lists(st.binary(max_size=20), max_size=3)
 mostly_false = st.sampled_from([False, False, False, True])
 delays = st.sampled_from([timedelta(0), timedelta(0), timedelta(hours=1)])
-keeps = st.sampled_from([None, timedelta(0), timedelta(hours=1)])
-#: Which of the claims: a number, and whether those that are not valid any more are meant too.
+release_statuses = st.sampled_from(sorted(RELEASE_STATUSES))
+retentions = st.sampled_from([None, timedelta(0), timedelta(hours=1)])
+#: Chooses a claim: an index, and whether invalid claims count too.
 which_claims = st.tuples(st.integers(0, 5), mostly_false)
 
 ModelCall = Callable[[Model], None]
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A store against the model."""
+    """Compares a store with the model."""
 
     environment: ClassVar[Environment]
 
@@ -73,11 +72,11 @@ class StoreMachine(RuleBasedStateMachine):
             self.create_in_both(make_run(run_id, agent_name=agent, caller_id=caller, parent_run_id=parent), None)
 
     async def clear(self) -> None:
-        """Remove what the example before this one left: the place is the same, and tokens grow on."""
+        """Remove the runs of the previous example, which had the same location. Tokens retention growing."""
         store = self.environment.store
         for record in [record async for record in store.list_runs()]:
             self.model.token = max(self.model.token, record.token)
-            with contextlib.suppress(RunNotFound):  # gone with its parent
+            with contextlib.suppress(RunNotFound):  # removed with its parent
                 claim = await store.claim(record.run_id, self.workers[0], statuses=set(RunStatus), steal=True)
                 self.model.token = max(self.model.token, claim.token)
                 await store.remove(record.run_id, claim=claim)
@@ -91,7 +90,7 @@ class StoreMachine(RuleBasedStateMachine):
     # -- calls --------------------------------------------------------------------------------------------------
 
     def call_both(self, call: Coroutine[Any, Any, Any], expected: ModelCall) -> None:
-        """Make the call, and have the model do the same: both raise the same error, or neither does."""
+        """Make the call on the store and on the model. Both raise the same error, or neither does."""
         result, error = None, None
         try:
             result = self.environment.run(call)
@@ -100,13 +99,13 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             expected(self.model)
         except CheckpointError as exc:
-            assert type(error) is type(exc), f"the store gave {error or result!r} where {exc!r} is due"
+            assert type(error) is type(exc), f"the store returned {error or result!r}, expected {exc!r}"
             return
-        assert error is None, f"the store raised {error!r} where nothing is wrong"
+        assert error is None, f"the store raised {error!r}, expected success"
         self.record_claims([result] if isinstance(result, Claim) else [])
 
     def record_claims(self, claims: Sequence[Claim]) -> None:
-        """Remember the claims that the store gave for the runs that the model has just taken."""
+        """Record the claims that the store returned for runs that the model has just claimed."""
         for claim in claims:
             run = self.model.runs[claim.run_id]
             assert (claim.worker_id, claim.strikes) == (run.owner, run.strikes)
@@ -115,9 +114,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.claims.append(claim)
 
     def pick_claim(self, which: tuple[int, bool]) -> Claim | None:
-        """One of the valid claims, or of all there ever were, the newest first.
+        """Choose one of the valid claims, or of all claims, newest first.
 
-        Not one whose worker is gone while nobody took the run: the contract leaves open what that may still do.
+        Skip a claim of a dead worker whose run was not claimed again: the contract does not define its writes.
         """
         index, any_claim = which
         if not any_claim and not any(map(self.model.is_valid, self.claims)):
@@ -127,14 +126,15 @@ class StoreMachine(RuleBasedStateMachine):
         return None if claim is None or self.model.is_abandoned(claim) else claim
 
     def claim_some_run(self, index: int) -> None:
-        """So that there is something to do under a claim."""
+        """Claim a run, so that there is a valid claim."""
         if self.model.runs:
-            run_id, worker = list(self.model.runs)[index % len(self.model.runs)], self.workers[0]
-            taking, began = (
-                self.environment.store.claim(run_id, worker, statuses=set(RunStatus), steal=True),
+            run_id, worker, began = (
+                list(self.model.runs)[index % len(self.model.runs)],
+                self.workers[0],
                 time.monotonic(),
             )
-            self.call_both(taking, lambda model: model.assign(began, run_id, worker))
+            claiming = self.environment.store.claim(run_id, worker, statuses=set(RunStatus), steal=True)
+            self.call_both(claiming, functools.partial(Model.assign, began=began, run_id=run_id, worker_id=worker))
 
     @rule(run_id=run_ids, agent=agents, caller=callers, data=st.data())
     def create(self, run_id: str, agent: str, caller: str, data: st.DataObject) -> None:
@@ -145,7 +145,8 @@ class StoreMachine(RuleBasedStateMachine):
     def create_in_both(self, run: NewRun, worker_id: str | None) -> None:
         began = time.monotonic()
         self.call_both(
-            self.environment.store.create(run, worker_id=worker_id), lambda model: model.create(began, run, worker_id)
+            self.environment.store.create(run, worker_id=worker_id),
+            functools.partial(Model.create, began=began, run=run, worker_id=worker_id),
         )
 
     @rule(which=which_claims, bodies=bodies, replace=st.booleans(), finished_step=st.booleans())
@@ -154,37 +155,54 @@ class StoreMachine(RuleBasedStateMachine):
             first = self.model.next_seq(claim.run_id)
             progress = b"%d" % first if bodies else b""
             write = make_append(first, *bodies, progress=progress, rewrite=replace, step_finished=finished_step)
-            self.call_both(self.environment.store.append(claim, write), lambda model: model.append(claim, write))
+            self.call_both(
+                self.environment.store.append(claim, write), functools.partial(Model.append, claim=claim, write=write)
+            )
 
-    @rule(which=which_claims, status=st.sampled_from(sorted(RELEASE_STATUSES)), last=bodies, delay=delays, keep=keeps)
+    @rule(
+        which=which_claims,
+        status=st.sampled_from(sorted(RELEASE_STATUSES)),
+        last=bodies,
+        delay=delays,
+        retention=retentions,
+    )
     def release(
-        self, which: tuple[int, bool], status: RunStatus, last: list[bytes], delay: timedelta, keep: timedelta | None
+        self,
+        which: tuple[int, bool],
+        status: RunStatus,
+        last: list[bytes],
+        delay: timedelta,
+        retention: timedelta | None,
     ) -> None:
         if (claim := self.pick_claim(which)) is not None:
-            ending = Release(
+            release = Release(
                 status=status,
                 reason=f"it is {status}",
                 entries=make_entries(self.model.next_seq(claim.run_id), *last),
-                progress=b"settled" if last else None,
+                progress=b"released" if last else None,
                 strikes=3 if delay else 0,
                 delay=delay,
-                retention=keep,
+                retention=retention,
             )
             began = time.monotonic()
             self.call_both(
-                self.environment.store.release(claim, ending), lambda model: model.release(began, claim, ending)
+                self.environment.store.release(claim, release),
+                functools.partial(Model.release, began=began, claim=claim, release=release),
             )
 
-    @rule(which=which_claims, run_id=run_ids, with_a_claim=st.booleans())
-    def remove(self, which: tuple[int, bool], run_id: str, with_a_claim: bool) -> None:
-        claim = self.pick_claim(which) if with_a_claim else None
+    @rule(which=which_claims, run_id=run_ids, with_claim=st.booleans())
+    def remove(self, which: tuple[int, bool], run_id: str, with_claim: bool) -> None:
+        claim = self.pick_claim(which) if with_claim else None
         if claim is None:
             self.remove_in_both(run_id, None)
         elif not self.model.is_released(claim):
             self.remove_in_both(claim.run_id, claim)
 
     def remove_in_both(self, run_id: str, claim: Claim | None) -> None:
-        self.call_both(self.environment.store.remove(run_id, claim=claim), lambda model: model.remove(run_id, claim))
+        self.call_both(
+            self.environment.store.remove(run_id, claim=claim),
+            functools.partial(Model.remove, run_id=run_id, claim=claim),
+        )
 
     @rule(
         run_id=run_ids, slot=slots, statuses=st.sampled_from([CLAIMABLE_STATUSES, set(RunStatus)]), steal=st.booleans()
@@ -193,41 +211,45 @@ class StoreMachine(RuleBasedStateMachine):
         worker, began = self.workers[slot], time.monotonic()
         self.call_both(
             self.environment.store.claim(run_id, worker, statuses=statuses, steal=steal),
-            lambda model: model.claim(began, run_id, worker, statuses, steal),
+            functools.partial(
+                Model.claim, began=began, run_id=run_id, worker_id=worker, statuses=statuses, steal=steal
+            ),
         )
 
     @rule(slot=slots, only_one_agent=mostly_false, limit=st.sampled_from([1, 2, 3, 9, 0]))
     def claim_next(self, slot: int, only_one_agent: bool, limit: int) -> None:
         worker, began = self.workers[slot], time.monotonic()
-        wanted = AGENTS[:1] if only_one_agent else AGENTS
-        turns = self.model.get_claim_order(wanted, began)
-        claims = self.environment.run(self.environment.store.claim_next(worker, agents=wanted, limit=limit))
+        agent_names = AGENTS[:1] if only_one_agent else AGENTS
+        turns = self.model.get_claim_order(agent_names, began)
+        claims = self.environment.run(self.environment.store.claim_next(worker, agents=agent_names, limit=limit))
         if self.model.is_backoff_ambiguous(began, time.monotonic()):
             reject()
-        assert set(get_run_ids(claims)) <= set(turns), "only runs that wait to be taken"
+        assert set(get_run_ids(claims)) <= set(turns), "only claimable runs"
         assert sorted(turns[run_id] for run_id in get_run_ids(claims)) == sorted(turns.values())[:limit], (
             "fair to the callers"
         )
         for claim in claims:
             self.model.assign(began, claim.run_id, worker)
-        self.record_claims(sorted(claims, key=lambda claim: claim.token))
+        self.record_claims(sorted(claims, key=operator.attrgetter("token")))
 
     @rule(run_id=run_ids)
     def request_cancel(self, run_id: str) -> None:
-        self.call_both(self.environment.store.request_cancel(run_id), lambda model: model.request_cancel(run_id))
+        self.call_both(
+            self.environment.store.request_cancel(run_id), functools.partial(Model.request_cancel, run_id=run_id)
+        )
 
-    @rule(slot=slots, what=st.sampled_from(["purge", "purge", "deregister_worker"]))
-    def purge_or_deregister(self, slot: int, what: str) -> None:
-        if what == "purge":
+    @rule(slot=slots, action=st.sampled_from(["purge", "purge", "deregister_worker"]))
+    def purge_or_deregister(self, slot: int, action: str) -> None:
+        if action == "purge":
             self.environment.run(self.environment.store.purge())
             self.model.purge()
         else:
-            gone = self.workers[slot]
-            self.environment.run(self.environment.store.deregister_worker(gone))
-            self.model.alive.discard(gone)
+            worker = self.workers[slot]
+            self.environment.run(self.environment.store.deregister_worker(worker))
+            self.model.alive.discard(worker)
             self.workers[slot] = self.add_worker()
 
-    # -- what always holds --------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------------
 
     @invariant()
     def the_store_holds_what_the_model_holds(self) -> None:
@@ -246,7 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 class CrashingStoreMachine(StoreMachine):
-    """A store in a process that is killed in the middle of a call now and then, against the model."""
+    """Compares a store with the model, and kills its process in the middle of some calls."""
 
     environment: ClassVar[CrashingEnvironment]
 
@@ -270,12 +292,12 @@ class CrashingStoreMachine(StoreMachine):
         return True
 
     def restart_workers(self) -> None:
-        """The process is a new one, with workers of its own."""
+        """Register workers of the new process. Those of the old one are dead."""
         self.model.alive.clear()
         self.workers = [self.add_worker() for _ in SLOTS]
 
     def resolve_interrupted_call(self, expected: ModelCall) -> None:
-        """The call was cut short: the store holds what it held before, or what it should hold after. See which."""
+        """Find out whether the interrupted call had its whole effect or none. Anything else is a failure."""
         before, after = self.model, copy.deepcopy(self.model)
         with contextlib.suppress(CheckpointError):
             expected(after)
@@ -289,16 +311,16 @@ class CrashingStoreMachine(StoreMachine):
             self.environment.run(self.compare())
 
     def remove_in_both(self, run_id: str, claim: Claim | None) -> None:
-        # Cut short, the removal of a run with children may leave some of them: that is not promised to be at once.
+        # An interrupted removal may leave some of the children: the contract does not demand that it is atomic.
         if self.model.has_children(run_id):
             with self.environment.pause_kills():
                 super().remove_in_both(run_id, claim)
         else:
             super().remove_in_both(run_id, claim)
 
-    @rule(the_process=mostly_false)
-    def reopen(self, the_process: bool) -> None:
-        if the_process:
+    @rule(restart_process=mostly_false)
+    def reopen(self, restart_process: bool) -> None:
+        if restart_process:
             self.environment.restart_process()
             self.restart_workers()
         else:
@@ -306,8 +328,8 @@ class CrashingStoreMachine(StoreMachine):
 
 
 def run_sequences(machine: type[StoreMachine], environment: Environment) -> None:
-    """Try sequences of calls until it is enough. A found one is shrunk only in the thorough form: that takes long."""
-    some = settings(
+    """Try sequences until the time has passed. A failing one is shrunk only in the thorough form, which takes long."""
+    few_examples = settings(
         max_examples=3,
         stateful_step_count=40,
         deadline=None,
@@ -319,37 +341,37 @@ def run_sequences(machine: type[StoreMachine], environment: Environment) -> None
     )
     try:
         while not environment.is_time_up():
-            run_state_machine_as_test(type(machine.__name__, (machine,), {"environment": environment}), settings=some)
+            run_state_machine_as_test(
+                type(machine.__name__, (machine,), {"environment": environment}), settings=few_examples
+            )
     finally:
         environment.close()
 
 
-# In a thread, because each world has an event loop of its own.
-
-
 @pytest.mark.asyncio
 class SequenceTests(StoreUnderTest):
-    async def test_any_sequence_of_calls_gives_what_a_plain_model_gives(self, location: str) -> None:
-        def build() -> CheckpointStore:
-            return self.build(location)
+    async def test_any_sequence_of_calls_matches_the_model(self, location: str) -> None:
+        await asyncio.to_thread(self._run_sequences, location)
 
-        await asyncio.to_thread(
-            lambda: run_sequences(StoreMachine, Environment(build, self.sequence_seconds * THOROUGH))
-        )
+    def _run_sequences(self, location: str) -> None:
+        """Run in a thread, because the environment has an event loop of its own."""
+        build = functools.partial(self.build, location)
+        run_sequences(StoreMachine, Environment(build, self.sequence_seconds * THOROUGH))
 
 
 @pytest.mark.asyncio
 class CrashingSequenceTests(DurableStoreUnderTest):
-    async def test_any_sequence_of_calls_and_crashes_gives_what_a_plain_model_gives(self, location: str) -> None:
-        def build() -> CheckpointStore:
-            return self.build(location)
+    async def test_any_sequence_of_calls_and_kills_matches_the_model(self, location: str) -> None:
+        interrupted_calls = await asyncio.to_thread(self._run_crashing_sequences, location)
+        assert interrupted_calls > 0, "no kill came in the middle of a call"
 
-        def try_them() -> int:
-            seconds = 2 * self.sequence_seconds * THOROUGH
-            world = CrashingEnvironment(
-                build, seconds, factory=self.factory, location=location, wait_until_idle=self.wait_until_idle
-            )
-            run_sequences(CrashingStoreMachine, world)
-            return world.interrupted_calls
-
-        assert await asyncio.to_thread(try_them), "a kill has to land while a call is under way"
+    def _run_crashing_sequences(self, location: str) -> int:
+        environment = CrashingEnvironment(
+            functools.partial(self.build, location),
+            2 * self.sequence_seconds * THOROUGH,
+            factory=self.factory,
+            location=location,
+            wait_until_idle=self.wait_until_idle,
+        )
+        run_sequences(CrashingStoreMachine, environment)
+        return environment.interrupted_calls

@@ -1,5 +1,6 @@
-"""The store under test: how it is built, and what the clauses are tried with."""
+"""The store under test: how it is built, and helpers for the tests."""
 
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
@@ -16,26 +17,25 @@ from holdfast.testing.store_process_main import load_store_factory
 
 
 class StoreUnderTest:
-    """What a subclass says about its store: `factory` and `location`."""
+    """What a subclass defines: `factory` and `location`."""
 
-    #: `module:function`. Called with a location, gives a store that is not open yet. Child processes import it too.
+    #: `module:function`, from a location to a store that is not open. A string, because child processes import it too.
     factory: ClassVar[str] = "holdfast.stores.url:store_from_url"
-    #: How long to wait for what a store has to do by itself. Long, so that a busy machine is no failure.
+    #: How long to wait for what a store does in the background. Long, because the machine may be busy.
     timeout: ClassVar[timedelta] = timedelta(seconds=60)
-    #: How long to try random sequences of calls; twice as long where processes are killed.
+    #: How long to try random sequences of calls. Twice as long where processes are killed.
     sequence_seconds: ClassVar[float] = 3
 
     @pytest.fixture
     def location(self) -> str:
-        """Where the store keeps its runs: a new, empty place for each test."""
-        raise NotImplementedError("override the fixture `location`: a string that `factory` makes a store from")
+        """Return where the store keeps its runs: a new, empty location for each test."""
+        raise NotImplementedError("override the fixture `location`: a string from which `factory` makes a store")
 
     def build(self, location: str) -> CheckpointStore:
         return load_store_factory(self.factory)(location)
 
-    @pytest_asyncio.fixture
-    async def store(self, location: str) -> AsyncIterator[CheckpointStore]:
-        """An empty store, open."""
+    @contextlib.asynccontextmanager
+    async def open_store(self, location: str) -> AsyncIterator[CheckpointStore]:
         store = self.build(location)
         await store.open()
         try:
@@ -44,25 +44,31 @@ class StoreUnderTest:
             await store.close()
 
     @pytest_asyncio.fixture
+    async def store(self, location: str) -> AsyncIterator[CheckpointStore]:
+        """An open, empty store."""
+        async with self.open_store(location) as store:
+            yield store
+
+    @pytest_asyncio.fixture
     async def worker(self, store: CheckpointStore) -> str:
         """The id of a live worker."""
         return await add_worker(store)
 
 
 def make_worker() -> WorkerIdentity:
-    """A worker in this process."""
+    """Return a new worker in this process."""
     return WorkerIdentity(worker_id=f"worker-{uuid.uuid4().hex}", process=this_process())
 
 
 async def add_worker(store: CheckpointStore) -> str:
-    """A new worker in this process that the store knows as alive; its id."""
+    """Register a new worker in this process. Return its id."""
     worker = make_worker()
     await store.register_worker(worker)
     return worker.worker_id
 
 
 def make_entries(first: int, *bodies: bytes, kind: EntryKind = EntryKind.MESSAGE) -> list[Entry]:
-    """Entries with these bodies, numbered from `first`."""
+    """Return entries with these bodies, numbered from `first`."""
     return [Entry(seq=seq, kind=kind, body=body) for seq, body in enumerate(bodies, first)]
 
 
@@ -75,7 +81,7 @@ def make_run(
     meta: bytes = b"meta",
     progress: bytes = b"progress",
 ) -> NewRun:
-    """A run whose journal begins with `bodies`, or with one entry."""
+    """Return a run whose journal starts with `bodies`, or with one entry."""
     return NewRun(
         run_id=run_id,
         agent_name=agent_name,
@@ -94,14 +100,14 @@ def make_append(
 
 
 async def create_claimed(store: CheckpointStore, worker_id: str, run: NewRun | None = None) -> Claim:
-    """The claim on a new run that `worker_id` drives."""
+    """Create a run that `worker_id` executes. Return the claim."""
     claim = await store.create(run or make_run(), worker_id=worker_id)
     assert claim is not None, "a run created for a worker is claimed by it"
     return claim
 
 
 async def load_contents(store: CheckpointStore, run_id: str = "run-1") -> tuple[RunRecord, list[Entry]]:
-    """Everything the store gives out about a run. Equal before and after what must change nothing."""
+    """Return everything the store knows about a run, to compare before and after a call that changes nothing."""
     stored = await store.load(run_id)
     return stored.record, list(stored.entries)
 
@@ -115,7 +121,7 @@ async def load_bodies(store: CheckpointStore, run_id: str = "run-1") -> list[byt
 
 
 async def list_run_ids(store: CheckpointStore, filter: RunFilter | None = None) -> list[str]:
-    """The ids of the runs that the store lists, in its order."""
+    """Return the ids of the listed runs, in order."""
     return [record.run_id async for record in store.list_runs(filter)]
 
 

@@ -1,0 +1,334 @@
+"""A complete store in one file: each call reads the file, changes the contents in memory, and replaces the file.
+
+It is slow, because each call reads and writes all runs. It survives `kill -9` but not a power cut, because it never
+calls fsync.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, backoff, is_process_alive
+from holdfast.checkpoint.errors import (
+    ClaimLost,
+    RunBusy,
+    RunDamaged,
+    RunExists,
+    RunNotClaimable,
+    RunNotFound,
+    StoreClosed,
+    StoreError,
+)
+from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    TERMINAL_STATUSES,
+    NewRun,
+    Release,
+    RunFilter,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
+
+
+class Run(msgspec.Struct):
+    """A run and its journal. The checksums find entries that the disk has changed."""
+
+    record: RunRecord
+    entries: list[Entry] = []
+    checksums: list[int] = []
+
+    def update(self, **changes: Any) -> None:
+        self.record = msgspec.structs.replace(self.record, updated_at=datetime.now(UTC), **changes)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        for seq, entry in enumerate(entries, self.record.next_seq):
+            if entry.seq != seq:
+                raise StoreError(f"run {self.record.run_id}: expected entry {seq}, got {entry.seq}")
+        self.entries += entries
+        self.checksums += [entry.checksum() for entry in entries]
+        size = sum(len(entry.body) for entry in self.entries)
+        self.update(next_seq=self.record.next_seq + len(entries), size=size)
+
+    def clear(self) -> None:
+        self.entries, self.checksums = [], []
+
+
+class Contents(msgspec.Struct):
+    """The contents of the file. Runs are in order of creation."""
+
+    #: Grows with each claim in the store and never shrinks, so that no two claims have the same token.
+    token: int = 0
+    #: Counts the changes that `wait_for_change` reports.
+    changes: int = 0
+    workers: dict[str, ProcessIdentity] = {}
+    runs: dict[str, Run] = {}
+
+    def get(self, run_id: str) -> Run:
+        if run_id not in self.runs:
+            raise RunNotFound(run_id)
+        return self.runs[run_id]
+
+    def get_claimed(self, claim: Claim) -> Run:
+        """Return the run if the claim still holds. This is the fence: the token comes from the caller."""
+        run = self.runs.get(claim.run_id)
+        if run is None or run.record.status is not RunStatus.RUNNING:
+            raise ClaimLost(claim.run_id, claim.token, None)
+        if run.record.token != claim.token:
+            raise ClaimLost(claim.run_id, claim.token, run.record.token)
+        return run
+
+    def claim(self, run: Run, worker_id: str) -> Claim:
+        self.token += 1
+        strikes = run.record.strikes + 1
+        run.update(
+            status=RunStatus.RUNNING,
+            owner=worker_id,
+            owner_alive=worker_id in self.workers,
+            token=self.token,
+            strikes=strikes,
+            not_before=datetime.now(UTC) + backoff(strikes),
+            reason="",
+            expires_at=None,
+        )
+        return Claim(run_id=run.record.run_id, worker_id=worker_id, token=self.token, strikes=strikes)
+
+    def get_parent(self, record: RunRecord) -> RunRecord | None:
+        parent = self.runs.get(record.parent_run_id or "")
+        return None if parent is None else parent.record
+
+    def remove(self, run_id: str) -> None:
+        """Remove the run and the runs it started."""
+        self.runs.pop(run_id, None)
+        for child_id in [run.record.run_id for run in self.runs.values() if run.record.parent_run_id == run_id]:
+            self.remove(child_id)
+        self.changes += 1
+
+
+class SnapshotStore:
+    """Keeps all runs in one file. Processes of one host may share it."""
+
+    durable = True
+
+    def __init__(self, location: str) -> None:
+        self._path = Path(location)
+        self._is_open = False
+
+    async def open(self) -> None:
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._is_open = False
+
+    # -- the file -----------------------------------------------------------------------------------------------
+
+    def _read(self) -> Contents:
+        """Read the file. Needs no lock: the rename is atomic, so a reader sees the old file or the new one."""
+        if not self._is_open:
+            raise StoreClosed("the store is not open")
+        packed = self._path.read_bytes() if self._path.exists() else msgspec.msgpack.encode(Contents())
+        contents = msgspec.msgpack.decode(packed, type=Contents)
+        alive = {worker_id for worker_id, process in contents.workers.items() if self._is_alive(process)}
+        for run in contents.runs.values():
+            owner_alive = run.record.status is RunStatus.RUNNING and run.record.owner in alive
+            run.record = msgspec.structs.replace(run.record, owner_alive=owner_alive)
+        return contents
+
+    def _is_alive(self, process: ProcessIdentity) -> bool:
+        """A process on another host cannot be checked, so it counts as alive until its worker is deregistered."""
+        return is_process_alive(process) is not False
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        with self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Contents]:
+        """Lock the store and yield its contents. Write them at the end of the block, unless it raises."""
+        with self._lock():
+            contents = self._read()
+            yield contents
+            self._write(contents)
+
+    def _write(self, contents: Contents) -> None:
+        self._replace_file(msgspec.msgpack.encode(contents))
+
+    def _replace_file(self, packed: bytes) -> None:
+        temporary = self._path.with_suffix(".new")
+        temporary.write_bytes(packed)
+        temporary.rename(self._path)
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        with self._transaction() as contents:
+            contents.workers[worker.worker_id] = worker.process
+
+    async def deregister_worker(self, worker_id: str) -> None:
+        with self._transaction() as contents:
+            contents.workers.pop(worker_id, None)
+            contents.changes += 1
+
+    # -- one run ------------------------------------------------------------------------------------------------
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        with self._transaction() as contents:
+            if run.run_id in contents.runs:
+                raise RunExists(run.run_id)
+            now = datetime.now(UTC)
+            record = RunRecord(
+                run_id=run.run_id,
+                agent_name=run.agent_name,
+                caller_id=run.caller_id,
+                parent_run_id=run.parent_run_id,
+                status=RunStatus.QUEUED,
+                created_at=now,
+                updated_at=now,
+                owner=None,
+                owner_alive=False,
+                token=0,
+                strikes=0,
+                not_before=now,
+                reason="",
+                cancel_requested=False,
+                expires_at=None,
+                next_seq=0,
+                size=0,
+                meta=run.meta,
+                progress=run.progress,
+            )
+            new = contents.runs[run.run_id] = Run(record=record)
+            new.append(run.entries)
+            contents.changes += 1
+            return None if worker_id is None else contents.claim(new, worker_id)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        with self._transaction() as contents:
+            run = contents.get_claimed(claim)
+            if write.rewrite:
+                run.clear()
+            run.append(write.entries)
+            run.update(progress=write.progress)
+            if write.step_finished:
+                run.update(strikes=0, not_before=min(run.record.not_before, datetime.now(UTC)))
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        run = self._read().get(run_id)
+        if [entry.checksum() for entry in run.entries] != run.checksums:
+            raise RunDamaged(run_id, "an entry differs from what was written")
+        return StoredRun(record=run.record, entries=tuple(entry for entry in run.entries if entry.seq > after))
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        with self._transaction() as contents:
+            run = contents.get_claimed(claim)
+            run.append(release.entries)
+            now = datetime.now(UTC)
+            run.update(
+                status=release.status,
+                owner_alive=False,
+                reason=release.reason,
+                strikes=release.strikes,
+                progress=run.record.progress if release.progress is None else release.progress,
+                not_before=now + release.delay,
+                expires_at=None if release.retention is None else now + release.retention,
+                cancel_requested=run.record.cancel_requested and release.status not in TERMINAL_STATUSES,
+            )
+            contents.changes += 1
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        with self._transaction() as contents:
+            record = contents.runs[run_id].record if run_id in contents.runs else None
+            if claim is not None and (record is None or record.token != claim.token):
+                raise ClaimLost(run_id, claim.token, None if record is None else record.token)
+            if claim is None and record is not None and record.owner_alive:
+                raise RunBusy(run_id, record.owner or "")
+            contents.remove(run_id)
+
+    # -- finding and claiming -----------------------------------------------------------------------------------
+
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        for run in self._read().runs.values():
+            if matches(run.record, filter or RunFilter()):
+                yield run.record
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+    ) -> Claim:
+        with self._transaction() as contents:
+            run = contents.get(run_id)
+            record = run.record
+            if record.owner_alive and not steal:
+                raise RunBusy(run_id, record.owner or "")
+            # A running run whose owner is dead counts as interrupted.
+            if record.status not in statuses and not (record.is_interrupted and RunStatus.INTERRUPTED in statuses):
+                raise RunNotClaimable(run_id, record.status, record.reason)
+            return contents.claim(run, worker_id)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        with self._transaction() as contents:
+            turns: Counter[str] = Counter()
+            candidates: list[tuple[int, int, Run]] = []
+            for number, run in enumerate(contents.runs.values()):
+                record, parent = run.record, contents.get_parent(run.record)
+                is_due = record.is_interrupted and record.not_before <= datetime.now(UTC)
+                if is_due and record.agent_name in agents and (parent is None or parent.is_terminal):
+                    turns[record.caller_id] += 1
+                    candidates.append((turns[record.caller_id], number, run))
+            candidates.sort()
+            return [contents.claim(run, worker_id) for _, _, run in candidates[:limit]]
+
+    # -- between processes --------------------------------------------------------------------------------------
+
+    async def request_cancel(self, run_id: str) -> None:
+        with self._transaction() as contents:
+            run = contents.get(run_id)
+            run.update(cancel_requested=not run.record.is_terminal)
+            contents.changes += 1
+
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        records = [run.record for run in self._read().runs.values() if run.record.cancel_requested]
+        held = [record for record in records if record.status is RunStatus.RUNNING and record.owner == worker_id]
+        return [record.run_id for record in held]
+
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        before = self._read().changes
+        deadline = time.monotonic() + timeout.total_seconds()
+        while time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+            if self._read().changes != before:
+                return True
+        return False
+
+    async def purge(self, *, limit: int = 100) -> int:
+        with self._transaction() as contents:
+            expired = []
+            for run in contents.runs.values():
+                parent = contents.get_parent(run.record)
+                expires_at = run.record.expires_at
+                is_expired = run.record.is_terminal and expires_at is not None and expires_at <= datetime.now(UTC)
+                if is_expired and (parent is None or parent.status is RunStatus.DONE):
+                    expired.append(run.record.run_id)
+            for run_id in expired[:limit]:
+                contents.remove(run_id)
+            return len(expired[:limit])
+
+
+def matches(record: RunRecord, filter: RunFilter) -> bool:
+    return (
+        (record.is_interrupted or not filter.interrupted)
+        and (filter.statuses is None or record.status in filter.statuses)
+        and filter.agent_name in (None, record.agent_name)
+        and filter.caller_id in (None, record.caller_id)
+        and filter.parent_run_id in (None, record.parent_run_id)
+    )
