@@ -39,7 +39,7 @@ class ClaimsEverythingAtCreation(BrokenStore):
     red = ("test_a_run_created_without_a_worker_is_queued_and_unclaimed",)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        claim = await super().create(run, worker_id=worker_id or "nobody")
+        claim = await super().create(run, worker_id=worker_id or "a worker")
         return claim if worker_id else None
 
 

@@ -1,4 +1,4 @@
-"""One attempt of a crash test: a process that starts or resumes the tested run, and crashes if it is told to."""
+"""One attempt of a crash test: a process that starts or resumes the tested run, and crashes at its crash point."""
 
 import contextlib
 import dataclasses
