@@ -127,6 +127,10 @@ class SnapshotStore(MemoryStore):
             self.check(run_id, self._runs[run_id].journal)
             return stored
 
+    async def get_record(self, run_id: str) -> RunRecord:
+        with self.exclusive():
+            return await super().get_record(run_id)
+
     def check(self, run_id: str, journal: Sequence[Entry]) -> None:
         if [entry.checksum() for entry in journal] != self._checksums[run_id]:
             raise RunDamaged(run_id, "an entry is not what was written")

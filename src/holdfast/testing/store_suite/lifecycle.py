@@ -33,6 +33,7 @@ CALLS: dict[str, Callable[[CheckpointStore], Awaitable[object]]] = {
     "create": lambda store: store.create(make_run("run-2")),
     "append": lambda store: store.append(_CLAIM, make_append(1, b"more")),
     "load": lambda store: store.load("run-1"),
+    "get_record": lambda store: store.get_record("run-1"),
     "release": lambda store: store.release(_CLAIM, Release(status=RunStatus.DONE)),
     "remove": lambda store: store.remove("run-1"),
     "list_runs": lambda store: list_run_ids(store),
