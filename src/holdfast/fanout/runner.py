@@ -63,9 +63,6 @@ async def open_store(store: CheckpointStore) -> AsyncIterator[None]:
 
 log = logging.getLogger("holdfast.fanout")
 
-#: Past every entry: loads the record alone.
-_RECORD_ONLY = 2**62
-
 #: The cell's run is not over when it stops with one of these.
 _RESUMABLE_ERRORS = (RunInterrupted, RunParked, RunLost, CheckpointError)
 
@@ -137,7 +134,7 @@ class CellRunner:
         try:
             labels = {"fanout": self._saver.fanout_id, "cell": cell.id}
             await self._app.submit(cell.agent.name, cell.prompt, run_id=run_id, labels=labels)
-            status = (await self._store.load(run_id, after=_RECORD_ONLY)).record.status
+            status = (await self._store.get_record(run_id)).status
             if self._retry_failed and status in TERMINAL_STATUSES - {RunStatus.DONE}:
                 await self._app.resume(run_id, on_cancel="interrupt")
             else:
