@@ -231,7 +231,7 @@ class LoadsUnknownRuns(BrokenStore):
 
 
 class CachesRecords(BrokenStore):
-    """Gives the record as it was when it was first read."""
+    """Returns the record as it was at the first read."""
 
     red = ("test_get_record_returns_the_loaded_record",)
 
@@ -245,7 +245,7 @@ class CachesRecords(BrokenStore):
         return self._records[run_id]
 
 
-class InventsRecords(BrokenStore):
+class ReturnsRecordsOfUnknownRuns(BrokenStore):
     red = ("test_the_record_of_an_unknown_run_is_not_found",)
 
     async def get_record(self, run_id: str) -> RunRecord:
