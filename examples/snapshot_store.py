@@ -229,6 +229,9 @@ class SnapshotStore:
             raise RunDamaged(run_id, "an entry differs from what was written")
         return StoredRun(record=run.record, entries=tuple(entry for entry in run.entries if entry.seq > after))
 
+    async def get_record(self, run_id: str) -> RunRecord:
+        return self._read().get(run_id).record
+
     async def release(self, claim: Claim, release: Release) -> None:
         with self._transaction() as contents:
             run = contents.get_claimed(claim)

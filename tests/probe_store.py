@@ -119,6 +119,10 @@ class ProbeStore:
         await self._enter("load")
         return await self.inner.load(run_id, after=after)
 
+    async def get_record(self, run_id: str) -> RunRecord:
+        await self._enter("get_record")
+        return await self.inner.get_record(run_id)
+
     async def release(self, claim: Claim, release: Release) -> None:
         await self._enter("release")
         await self.inner.release(claim, release)

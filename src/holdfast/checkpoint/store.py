@@ -103,6 +103,14 @@ class CheckpointStore(Protocol):
         """
         ...
 
+    async def get_record(self, run_id: str) -> RunRecord:
+        """Return the run's record without reading its journal. Changes nothing.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        ...
+
     async def release(self, claim: Claim, release: Release) -> None:
         """End the claim and leave the run in the store as `ending` says. No later write under the claim succeeds.
 

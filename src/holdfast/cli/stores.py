@@ -17,7 +17,6 @@ from holdfast.core.agent import AgentSource
 from holdfast.runtime.client import RunClient
 from holdfast.stores.url import DEFAULT_URL, store_from_url
 
-_RECORD_ONLY = 2**62
 #: Seconds after which somebody in front of a terminal begins to wonder.
 _SLOW_OPEN_SECONDS = 3.0
 
@@ -59,7 +58,7 @@ def make_store(given: str, *, create: bool = False) -> CheckpointStore:
 
 async def get_record(store: CheckpointStore, run_id: str) -> RunRecord:
     """The run's record, without its journal. Raises `RunNotFound`."""
-    return (await store.load(run_id, after=_RECORD_ONLY)).record
+    return await store.get_record(run_id)
 
 
 @contextmanager

@@ -21,9 +21,6 @@ from holdfast.fanout.snapshot import ModelResponse
 
 log = logging.getLogger("holdfast.fanout")
 
-#: Past every entry: loads the record alone.
-_RECORD_ONLY = 2**62
-
 #: A cell's run that stops with one of these can be resumed.
 _RESUMABLE_ERRORS = (RunInterrupted, RunParked, RunLost, CheckpointError)
 
@@ -83,7 +80,7 @@ class CellRunner:
         try:
             labels = {"fanout": self._saver.fanout_id, "cell": cell.id}
             await self._app.submit(cell.agent.name, cell.prompt, run_id=run_id, labels=labels)
-            status = (await self._store.load(run_id, after=_RECORD_ONLY)).record.status
+            status = (await self._store.get_record(run_id)).status
             if self._retry_failed and status in TERMINAL_STATUSES - {RunStatus.DONE}:
                 await self._app.resume(run_id, on_cancel="interrupt")
             else:

@@ -46,9 +46,6 @@ from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
 from holdfast.stores.redacting import stored_prompt
 
-#: Past every entry: loads the record alone.
-_RECORD_ONLY = 2**62
-
 #: How long the end of a submitted run is kept, unless the host says otherwise.
 DEFAULT_RETENTION = timedelta(days=7)
 
@@ -84,7 +81,7 @@ class RunClient:
 
     async def get_record(self, run_id: str) -> RunRecord:
         """The run's record, without its journal."""
-        return (await self._store.load(run_id, after=_RECORD_ONLY)).record
+        return await self._store.get_record(run_id)
 
     async def submit(self, info: RunInfo) -> str:
         """Put a run into the store for whoever takes it. Durable when this returns; the same again is fine.

@@ -140,6 +140,9 @@ class MemoryStore:
         first = run.next_seq - len(run.journal)
         return StoredRun(record=self._make_record(run), entries=tuple(run.journal[max(0, after + 1 - first) :]))
 
+    async def get_record(self, run_id: str) -> RunRecord:
+        return self._make_record(self._get_run(run_id))
+
     async def release(self, claim: Claim, release: Release) -> None:
         run = self._get_claimed_run(claim)
         run.check_sequence(release.entries)

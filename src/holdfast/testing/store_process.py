@@ -266,6 +266,10 @@ class StoreProcess:
         stored: StoredRun = await self.child.call("load", run_id=run_id, after=after)
         return stored
 
+    async def get_record(self, run_id: str) -> RunRecord:
+        record: RunRecord = await self.child.call("get_record", run_id=run_id)
+        return record
+
     async def release(self, claim: Claim, release: Release) -> None:
         await self.child.call("release", claim=claim, release=release)
 

@@ -39,7 +39,7 @@ class ClaimsEverythingAtCreation(BrokenStore):
     red = ("test_a_run_created_without_a_worker_is_queued_and_unclaimed",)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        claim = await super().create(run, worker_id=worker_id or "nobody")
+        claim = await super().create(run, worker_id=worker_id or "a worker")
         return claim if worker_id else None
 
 
@@ -228,3 +228,26 @@ class LoadsUnknownRuns(BrokenStore):
         except RunNotFound:
             await self.create(NewRun(run_id=run_id, agent_name="", meta=b"", progress=b"", entries=()))
             return await super().load(run_id, after=after)
+
+
+class CachesRecords(BrokenStore):
+    """Returns the record as it was at the first read."""
+
+    red = ("test_get_record_returns_the_loaded_record",)
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._records: dict[str, RunRecord] = {}
+
+    async def get_record(self, run_id: str) -> RunRecord:
+        if run_id not in self._records:
+            self._records[run_id] = await super().get_record(run_id)
+        return self._records[run_id]
+
+
+class ReturnsRecordsOfUnknownRuns(BrokenStore):
+    red = ("test_the_record_of_an_unknown_run_is_not_found",)
+
+    async def get_record(self, run_id: str) -> RunRecord:
+        known = run_id if run_id in self._runs else next(iter(self._runs), run_id)
+        return await super().get_record(known)

@@ -113,7 +113,7 @@ class StaysLockedAfterAListing(BrokenStore):
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         if self._listing:
-            raise StoreUnavailable("a listing is under way")
+            raise StoreUnavailable("a listing is running")
         await super().remove(run_id, claim=claim)
 
 

@@ -30,6 +30,9 @@ from holdfast.stores.postgres.queries import Queries
 from holdfast.stores.postgres.requests import AppendRequest, Command, Response, measure_entries, raise_refusal
 from holdfast.stores.postgres.writer import Writer
 
+#: Larger than any `seq`: a load after it reads the record alone.
+_PAST_EVERY_ENTRY = 2**62
+
 #: Runs that are taken in one transaction, which holds up the saves beside it.
 _MAX_CLAIM_BATCH = 100
 #: How long `open` waits to hear its own notification, and `close` for a server that does not answer.
@@ -186,6 +189,9 @@ class PostgresStore:
         if stored is None:
             raise RunNotFound(run_id)
         return stored
+
+    async def get_record(self, run_id: str) -> RunRecord:
+        return (await self.load(run_id, after=_PAST_EVERY_ENTRY)).record
 
     async def release(self, claim: Claim, release: Release) -> None:
         size = measure_entries(claim.run_id, release.entries)

@@ -18,6 +18,9 @@ from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.writer import Writer
 
+#: Larger than any `seq`: a load after it reads the record alone.
+_PAST_EVERY_ENTRY = 2**62
+
 
 class SqliteStore:
     """Keeps runs in one file, for any number of processes on one host.
@@ -117,6 +120,10 @@ class SqliteStore:
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         self._check_open()
         return await self._reader.load(run_id, after)
+
+    async def get_record(self, run_id: str) -> RunRecord:
+        self._check_open()
+        return (await self._reader.load(run_id, _PAST_EVERY_ENTRY)).record
 
     async def release(self, claim: Claim, release: Release) -> None:
         self._check_open()

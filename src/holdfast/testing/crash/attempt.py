@@ -1,4 +1,4 @@
-"""One attempt of a crash test: a process that starts or resumes the tested run, and crashes if it is told to."""
+"""One attempt of a crash test: a process that starts or resumes the tested run, and crashes at its crash point."""
 
 import contextlib
 import dataclasses
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from holdfast.app import App
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.config import WorkerSettings
@@ -243,5 +244,7 @@ async def _read_journals(store: CheckpointStore, other_loops: OtherLoops) -> lis
 
 
 async def _find_record(store: CheckpointStore, run_id: str) -> RunRecord | None:
-    found = [record async for record in store.list_runs() if record.run_id == run_id]
-    return found[0] if found else None
+    try:
+        return await store.get_record(run_id)
+    except RunNotFound:
+        return None

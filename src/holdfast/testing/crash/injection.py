@@ -108,6 +108,9 @@ class CrashingStore:
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         return await self._inner.load(run_id, after=after)
 
+    async def get_record(self, run_id: str) -> RunRecord:
+        return await self._inner.get_record(run_id)
+
     async def release(self, claim: Claim, release: Release) -> None:
         await self._record_closing(claim.run_id)
         event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=release.entries)

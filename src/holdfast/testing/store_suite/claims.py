@@ -83,12 +83,12 @@ class ClaimTests(StoreUnderTest):
 
     async def test_a_steal_takes_the_run_from_a_live_owner(self, store: CheckpointStore, worker: str) -> None:
         old = await create_claimed(store, worker)
-        thief = await add_worker(store)
-        new = await store.claim("run-1", thief, steal=True)
+        new_owner = await add_worker(store)
+        new = await store.claim("run-1", new_owner, steal=True)
         assert new.token > old.token
-        assert (await load_record(store)).owner == thief
-        await store.append(new, make_append(1, b"by the thief"))
-        assert await load_bodies(store) == [b"begin", b"by the thief"]
+        assert (await load_record(store)).owner == new_owner
+        await store.append(new, make_append(1, b"by the new owner"))
+        assert await load_bodies(store) == [b"begin", b"by the new owner"]
 
     @pytest.mark.parametrize("status", _NOT_CLAIMABLE)
     async def test_a_run_in_a_status_not_asked_for_is_refused(

@@ -304,3 +304,17 @@ class LoadTests(StoreUnderTest):
         with pytest.raises(RunNotFound) as missing:
             await store.load("run-2")
         assert missing.value.run_id == "run-2"
+
+    async def test_get_record_returns_the_loaded_record(self, store: CheckpointStore, worker: str) -> None:
+        claim = await create_claimed(store, worker)
+        for number in range(1, 4):
+            await store.append(claim, make_append(number, b"more", progress=b"step %d" % number))
+            record = await store.get_record("run-1")
+            assert record == (await store.load("run-1")).record
+            assert (record.next_seq, record.progress) == (number + 1, b"step %d" % number)
+
+    async def test_the_record_of_an_unknown_run_is_not_found(self, store: CheckpointStore) -> None:
+        await store.create(make_run("run-1"))
+        with pytest.raises(RunNotFound) as missing:
+            await store.get_record("run-2")
+        assert missing.value.run_id == "run-2"

@@ -37,6 +37,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "create": {"run": make_run("run-2")},
     "append": {"claim": _CLAIM, "write": make_append(1, b"more")},
     "load": {"run_id": "run-1"},
+    "get_record": {"run_id": "run-1"},
     "release": {"claim": _CLAIM, "release": Release(status=RunStatus.DONE)},
     "remove": {"run_id": "run-1"},
     "list_runs": {},

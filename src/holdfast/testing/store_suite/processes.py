@@ -149,17 +149,17 @@ class WorkerDeathTests(DurableStoreUnderTest):
     async def test_the_runs_of_a_killed_process_are_claimable_at_once(
         self, store: CheckpointStore, worker: str, location: str
     ) -> None:
-        async with StoreProcess(self.factory, location) as doomed, StoreProcess(self.factory, location) as alive:
-            killed = await add_process_worker(doomed, doomed.child.identity)
+        async with StoreProcess(self.factory, location) as first, StoreProcess(self.factory, location) as alive:
+            killed = await add_process_worker(first, first.child.identity)
             survivor = await add_process_worker(alive, alive.child.identity)
             for n in range(3):
-                await create_claimed(doomed, killed, make_run(f"doomed-{n}"))
+                await create_claimed(first, killed, make_run(f"first-{n}"))
                 await create_claimed(alive, survivor, make_run(f"alive-{n}"))
             assert await list_run_ids(store, RunFilter(interrupted=True)) == []
-            await doomed.child.kill()
-            names = [f"doomed-{n}" for n in range(3)]
+            await first.child.kill()
+            names = [f"first-{n}" for n in range(3)]
             assert await list_run_ids(store, RunFilter(interrupted=True)) == names
-            assert (await store.claim("doomed-0", worker)).strikes == 2
+            assert (await store.claim("first-0", worker)).strikes == 2
             assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == names[1:]
             for n in range(3):
                 with pytest.raises(RunBusy):

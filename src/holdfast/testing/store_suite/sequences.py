@@ -260,7 +260,9 @@ class StoreMachine(RuleBasedStateMachine):
         reader = self.environment.reader
         self.model.assert_matches([record async for record in reader.list_runs()])
         for run_id, run in self.model.runs.items():
-            assert list((await reader.load(run_id)).entries) == run.entries
+            stored = await reader.load(run_id)
+            assert list(stored.entries) == run.entries
+            assert stored.record == await reader.get_record(run_id)
         for worker in self.workers:
             assert sorted(await reader.pending_cancellations(worker)) == self.model.pending_cancellations(worker)
         interrupted = [record.run_id async for record in reader.list_runs(RunFilter(interrupted=True))]

@@ -113,7 +113,7 @@ async def load_contents(store: CheckpointStore, run_id: str = "run-1") -> tuple[
 
 
 async def load_record(store: CheckpointStore, run_id: str = "run-1") -> RunRecord:
-    return (await store.load(run_id)).record
+    return await store.get_record(run_id)
 
 
 async def load_bodies(store: CheckpointStore, run_id: str = "run-1") -> list[bytes]:
