@@ -19,7 +19,7 @@ from holdfast.adapters.pydantic_ai import durable
 
 
 class Subject:
-    """An agent of so many steps, and when its model was asked."""
+    """An agent, and the times of its model calls."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -74,7 +74,7 @@ async def tool(number: int, size: int) -> str:
 
 @DBOS.workflow()
 async def agent(steps: int, size: int, calls: int = 1) -> None:
-    """So many tool calls a step, at once."""
+    """Make `calls` tool calls a step, concurrently."""
     transcript = []
     for number in range(0, (1 + calls) * steps, 1 + calls):
         transcript.append(await model(number, size))

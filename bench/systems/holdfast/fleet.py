@@ -51,7 +51,7 @@ def _send(worker: Process, word: bytes) -> None:
 
 
 async def _wait_for_end(workers: list[Process], runs: int) -> None:
-    """Wait until the workers together have given so many answers, each a dot."""
+    """Wait until the workers have written this many answers, each a dot."""
     left = runs
     enough = asyncio.Event()
 

@@ -9,7 +9,7 @@ from bench.systems.protocol import Job, Result, processor_seconds, resident_byte
 
 
 class Waiting(Subject):
-    """Its tool waits until it is told to stop."""
+    """An agent whose tool waits until it is stopped."""
 
     def __init__(self, job: Job) -> None:
         super().__init__({**job, "steps": 1})

@@ -49,7 +49,7 @@ async def _prepare(job: Job) -> Result:
     subject = Subject(job, at_end=at_end)
     async with make_app(job, subject) as app:
         await asyncio.gather(*(app.run(subject, "go") for _ in range(job["runs"])))
-    raise AssertionError("nobody answers")
+    raise AssertionError("the process was not killed")
 
 
 async def _look(job: Job) -> Result:

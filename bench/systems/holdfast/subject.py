@@ -52,7 +52,7 @@ class Stamps:
 
 
 class Subject:
-    """An agent for each run, of so many steps with so many tool calls each; `at_end` comes before its last reply."""
+    """An agent of `steps` steps with `calls` tool calls each. `at_end` is called before the last reply."""
 
     name = "bench"
 
