@@ -71,7 +71,7 @@ def main(
         return
     job: Job = json.loads(sys.argv[1])
     result = _run_workload(workloads[job["workload"]], job)
-    from importlib.metadata import version  # takes a while, and some jobs are counted from the start of their process
+    from importlib.metadata import version  # slow to import, and some jobs are measured from the start of their process
 
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     result |= {

@@ -13,7 +13,7 @@ def measured(ratio: float) -> list[Figure]:
 
 
 @pytest.mark.parametrize(("now", "change"), [(2.5, "worse"), (2.2, "same"), (1.8, "same"), (1.5, "better")])
-def test_a_change_beyond_the_noise_is_told(now: float, change: str) -> None:
+def test_a_change_beyond_the_noise_is_reported(now: float, change: str) -> None:
     (result,) = compare(measured(now), {KEY: Expected(2.0, 1.98, 2.02)})
     assert result.change == change
 
@@ -38,7 +38,7 @@ def test_more_on_disk_is_worse_by_itself() -> None:
     assert [result.key for result in results if result.change == "worse"] == ["w1 1000 holdfast sqlite: disk"]
 
 
-def test_what_was_accepted_is_the_same_and_has_no_limits_and_peers_in_it() -> None:
+def test_an_accepted_baseline_compares_equal_and_has_no_limits_or_peers() -> None:
     found = figures(
         [one_run("raw", "sqlite-1", 1.0), one_run("holdfast", "sqlite", 1.2), one_run("dbos", "sqlite", 9.0)]
     )

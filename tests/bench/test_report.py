@@ -41,7 +41,7 @@ def test_a_failure_a_cap_and_a_caveat_are_shown() -> None:
     assert "langgraph sqlite is measured up to 1,000 steps" in report
 
 
-def test_the_page_keeps_the_words_around_what_is_written(tmp_path: Path) -> None:
+def test_the_page_keeps_the_text_around_the_generated_part(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for new in ("first", "second"):

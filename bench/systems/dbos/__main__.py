@@ -115,7 +115,7 @@ def resume(job: Job) -> Result:
 
 
 async def waiting_runs(job: Job) -> Result:
-    """What it costs that all runs wait in a tool."""
+    """Measure the cost of runs that all wait in a tool."""
     all_wait, over = asyncio.Event(), asyncio.Event()
     waiting = itertools.count(1)
 

@@ -15,7 +15,7 @@ from dbos import DBOS
 
 
 async def nothing(number: int) -> None:
-    """A moment that takes no time."""
+    """Do nothing."""
 
 
 class Watch:

@@ -26,7 +26,7 @@ class DeltaMessages(TypedDict):
 
 
 async def nothing() -> None:
-    """A moment that takes no time."""
+    """Do nothing."""
 
 
 class Agent:

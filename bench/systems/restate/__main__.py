@@ -108,7 +108,7 @@ async def resume(job: Job) -> Result:
 
 
 async def waiting_runs(job: Job) -> Result:
-    """What it costs that all runs wait in a tool: this process and the server together."""
+    """Measure the cost of runs that all wait in a tool: this process and the server together."""
     all_wait, over = asyncio.Event(), asyncio.Event()
     waiting = itertools.count(1)
 

@@ -13,7 +13,7 @@ from bench.systems.protocol import text
 
 
 async def nothing(number: int) -> None:
-    """A moment that takes no time."""
+    """Do nothing."""
 
 
 class Watch:
