@@ -1,4 +1,4 @@
-"""A virtual environment for each system that needs other packages than ours.
+"""Virtual environments for systems that need other packages.
 
 From `bench/environments/NAME.txt` (pins); a folder `bench/environments/NAME` with a package.json adds npm packages.
 """
@@ -14,7 +14,7 @@ _BUILT = Path(__file__).parent / ".environments"
 
 
 def python_for(system: str) -> Path:
-    """The interpreter that has the system's packages. Builds its environment if it is missing or has other pins.
+    """Return the interpreter with the system's packages. Build its environment if it is missing or has other pins.
 
     Raises:
         RuntimeError: it could not be built.
@@ -35,7 +35,7 @@ def python_for(system: str) -> Path:
 
 
 def _digest(system: str) -> str:
-    """Changes with anything that the environment is made of."""
+    """Hash all files that define the environment."""
     folder = _PINS / system
     sources = [_PINS / f"{system}.txt", *(sorted(folder.iterdir()) if folder.is_dir() else ())]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()

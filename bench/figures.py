@@ -1,4 +1,4 @@
-"""From records to figures: what a workload is judged by, its median and spread, and its ratio to the raw limit."""
+"""From records to figures: median, spread, and ratio to the raw limit."""
 
 import contextlib
 import statistics
@@ -15,14 +15,14 @@ Better = Literal["less", "more"]
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing that is read from a result."""
+    """One quantity that is read from a result."""
 
     name: str
     title: str
     unit: str
     read: Callable[[dict[str, Any], dict[str, int]], float]
     better: Better = "less"
-    #: What its ratio is: to the raw limit of the same repeat; the value, because that is a ratio already; or nothing.
+    #: The ratio: to the raw limit of the same repeat, the value itself if it is a ratio, or none.
     ratio: Literal["limit", "itself", "none"] = "limit"
 
 
@@ -76,7 +76,7 @@ MEASURES: dict[str, tuple[Measure, ...]] = {
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle of some repeats, and how far they lie apart."""
+    """Median, minimum and maximum of the repeats."""
 
     median: float
     low: float
@@ -113,13 +113,13 @@ class Figure:
 
 
 def times(over: Figure, under: Figure) -> Spread | None:
-    """`over` as a multiple of `under`: repeat by repeat, then the middle. Nothing if they share no repeat."""
+    """Divide `over` by `under` repeat by repeat. `None` if they share no repeat."""
     shared = over.values.keys() & under.values.keys()
     return Spread.of([over.values[each] / under.values[each] for each in shared]) if shared else None
 
 
 def figures(records: Iterable[Record]) -> list[Figure]:
-    """Every measure of every subject in every size, in the order of the records. Failed jobs have none."""
+    """Return every measure of every subject in every size, in the order of the records. Failed jobs have none."""
     jobs: dict[tuple[str, int, Subject], dict[int, Record]] = defaultdict(dict)
     for record in records:
         if record.result is not None:
@@ -137,7 +137,7 @@ def figures(records: Iterable[Record]) -> list[Figure]:
 
 
 def _read(measure: Measure, repeats: dict[int, Record]) -> dict[int, float]:
-    """By repeat. A system may lack a measure, where its program cannot tell."""
+    """Read a measure by repeat. Some systems cannot report every measure."""
     found = {}
     for repeat, record in repeats.items():
         with contextlib.suppress(KeyError):

@@ -1,4 +1,4 @@
-"""The guard: what became slower or faster since the accepted baseline, by ratios and not by seconds."""
+"""The guard: compares ratios, not seconds, with the accepted baseline."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from bench.figures import Figure, Spread
 
 BASELINE = Path(__file__).parent / "baseline.json"
 
-#: A change below this is never called one, however close together the repeats lay.
+#: Smaller changes are noise, however small the spread of the repeats is.
 FLOOR = 0.15
 
 Change = Literal["worse", "better", "same"]
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """The accepted ratio of one figure, and how far its repeats lay apart."""
+    """The accepted ratio of one figure, with the spread of its repeats."""
 
     median: float
     low: float
@@ -25,13 +25,13 @@ class Expected(msgspec.Struct, frozen=True):
 
     @property
     def tolerance(self) -> float:
-        """The change that may be noise, as a part of the median: all of the spread that was seen."""
+        """The relative change that may be noise: the whole spread of the repeats."""
         return max(FLOOR, (self.high - self.low) / self.median)
 
 
 @dataclass(frozen=True)
 class GuardResult:
-    """One figure beside its baseline."""
+    """One figure compared with its baseline."""
 
     key: str
     change: Change
@@ -48,7 +48,7 @@ class GuardResult:
 
 
 def make_baseline(figures: Iterable[Figure]) -> dict[str, Expected]:
-    """What a baseline keeps of a measurement: our own ratios."""
+    """Return our own ratios of a measurement."""
     return {
         figure.key: Expected(ratio.median, ratio.low, ratio.high)
         for figure in figures
@@ -57,7 +57,7 @@ def make_baseline(figures: Iterable[Figure]) -> dict[str, Expected]:
 
 
 def compare(figures: Iterable[Figure], baseline: Mapping[str, Expected]) -> list[GuardResult]:
-    """A verdict for every figure that the baseline knows."""
+    """Compare every figure that the baseline has."""
     known = [(figure, baseline[figure.key]) for figure in figures if figure.key in baseline]
     return [
         GuardResult(figure.key, _change(figure, ratio, expected), expected, ratio)
@@ -73,16 +73,16 @@ def _change(figure: Figure, now: Spread, expected: Expected) -> Change:
     return "worse" if (more > 0) == (figure.measure.better == "less") else "better"
 
 
-def format_verdicts(verdicts: list[GuardResult]) -> str:
-    """The changes in words, the worst news last, where the eye is."""
-    changed = [verdict for change in ("better", "worse") for verdict in verdicts if verdict.change == change]
-    lines = [str(verdict) for verdict in changed]
-    same = len(verdicts) - len(changed)
-    return "\n".join([f"{same} of {len(verdicts)} ratios are as they were", *lines])
+def format_results(results: list[GuardResult]) -> str:
+    """Format the changes, the worse ones last."""
+    changed = [result for change in ("better", "worse") for result in results if result.change == change]
+    lines = [str(result) for result in changed]
+    same = len(results) - len(changed)
+    return "\n".join([f"{same} of {len(results)} ratios are as they were", *lines])
 
 
 def baseline() -> dict[str, Expected]:
-    """What was accepted; empty if nothing was yet."""
+    """Return the accepted baseline, empty if there is none."""
     return msgspec.json.decode(BASELINE.read_bytes(), type=dict[str, Expected]) if BASELINE.exists() else {}
 
 

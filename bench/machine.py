@@ -1,4 +1,4 @@
-"""The machine a measurement was made on: what matters for the figures, and nothing that names it."""
+"""Describes the machine of a measurement, without anything that identifies it."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def describe_machine(data_folder: Path) -> dict[str, str | int]:
-    """The machine, and the file system that the data are on."""
+    """Return the machine and the file system of the data."""
     return {
         "processor": _after("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),

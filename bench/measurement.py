@@ -1,4 +1,4 @@
-"""A whole measurement: every size by every system, interleaved."""
+"""A measurement: every size on every system, interleaved."""
 
 import subprocess
 import sys
@@ -10,12 +10,12 @@ from bench.plan import Size, Subject, capped, subjects
 from bench.records import Record, Results
 from bench.runner import ROOT, Runner
 
-#: A job that took so many seconds is measured only so often.
+#: (seconds, repeats): a job that takes longer is repeated less often.
 TIME_LIMIT = ((120.0, 1), (30.0, 2))
 
 
 def measure(sizes: Sequence[Size], *, peers: bool, repeats: int | None, time_limit: float) -> Results:
-    """Carry out all jobs. Within a repeat all systems take turns, and each repeat begins with another one."""
+    """Run all jobs. Within a repeat all systems take turns, and each repeat begins with another one."""
     runner, records = Runner(time_limit=time_limit), list[Record]()
     try:
         able = {system: _supports(runner, system) for system in _systems(sizes, peers)}
@@ -38,9 +38,9 @@ def _repeat(runner: Runner, size: Size, asked: list[Subject], repeats: int) -> l
         for subject in asked[shift:] + asked[:shift]:
             if repeat >= enough[subject]:
                 continue
-            record = runner.carry_out(size, subject, repeat)
+            record = runner.run_job(size, subject, repeat)
             records.append(record)
-            _say(size, subject, record)
+            _log(size, subject, record)
             for seconds, times in TIME_LIMIT:
                 if record.took > seconds:
                     enough[subject] = min(enough[subject], times)
@@ -54,7 +54,7 @@ def _systems(sizes: Sequence[Size], peers: bool) -> set[str]:
 
 
 def _supports(runner: Runner, system: str) -> list[str]:
-    """The workloads that a system has; none if its program cannot be started here."""
+    """Return the workloads of a system; none if its program cannot be started here."""
     try:
         return runner.workloads(system)
     except (RuntimeError, OSError, subprocess.CalledProcessError) as exc:
@@ -62,7 +62,7 @@ def _supports(runner: Runner, system: str) -> list[str]:
         return []
 
 
-def _say(size: Size, subject: Subject, record: Record) -> None:
+def _log(size: Size, subject: Subject, record: Record) -> None:
     words = f"failed: {record.failed}" if record.failed else f"{record.took:.1f} s"
     print(
         f"{size.workload} {size.number:,} {subject}, repeat {record.repeat + 1}: {words}", file=sys.stderr, flush=True

@@ -1,8 +1,8 @@
-"""What is measured: the workloads in their sizes, by which systems, beside which raw limits."""
+"""The plan: workloads and their sizes, the systems that run them, and their raw limits."""
 
 from dataclasses import dataclass, field
 
-#: By workload: what its size is counted in.
+#: By workload: the unit of its size.
 AXES = {"w1": "steps", "w2": "runs", "w3": "runs", "w4": "steps", "w5": "steps", "w6": "runs", "w7": "workers"}
 
 TITLES = {
@@ -25,7 +25,7 @@ _LANGGRAPH = ("sqlite", "sqlite-delta", "postgres", "postgres-delta")
 
 _PEERS = {"langgraph": _LANGGRAPH, "dbos": ("sqlite", "postgres"), "restate": ("server",)}
 
-#: By workload: the variants of each system that is asked for it, if its program has it.
+#: By workload: the variants of each system that run it, if the system's program supports it.
 SYSTEMS: dict[str, dict[str, tuple[str, ...]]] = {
     "w1": {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS},
     "w2": {"raw": _GROUPS, "holdfast": _FORMS, **_PEERS},
@@ -36,23 +36,23 @@ SYSTEMS: dict[str, dict[str, tuple[str, ...]]] = {
     "w7": {"holdfast": ("postgres",)},
 }
 
-#: Sizes above these are not asked for, because the cost grows with the square of the history.
+#: Larger sizes are not measured: the cost grows with the square of the history.
 CAPS = {(workload, "langgraph", variant): 1000 for workload in ("w1", "w4") for variant in ("sqlite", "postgres")}
 
 
 @dataclass(frozen=True)
 class Size:
-    """One workload in one size, measured so many times."""
+    """One workload in one size, and the number of repeats."""
 
     workload: str
-    #: What the axis of the workload counts.
+    #: In the unit of `AXES`.
     number: int
     repeats: int = 5
     #: The other sizes of the job.
     others: dict[str, int] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, int]:
-        """The sizes of the job, as the programs are told them."""
+        """Return the sizes of the job, as its program gets them."""
         return {"bytes": 1000, **self.others, AXES[self.workload]: self.number}
 
 
@@ -93,14 +93,14 @@ class Subject:
 
     @property
     def kind(self) -> str:
-        """Whether it is a limit, ours, or a peer's."""
+        """Return `limit`, `ours` or `peer`."""
         if self.system == "raw" or self.variant == "bare":
             return "limit"
         return "ours" if self.system in OURS else "peer"
 
 
 def subjects(workload: str, *, peers: bool) -> list[Subject]:
-    """Who is asked for a workload."""
+    """Return the systems and variants that run a workload."""
     return [
         Subject(system, variant)
         for system, variants in SYSTEMS[workload].items()
@@ -110,13 +110,13 @@ def subjects(workload: str, *, peers: bool) -> list[Subject]:
 
 
 def limit_of(workload: str, subject: Subject) -> Subject | None:
-    """The raw limit that a subject is to be measured by: the same store, and as many commits a step as it promises."""
+    """Return the raw limit of a subject: the same store, with the number of commits a step that it makes."""
     if subject.kind == "limit" or workload in ("w6", "w7"):
         return None
     if workload == "w5":
         return Subject("pydantic_ai", "bare")
     store = next((store for store in ("sqlite", "postgres") if subject.variant.startswith(store)), "file")
-    # Every peer but Restate, which is held beside a file, commits a reply before it calls the tools.
+    # Peers commit a reply before they call the tools. Restate is compared with a file.
     commits = 2 if subject.variant.endswith("-once") or subject.kind == "peer" else 1
     if store == "file":
         return Subject("raw", "file")
@@ -126,5 +126,5 @@ def limit_of(workload: str, subject: Subject) -> Subject | None:
 
 
 def capped(size: Size, subject: Subject) -> bool:
-    """Whether the size is above what this subject is asked for."""
+    """Return whether the size is above the cap of this subject."""
     return size.number > CAPS.get((size.workload, subject.system, subject.variant), size.number)

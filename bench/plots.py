@@ -1,4 +1,4 @@
-"""The plots of the report, as SVG that reads on a light and on a dark page."""
+"""The plots of the report, as SVG for light and dark pages."""
 
 import statistics
 from collections import defaultdict
@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 Points = Sequence[tuple[float, float]]
 
-#: Seen well on white and on near-black alike.
+#: Readable on white and on near-black.
 _GREY = "#7d8590"
 
 
@@ -80,7 +80,7 @@ def draw(results: Results, folder: Path) -> None:
 
 
 def _history(records: Sequence[Record]) -> Mapping[Subject, Points]:
-    """What a step costs after so many, in the longest run of each subject."""
+    """Return the cost of each step, in the longest run of each subject."""
     longest: dict[Subject, int] = {}
     for record in _of("w1", records):
         longest[record.subject] = max(record.size, longest.get(record.subject, 0))

@@ -1,4 +1,4 @@
-"""What was measured, as it is kept in a file."""
+"""Records of measurements, and the file that keeps them."""
 
 import statistics
 from pathlib import Path
@@ -9,7 +9,7 @@ from bench.plan import AXES, Subject
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One job and what came of it."""
+    """One job and its result."""
 
     workload: str
     system: str
@@ -50,14 +50,14 @@ def write(path: Path, results: Results) -> None:
 
 
 def join_results(earlier: Results, later: Results) -> Results:
-    """Both, the later one where they measured the same workload in the same size."""
+    """Join two measurements. The later one wins where both have a workload in the same size."""
     again = {(record.workload, record.size) for record in later.records}
     kept = [record for record in earlier.records if (record.workload, record.size) not in again]
     return Results(machine=later.machine, records=sorted(kept + later.records, key=lambda each: each.workload))
 
 
 def condense_result(result: dict[str, Any]) -> dict[str, Any]:
-    """The result with the times of thousands of steps made a curve: medians around some of them."""
+    """Replace the times of all steps by a curve of medians."""
     seconds = result.get("step_seconds")
     if not seconds:
         return result
@@ -71,7 +71,7 @@ def condense_result(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windows(steps: int) -> list[tuple[int, int, int]]:
-    """Begin, middle and end of windows that grow with the distance from the start."""
+    """Return begin, middle and end of windows that grow with the distance from the start."""
     found, begin = [], 0
     while begin < steps:
         end = min(steps, begin + max(5, begin // 3))

@@ -1,4 +1,4 @@
-"""Carries out jobs: each in a process of its own, with an empty folder and an empty database, under a time limit."""
+"""Runs jobs: each in its own process, with an empty folder and database, under a time limit."""
 
 import contextlib
 import json
@@ -19,14 +19,14 @@ ROOT = Path(__file__).parent.parent
 
 
 class Runner:
-    """Runs the systems' programs. Without a PostgreSQL it starts one of its own when a job wants it."""
+    """Runs the systems' programs. Starts a PostgreSQL server when a job needs one and none was given."""
 
     def __init__(self, *, time_limit: float, server: EmbeddedServer | NamedServer | None = None) -> None:
         self._time_limit = time_limit
         self._server, self._own_server = server, server is None
 
-    def carry_out(self, size: Size, subject: Subject, repeat: int) -> Record:
-        """Measure once. A failure is a record, too."""
+    def run_job(self, size: Size, subject: Subject, repeat: int) -> Record:
+        """Measure once. A failure is recorded too."""
         record = Record(
             workload=size.workload, system=subject.system, variant=subject.variant, numbers=size.numbers(),
             repeat=repeat, took=0.0,
@@ -42,7 +42,7 @@ class Runner:
         return record
 
     def workloads(self, system: str) -> list[str]:
-        """Those that the system's program has."""
+        """Return the workloads of the system's program."""
         command = [str(python_for(system)), "-m", f"bench.systems.{system}", "--workloads"]
         return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
 
@@ -84,7 +84,7 @@ class Runner:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """On the disk that the repository is on: /tmp may be memory."""
+    """Create a folder on the disk of the repository: /tmp may be memory."""
     path = Path(tempfile.mkdtemp(prefix=".bench-", dir=ROOT))
     try:
         yield path
@@ -93,7 +93,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _run_process(command: list[str], time_limit: float) -> "subprocess.CompletedProcess[str]":
-    """The process at its end. What it started ends with it when it takes too long."""
+    """Run a process to its end. On a timeout kill it with its children."""
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -108,7 +108,7 @@ def _run_process(command: list[str], time_limit: float) -> "subprocess.Completed
 
 
 def _redact_names(words: str, job: dict[str, Any]) -> str:
-    """Results are published: no paths of the machine in them."""
+    """Remove paths of this machine: results are published."""
     for place in (job["folder"], job["postgres"], str(ROOT)):
         words = words.replace(place, "...") if place else words
     return words[:300]

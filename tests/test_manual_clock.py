@@ -18,7 +18,7 @@ async def test_time_passes_only_when_it_is_advanced() -> None:
     assert clock.monotonic() == 90
 
 
-async def test_whoever_waits_is_woken_in_order_and_at_its_time() -> None:
+async def test_sleepers_wake_in_order_and_on_time() -> None:
     clock = ManualClock()
     woken: list[tuple[str, float]] = []
 
@@ -36,7 +36,7 @@ async def test_whoever_waits_is_woken_in_order_and_at_its_time() -> None:
     await asyncio.gather(*sleepers)
 
 
-async def test_who_waits_again_within_one_advance_is_woken_again() -> None:
+async def test_a_sleeper_can_sleep_again_within_one_advance() -> None:
     clock = ManualClock()
     ticks: list[float] = []
 
@@ -53,7 +53,7 @@ async def test_who_waits_again_within_one_advance_is_woken_again() -> None:
     assert clock.waiting == 0
 
 
-async def test_what_was_cancelled_is_not_called() -> None:
+async def test_a_cancelled_timer_is_not_called() -> None:
     clock = ManualClock()
     called: list[str] = []
     clock.call_later(SECOND, lambda: called.append("cancelled")).cancel()

@@ -21,7 +21,7 @@ OLD_NAMES = re.compile(
     re.IGNORECASE,
 )
 #: Except the palette of a persona, which is the users' word, and the colours of the documentation.
-PALETTE = re.compile(r"persona|definitions")
+PALETTE = re.compile(r"persona|definitions|how-to/batteries")
 
 
 def _files(*patterns: str) -> list[Path]:

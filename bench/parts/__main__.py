@@ -1,7 +1,6 @@
-"""Measure single parts, beside the raw limits of this machine: `python -m bench.parts`, or with some of their names.
+"""Measure single parts against the raw limits of this machine: `python -m bench.parts [NAME ...]`.
 
-For whoever works on a part; what holdfast promises as a whole is measured by `python -m bench`. Every figure is to be
-read as a ratio to what stands beside it: the seconds are this machine's.
+`python -m bench` measures holdfast as a whole. Read every figure as a ratio: the seconds are those of this machine.
 """
 
 import subprocess

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
-from bench.systems.holdfast.subject import Stamps, Subject, store_url
+from bench.systems.holdfast.agent import BenchAgent, Stamps, store_url
 from bench.systems.protocol import Job
 from bench.systems.raw.__main__ import many_runs as raw
 from bench.systems.raw.group_commit import GroupCommit
@@ -29,14 +29,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def least_loop(job: Job) -> float:
-    subject, log = Subject(job), open_log({**job, "variant": "sqlite-group-1"})
+    agent, log = BenchAgent(job), open_log({**job, "variant": "sqlite-group-1"})
     group = GroupCommit(log)
 
     async def one(run: int) -> None:
-        model, history = Stamps(subject), list[Message]([User("go")])
+        model, history = Stamps(agent), list[Message]([User("go")])
         await group.append([Row(run, 0, _encode(history[0]))])
         while (reply := await model(history, ())).tool_calls:
-            history += await _step(subject, reply)
+            history += await _step(agent, reply)
             body = b"\n".join(map(_encode, history[-1 - len(reply.tool_calls) :]))
             await group.append([Row(run, len(history), body)])
 
@@ -46,9 +46,9 @@ async def least_loop(job: Job) -> float:
     return took
 
 
-async def _step(subject: Subject, reply: Reply) -> list[Message]:
+async def _step(agent: BenchAgent, reply: Reply) -> list[Message]:
     results = [
-        ToolResult(call_id=call.id, tool=call.name, content=await subject.look(**call.arguments))
+        ToolResult(call_id=call.id, tool=call.name, content=await agent.look(**call.arguments))
         for call in reply.tool_calls
     ]
     return [reply, *results]
@@ -68,9 +68,9 @@ async def holdfast(job: Job) -> float:
 
 
 async def _ours(job: Job, store: str | None) -> float:
-    subject = Subject(job)
-    async with App([subject], store, worker=WorkerSettings(recover_on_start=False)) as app:
-        return await _timed(asyncio.gather(*(app.run(subject, "go") for _ in range(job["runs"]))))
+    agent = BenchAgent(job)
+    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+        return await _timed(asyncio.gather(*(app.run(agent, "go") for _ in range(job["runs"]))))
 
 
 async def _timed(work: Awaitable[object]) -> float:

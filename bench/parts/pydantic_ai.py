@@ -40,7 +40,7 @@ KILOBYTE = "x" * 1024
 NO_LIMITS = UsageLimits(request_limit=None)
 
 LOOPS = BARE, NO_STORE, SAME_SAVES, SQLITE = "bare", "no store", "bare, same saves", "SQLite"
-#: Each durable loop, and the bare one that it is held beside.
+#: Each durable loop, and the bare one it is compared with.
 BESIDE = {NO_STORE: BARE, SQLITE: SAME_SAVES}
 
 Loop = Callable[[], Awaitable[Any]]
@@ -49,7 +49,7 @@ Figures = Mapping[str, float]
 
 
 class Script:
-    """A model that asks for the tool in so many replies, and then answers."""
+    """A model that asks for the tool in each reply but the last."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -120,7 +120,7 @@ class Bench:
 
 
 async def timed(loop: Loop) -> float:
-    gc.collect()  # else whoever comes next pays for it
+    gc.collect()  # otherwise the next measurement pays for it
     gc.disable()
     began = time.process_time()
     await loop()

@@ -1,4 +1,4 @@
-"""How soon a process that starts goes on with what another left: `python -m bench.parts.recovery`.
+"""How soon a new process resumes the runs of another: `python -m bench.parts.recovery`.
 
 From the start of the process to the first step of the first resumed run, in a SQLite file with 1,000 and with 10,000
 interrupted runs of ten steps each; beside it the same with one run, which is what starting a process costs, and how
@@ -50,7 +50,7 @@ async def first_step(path: str) -> None:
             print(time.time(), flush=True)
         asked.set()
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("the event is never set")
 
     async with App(
         [agent(told)], SqliteStore(path, durability="process"), worker=WorkerSettings(shutdown_timeout=timedelta(0))

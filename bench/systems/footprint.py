@@ -1,4 +1,4 @@
-"""What a job has cost on the disk: in its folder, or in its PostgreSQL database."""
+"""Disk space and writes of a job, in its folder or in its PostgreSQL database."""
 
 from dataclasses import dataclass
 
@@ -20,10 +20,10 @@ class Footprint:
 
 
 def footprint(job: Job) -> Footprint:
-    """The readings of now."""
+    """Read both now."""
     if not uses_postgres(job):
         return Footprint(disk_bytes(job["folder"]), written_bytes())
-    import psycopg  # takes a while, and some jobs are counted from the start of their process
+    import psycopg  # slow to import, and some jobs are measured from the start of their process
 
     with psycopg.connect(job["postgres"] or "", autocommit=True) as connection:
         size, log = (connection.execute(query).fetchone() for query in (POSTGRES_SIZE, POSTGRES_WAL))

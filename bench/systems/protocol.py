@@ -1,7 +1,7 @@
-"""What every measured program shares: it takes one job, carries it out in its own process, prints one JSON object.
+"""The protocol of measured programs: take one job, run it in this process, print one JSON object.
 
-`PYTHON -m bench.systems.NAME JOB`, from the root of the repository; `--workloads` prints the names of those it has.
-Standard library only, because the environments of other systems have nothing else in common.
+`PYTHON -m bench.systems.NAME JOB`, from the root of the repository; `--workloads` prints the names of its workloads.
+Standard library only: the environments of the systems have nothing else in common.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypedDict
 
 
 class Job(TypedDict, total=False):
-    """What is to be done. The first four are always there; of the sizes, those of the workload."""
+    """One job. The first four fields are always set; the sizes depend on the workload."""
 
     workload: str
     variant: str
@@ -36,7 +36,7 @@ class Job(TypedDict, total=False):
     runs: int
     workers: int
     seconds: float
-    #: w3: "prepare" leaves interrupted runs behind, "recover" goes on with them in a new process.
+    #: w3: "prepare" leaves interrupted runs behind, "recover" resumes them in a new process.
     phase: str
 
 
@@ -58,20 +58,20 @@ _BLOCK = base64.b64encode(random.Random(8).randbytes(1 << 17)).decode()
 
 
 def main(
-    workloads: Mapping[str, Workload], *, packages: Sequence[str] = (), doubts: Mapping[str, str] | None = None
+    workloads: Mapping[str, Workload], *, packages: Sequence[str] = (), caveats: Mapping[str, str] | None = None
 ) -> None:
-    """Carry out the job of the command line and print its result.
+    """Run the job of the command line and print its result.
 
     Args:
         packages: distributions whose versions stand in the result.
-        doubts: by workload, or for "all": what is not quite fair about the figure, in one sentence.
+        caveats: by workload, or for "all": why the comparison may be unfair, in one sentence.
     """
     if sys.argv[1:] == ["--workloads"]:
         print(*workloads)
         return
     job: Job = json.loads(sys.argv[1])
     result = _run_workload(workloads[job["workload"]], job)
-    from importlib.metadata import version  # takes a while, and some jobs are counted from the start of their process
+    from importlib.metadata import version  # slow to import, and some jobs are measured from the start of their process
 
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     result |= {
@@ -79,9 +79,9 @@ def main(
         "peak_memory_bytes": max(each.ru_maxrss for each in used) * 1024,
         "processor_seconds": sum(each.ru_utime + each.ru_stime for each in used),
     }
-    known = doubts or {}
+    known = caveats or {}
     said = [known[name] for name in ("all", job["workload"]) if name in known]
-    print(json.dumps(result | ({"doubt": " ".join(said)} if said else {})), flush=True)
+    print(json.dumps(result | ({"caveat": " ".join(said)} if said else {})), flush=True)
 
 
 def _run_workload(workload: Workload, job: Job) -> Result:
@@ -140,7 +140,7 @@ def since_process_start() -> float:
 def kill_self() -> NoReturn:
     """End this process as `kill -9` does: nothing is flushed, nothing is tidied up."""
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("nobody survives SIGKILL")
+    raise AssertionError("SIGKILL did not end the process")
 
 
 def _stat(pid: int | str) -> list[str]:

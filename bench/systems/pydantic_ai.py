@@ -18,8 +18,8 @@ from holdfast import App, Bounds, WorkerSettings
 from holdfast.adapters.pydantic_ai import durable
 
 
-class Subject:
-    """An agent of so many steps, and when its model was asked."""
+class BenchAgent:
+    """An agent, and the times of its model calls."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -42,22 +42,22 @@ class Subject:
 
 
 async def agent_run(job: Job) -> Result:
-    subject, steps = Subject(job), job["steps"]
+    measured, steps = BenchAgent(job), job["steps"]
     if job["variant"] == "bare":
         before, began = footprint(job), time.perf_counter()
-        await subject.agent.run("go", usage_limits=UsageLimits(request_limit=None))
+        await measured.agent.run("go", usage_limits=UsageLimits(request_limit=None))
     else:
-        known = durable(subject.agent, bounds=Bounds(max_steps=steps + 1))
+        known = durable(measured.agent, bounds=Bounds(max_steps=steps + 1))
         async with App(
             [known], f"sqlite:{Path(job['folder']) / 'runs.db'}", worker=WorkerSettings(recover_on_start=False)
         ) as app:
             before, began = footprint(job), time.perf_counter()
             await app.run(known, "go")
-    subject.times[0] = began
-    (end,) = subject.ends
+    measured.times[0] = began
+    (end,) = measured.ends
     return {
-        "seconds": subject.times[-1] - began,
-        "step_seconds": [after - earlier for earlier, after in itertools.pairwise(subject.times)],
+        "seconds": measured.times[-1] - began,
+        "step_seconds": [after - earlier for earlier, after in itertools.pairwise(measured.times)],
         "transcript_bytes": 2 * job.get("bytes", 1000) * steps,
         **end.since(before),
     }

@@ -18,7 +18,7 @@ def the_figure(found: list[Figure], subject: Subject, measure: str) -> Figure:
 OURS = Subject("holdfast", "sqlite")
 
 
-def test_a_ratio_is_taken_within_each_repeat_and_then_the_middle_of_them() -> None:
+def test_a_ratio_is_taken_within_each_repeat_and_then_the_median() -> None:
     raw, ours = [1.0, 10.0, 2.0], [2.0, 11.0, 6.0]
     found = figures(
         [one_run("raw", "sqlite-1", seconds, repeat=at) for at, seconds in enumerate(raw)]
@@ -42,12 +42,12 @@ def test_a_repeat_whose_limit_failed_has_no_ratio() -> None:
     assert the_figure(found, OURS, "step").ratios == {1: 2.0}
 
 
-def test_what_a_program_could_not_tell_is_left_out() -> None:
+def test_a_measure_that_a_program_lacks_is_left_out() -> None:
     found = figures([record("w3", "restate", "server", 1000, find=1.0, last=9.0)])
     assert {figure.measure.name for figure in found} == {"find", "last"}
 
 
-def test_a_step_of_two_commits_is_held_beside_two_raw_commits() -> None:
+def test_a_step_of_two_commits_is_compared_with_two_raw_commits() -> None:
     assert limit_of("w1", Subject("holdfast", "sqlite-once")) == Subject("raw", "sqlite-2")
     assert limit_of("w2", Subject("holdfast", "postgres")) == Subject("raw", "postgres-group-1")
     assert limit_of("w1", Subject("dbos", "sqlite")) == Subject("raw", "sqlite-2")
@@ -56,7 +56,7 @@ def test_a_step_of_two_commits_is_held_beside_two_raw_commits() -> None:
     assert limit_of("w1", Subject("raw", "sqlite-1")) is None
 
 
-def test_every_limit_is_measured_beside_those_who_need_it() -> None:
+def test_every_limit_is_measured_with_the_subjects_that_need_it() -> None:
     for size in (*SHORT, *FULL):
         asked = subjects(size.workload, peers=True)
         for subject in asked:
@@ -64,7 +64,7 @@ def test_every_limit_is_measured_beside_those_who_need_it() -> None:
             assert limit is None or limit in asked
 
 
-def test_a_quadratic_peer_is_not_asked_for_the_longest_run() -> None:
+def test_a_quadratic_peer_is_not_measured_in_the_longest_run() -> None:
     assert capped(Size("w1", 5000), Subject("langgraph", "sqlite"))
     assert not capped(Size("w1", 1000), Subject("langgraph", "sqlite"))
     assert not capped(Size("w1", 5000), Subject("langgraph", "sqlite-delta"))
@@ -123,7 +123,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read(tmp_path / "new" / "results.json") == made
 
 
-def test_what_is_measured_again_takes_the_place_of_what_was_measured_before() -> None:
+def test_a_later_measurement_replaces_an_earlier_one() -> None:
     earlier = results(one_run("raw", "file", 1.0), one_run("raw", "file", 2.0, size=10), many_runs("raw", "file", 3.0))
     later = results(one_run("raw", "file", 4.0))
     assert join_results(earlier, later).records == [earlier.records[1], later.records[0], earlier.records[2]]

@@ -1,8 +1,8 @@
-"""The guard's verdicts."""
+"""The guard's results."""
 
 import pytest
 from bench.figures import Figure, figures
-from bench.guard import Expected, compare, format_verdicts, make_baseline
+from bench.guard import Expected, compare, format_results, make_baseline
 from tests.bench.sample_records import many_runs, one_run
 
 KEY = "w1 1000 holdfast sqlite: step"
@@ -13,35 +13,35 @@ def measured(ratio: float) -> list[Figure]:
 
 
 @pytest.mark.parametrize(("now", "change"), [(2.5, "worse"), (2.2, "same"), (1.8, "same"), (1.5, "better")])
-def test_a_change_beyond_the_noise_is_told(now: float, change: str) -> None:
-    (verdict,) = compare(measured(now), {KEY: Expected(2.0, 1.98, 2.02)})
-    assert verdict.change == change
+def test_a_change_beyond_the_noise_is_reported(now: float, change: str) -> None:
+    (result,) = compare(measured(now), {KEY: Expected(2.0, 1.98, 2.02)})
+    assert result.change == change
 
 
 def test_the_wider_the_baseline_was_spread_the_more_is_noise() -> None:
-    (verdict,) = compare(measured(2.5), {KEY: Expected(2.0, 1.6, 2.4)})
-    assert verdict.change == "same"
+    (result,) = compare(measured(2.5), {KEY: Expected(2.0, 1.6, 2.4)})
+    assert result.change == "same"
 
 
 def test_of_a_rate_less_is_worse() -> None:
     found = figures([many_runs("raw", "sqlite-group-1", 1000), many_runs("holdfast", "sqlite", 300)])
-    (verdict,) = compare(found, {"w2 128 holdfast sqlite: rate": Expected(0.6, 0.58, 0.62)})
-    assert verdict.change == "worse"
-    assert format_verdicts([verdict]).endswith(
+    (result,) = compare(found, {"w2 128 holdfast sqlite: rate": Expected(0.6, 0.58, 0.62)})
+    assert result.change == "worse"
+    assert format_results([result]).endswith(
         "w2 128 holdfast sqlite: rate was 0.60 and is 0.30: 50% worse, 15% would be noise"
     )
 
 
 def test_more_on_disk_is_worse_by_itself() -> None:
     before = make_baseline(figures([one_run("holdfast", "sqlite", 1.0, disk=2)]))
-    verdicts = compare(figures([one_run("holdfast", "sqlite", 1.0, disk=3)]), before)
-    assert [verdict.key for verdict in verdicts if verdict.change == "worse"] == ["w1 1000 holdfast sqlite: disk"]
+    results = compare(figures([one_run("holdfast", "sqlite", 1.0, disk=3)]), before)
+    assert [result.key for result in results if result.change == "worse"] == ["w1 1000 holdfast sqlite: disk"]
 
 
-def test_what_was_accepted_is_the_same_and_has_no_limits_and_peers_in_it() -> None:
+def test_an_accepted_baseline_compares_equal_and_has_no_limits_or_peers() -> None:
     found = figures(
         [one_run("raw", "sqlite-1", 1.0), one_run("holdfast", "sqlite", 1.2), one_run("dbos", "sqlite", 9.0)]
     )
     baseline = make_baseline(found)
     assert all("holdfast" in key for key in baseline)
-    assert {verdict.change for verdict in compare(found, baseline)} == {"same"}
+    assert {result.change for result in compare(found, baseline)} == {"same"}

@@ -35,7 +35,7 @@ def runner() -> Iterator[Runner]:
 
 @pytest.mark.parametrize(("size", "system", "variant"), JOBS, ids=lambda value: getattr(value, "workload", value))
 def test_a_program_gives_every_figure_of_its_workload(runner: Runner, size: Size, system: str, variant: str) -> None:
-    record = runner.carry_out(size, Subject(system, variant), 0)
+    record = runner.run_job(size, Subject(system, variant), 0)
     assert record.failed is None
     found = {figure.measure.name: figure.value.median for figure in figures([record])}
     assert found.keys() == {measure.name for measure in MEASURES[size.workload]}
@@ -44,11 +44,11 @@ def test_a_program_gives_every_figure_of_its_workload(runner: Runner, size: Size
 
 
 def test_a_job_that_fails_is_a_record_that_says_why_and_names_no_place(runner: Runner) -> None:
-    record = runner.carry_out(Size("w1", 3), Subject("holdfast", "parchment"), 0)
+    record = runner.run_job(Size("w1", 3), Subject("holdfast", "parchment"), 0)
     assert record.result is None
     assert record.failed == "KeyError: 'parchment'"
 
 
 def test_a_job_that_takes_too_long_has_failed() -> None:
-    record = Runner(time_limit=0.01).carry_out(Size("w1", 3), Subject("raw", "file"), 0)
+    record = Runner(time_limit=0.01).run_job(Size("w1", 3), Subject("raw", "file"), 0)
     assert record.failed == "not done after 0 s"

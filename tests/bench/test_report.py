@@ -21,15 +21,15 @@ def test_a_row_has_median_spread_and_ratio() -> None:
     assert "0.7 ms (0.6–0.9), **1.40×**" in row_of(report, "holdfast sqlite")
 
 
-def test_a_failure_a_cap_and_a_doubt_are_shown() -> None:
-    doubtful = many_runs("restate", "server", 300)
-    assert doubtful.result is not None
-    doubtful.result["doubt"] = "It syncs four times."
+def test_a_failure_a_cap_and_a_caveat_are_shown() -> None:
+    unfair = many_runs("restate", "server", 300)
+    assert unfair.result is not None
+    unfair.result["caveat"] = "It syncs four times."
     report = tables(
         results(
             many_runs("holdfast", "postgres", 3000),
             record("w2", "dbos", "postgres", 128, failed="PoolTimeout"),
-            doubtful,
+            unfair,
             one_run("langgraph", "sqlite", 30.0),
             one_run("langgraph", "sqlite-delta", 30.0, size=5000),
         )
@@ -37,11 +37,11 @@ def test_a_failure_a_cap_and_a_doubt_are_shown() -> None:
     assert "| failed |" in row_of(report, "dbos postgres")
     assert "- dbos postgres at 128 runs failed: `PoolTimeout`" in report
     assert "- restate: It syncs four times." in report
-    assert "| not asked |" in row_of(report, "langgraph sqlite")
-    assert "langgraph sqlite is asked for 1,000 steps at most" in report
+    assert "| not measured |" in row_of(report, "langgraph sqlite")
+    assert "langgraph sqlite is measured up to 1,000 steps" in report
 
 
-def test_the_page_keeps_the_words_around_what_is_written(tmp_path: Path) -> None:
+def test_the_page_keeps_the_text_around_the_generated_part(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for new in ("first", "second"):

@@ -17,7 +17,7 @@ from bench.systems.new_process import look_and_resume
 from bench.systems.protocol import Job, Result
 from dbos import DBOSClient
 
-DOUBTS = {
+CAVEATS = {
     "all": "SQLite runs in WAL mode, which is not its default; a reply is safe before its tool is called, so a step is "
     "two commits.",
     "w2": "All runs are started at once, without a queue; its timeout for a connection is raised so that none fails.",
@@ -98,7 +98,7 @@ def look(job: Job) -> Result:
 
 
 def resume(job: Job) -> Result:
-    """Each run goes on for one step, and ends."""
+    """Resume each run for one step, to its end."""
     steps_done: list[float] = []
     all_done = threading.Event()
 
@@ -115,7 +115,7 @@ def resume(job: Job) -> Result:
 
 
 async def waiting_runs(job: Job) -> Result:
-    """What it costs that all runs wait in a tool."""
+    """Measure the cost of runs that all wait in a tool."""
     all_wait, over = asyncio.Event(), asyncio.Event()
     waiting = itertools.count(1)
 
@@ -156,5 +156,5 @@ if __name__ == "__main__":
             "w6": waiting_runs,
         },
         packages=["dbos", "sqlalchemy", "pydantic-ai-slim"],
-        doubts=DOUBTS,
+        caveats=CAVEATS,
     )

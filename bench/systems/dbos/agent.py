@@ -15,7 +15,7 @@ from dbos import DBOS
 
 
 async def nothing(number: int) -> None:
-    """A moment that takes no time."""
+    """Do nothing."""
 
 
 class Watch:
@@ -74,7 +74,7 @@ async def tool(number: int, size: int) -> str:
 
 @DBOS.workflow()
 async def agent(steps: int, size: int, calls: int = 1) -> None:
-    """So many tool calls a step, at once."""
+    """Make `calls` tool calls a step, concurrently."""
     transcript = []
     for number in range(0, (1 + calls) * steps, 1 + calls):
         transcript.append(await model(number, size))

@@ -27,7 +27,7 @@ def database_url(job: Job) -> str:
 def launched(job: Job) -> Iterator[None]:
     """DBOS runs; what was interrupted is being recovered."""
     config: Any = {"name": "bench", "system_database_url": database_url(job), "log_level": "ERROR"}
-    # Patience for a connection: after its 30 seconds, runs end with an error where 1,000 share a pool.
+    # Timeout for a connection: with the default of 30 seconds runs fail where 1,000 share a pool.
     DBOS(config=config | {"db_engine_kwargs": {"pool_timeout": 3600}})
     DBOS.launch()
     try:

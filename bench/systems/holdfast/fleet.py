@@ -8,19 +8,19 @@ import time
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
-from bench.systems.holdfast.subject import Subject, make_app
+from bench.systems.holdfast.agent import BenchAgent, make_app
 from bench.systems.protocol import Job, Result
 
-#: Runs that one worker drives at a time.
+#: Runs that one worker executes at once.
 CONCURRENCY = 128
 
 
 async def fleet(job: Job) -> Result:
     if job.get("phase") == "worker":
         return await _work(job)
-    subject = Subject(job)
-    async with make_app(job, subject) as app:
-        ids = await asyncio.gather(*(app.submit(subject, "go") for _ in range(job["runs"])))
+    agent = BenchAgent(job)
+    async with make_app(job, agent) as app:
+        ids = await asyncio.gather(*(app.submit(agent, "go") for _ in range(job["runs"])))
         workers = [await _start_workers(job) for _ in range(job["workers"])]
         before, began = _machine(), time.perf_counter()
         for worker in workers:
@@ -37,7 +37,7 @@ async def fleet(job: Job) -> Result:
 
 
 async def _start_workers(job: Job) -> Process:
-    """A worker that has opened the store and waits for a word."""
+    """Start a worker that has opened the store and waits for a line on stdin."""
     command = [sys.executable, "-m", "bench.systems.holdfast", json.dumps({**job, "phase": "worker"})]
     worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert worker.stdout is not None
@@ -51,7 +51,7 @@ def _send(worker: Process, word: bytes) -> None:
 
 
 async def _wait_for_end(workers: list[Process], runs: int) -> None:
-    """Wait until the workers together have given so many answers, each a dot."""
+    """Wait until the workers have written this many answers, each a dot."""
     left = runs
     enough = asyncio.Event()
 
@@ -74,8 +74,8 @@ async def _work(job: Job) -> Result:
     async def at_end() -> None:
         os.write(1, b".")
 
-    subject = Subject(job, at_end=at_end)
-    async with make_app(job, subject, concurrency=CONCURRENCY) as app:
+    agent = BenchAgent(job, at_end=at_end)
+    async with make_app(job, agent, concurrency=CONCURRENCY) as app:
         os.write(1, b"ready\n")
         await asyncio.to_thread(sys.stdin.readline)
         serving = asyncio.create_task(app.serve())
@@ -85,7 +85,7 @@ async def _work(job: Job) -> Result:
 
 
 def _machine() -> tuple[float, float]:
-    """Ticks that all processors together were busy, and all ticks."""
+    """Return the busy ticks and all ticks of all processors."""
     user, nice, system, idle, waiting, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
     busy = user + nice + system + sum(rest[:2])
     return busy, busy + idle + waiting

@@ -1,15 +1,15 @@
-"""Runs that wait for long: what they cost meanwhile."""
+"""The cost of runs that wait."""
 
 import asyncio
 import time
 
 from bench.systems.footprint import footprint
-from bench.systems.holdfast.subject import Subject, make_app
+from bench.systems.holdfast.agent import BenchAgent, make_app
 from bench.systems.protocol import Job, Result, processor_seconds, resident_bytes
 
 
-class Waiting(Subject):
-    """Its tool waits until it is told to stop."""
+class WaitingAgent(BenchAgent):
+    """An agent whose tool waits until it is stopped."""
 
     def __init__(self, job: Job) -> None:
         super().__init__({**job, "steps": 1})
@@ -25,17 +25,17 @@ class Waiting(Subject):
 
 
 async def waiting_runs(job: Job) -> Result:
-    subject = Waiting(job)
-    async with make_app(job, subject) as app:
+    agent = WaitingAgent(job)
+    async with make_app(job, agent) as app:
         memory = resident_bytes()
-        runs = [asyncio.create_task(app.run(subject, "go")) for _ in range(job["runs"])]
-        await subject.all_wait.wait()
-        await asyncio.sleep(1)  # the replies may still be on their way to the disk while their tools wait already
+        runs = [asyncio.create_task(app.run(agent, "go")) for _ in range(job["runs"])]
+        await agent.all_wait.wait()
+        await asyncio.sleep(1)  # the replies may not be written yet while their tools wait
         memory = resident_bytes() - memory
         before, spent, began = footprint(job), processor_seconds(), time.perf_counter()
         await asyncio.sleep(job["seconds"])
         spent, took = processor_seconds() - spent, time.perf_counter() - began
         written = footprint(job).written_bytes - before.written_bytes
-        subject.enough.set()
+        agent.enough.set()
         await asyncio.gather(*runs)
     return {"cpu_share": spent / took, "memory_bytes": memory, "written_bytes": written}

@@ -1,14 +1,9 @@
-"""Interrupted runs in a new process.
-
-Looking at them and going on with them are two processes, because either is counted from its start.
-"""
+"""Interrupted runs, listed and resumed in new processes."""
 
 import asyncio
-import json
-import subprocess
-import sys
 
-from bench.systems.holdfast.subject import Subject, make_app, store_url
+from bench.systems.holdfast.agent import BenchAgent, make_app, store_url
+from bench.systems.new_process import look_and_resume
 from bench.systems.protocol import Job, Result, kill_self, since_process_start
 
 from holdfast import RunInfo
@@ -22,21 +17,11 @@ async def interrupted(job: Job) -> Result:
     phases = {"prepare": _prepare, "look": _look, "resume": _resume}
     if job["phase"] in phases:
         return await phases[job["phase"]](job)
-    looked, resumed = (_in_a_new_process({**job, "phase": phase}) for phase in ("look", "resume"))
-    return {name: looked[name] for name in ("find", "load")} | {name: resumed[name] for name in ("first", "last")}
-
-
-def _in_a_new_process(job: Job) -> Result:
-    command = [sys.executable, "-m", "bench.systems.holdfast", json.dumps(job)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(1)  # it has said why
-    result: Result = json.loads(done.stdout)
-    return result
+    return look_and_resume("holdfast", job)
 
 
 async def _prepare(job: Job) -> Result:
-    """Every run makes its steps; when all are there, this process dies."""
+    """Kill this process when every run has made its steps."""
     waiting = 0
 
     async def at_end() -> None:
@@ -46,15 +31,15 @@ async def _prepare(job: Job) -> Result:
             kill_self()
         await asyncio.Event().wait()
 
-    subject = Subject(job, at_end=at_end)
-    async with make_app(job, subject) as app:
-        await asyncio.gather(*(app.run(subject, "go") for _ in range(job["runs"])))
-    raise AssertionError("nobody answers")
+    agent = BenchAgent(job, at_end=at_end)
+    async with make_app(job, agent) as app:
+        await asyncio.gather(*(app.run(agent, "go") for _ in range(job["runs"])))
+    raise AssertionError("the process was not killed")
 
 
 async def _look(job: Job) -> Result:
-    """List all, then read all, their messages included."""
-    codec = get_loop(await Subject(job).build(RunInfo(run_id="none", agent_name="bench"))).codec
+    """List all runs, then load them with their messages."""
+    codec = get_loop(await BenchAgent(job).build(RunInfo(run_id="none", agent_name="bench"))).codec
     store = store_from_url(store_url(job))
     await store.open()
     found = [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
@@ -69,7 +54,7 @@ async def _look(job: Job) -> Result:
 
 
 async def _resume(job: Job) -> Result:
-    """What a worker does at its start. A step has been made when the model is asked for the one after it."""
+    """Resume all runs, as a worker does at start. A step is finished when the model is called for the next one."""
     made, all_made = list[float](), asyncio.Event()
 
     async def at_end() -> None:
@@ -77,6 +62,6 @@ async def _resume(job: Job) -> Result:
         if len(made) == job["runs"]:
             all_made.set()
 
-    async with make_app(job, Subject({**job, "steps": job["steps"] + 1}, at_end=at_end), recover=True):
+    async with make_app(job, BenchAgent({**job, "steps": job["steps"] + 1}, at_end=at_end), recover=True):
         await all_made.wait()
     return {"first": made[0], "last": made[-1]}

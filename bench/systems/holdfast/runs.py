@@ -4,22 +4,22 @@ import asyncio
 import time
 
 from bench.systems.footprint import Footprint, footprint
-from bench.systems.holdfast.subject import Subject, make_app
+from bench.systems.holdfast.agent import BenchAgent, make_app
 from bench.systems.protocol import Job, Result, latencies
 
 
 async def one_run(job: Job, calls: int = 1) -> Result:
-    """A step lasts from one question to the model to the next: by then all of it is in the store."""
+    """Measure a step from one model call to the next: by then all of it is in the store."""
     ends = list[Footprint]()
 
     async def at_end() -> None:
-        ends.append(footprint(job))  # before the last reply, because a run that is over is removed
+        ends.append(footprint(job))  # before the last reply, because a finished run is removed
 
-    subject = Subject(job, calls=calls, at_end=at_end)
-    async with make_app(job, subject) as app:
+    agent = BenchAgent(job, calls=calls, at_end=at_end)
+    async with make_app(job, agent) as app:
         before, began = footprint(job), time.perf_counter()
-        await app.run(subject, "go")
-    (stamps,), (end,) = subject.runs, ends
+        await app.run(agent, "go")
+    (stamps,), (end,) = agent.runs, ends
     stamps.times[0] = began
     return {
         "seconds": stamps.times[-1] - began,
@@ -34,11 +34,11 @@ async def three_calls(job: Job) -> Result:
 
 
 async def many_runs(job: Job) -> Result:
-    """From the first run's beginning until the last has ended and is removed."""
-    subject = Subject(job)
-    async with make_app(job, subject) as app:
+    """Measure from the start of the first run until the last one is removed."""
+    agent = BenchAgent(job)
+    async with make_app(job, agent) as app:
         began = time.perf_counter()
-        await asyncio.gather(*(app.run(subject, "go") for _ in range(job["runs"])))
+        await asyncio.gather(*(app.run(agent, "go") for _ in range(job["runs"])))
         took = time.perf_counter() - began
-    times = [seconds for stamps in subject.runs for seconds in stamps.step_seconds()]
+    times = [seconds for stamps in agent.runs for seconds in stamps.step_seconds()]
     return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "latencies": latencies(times)}

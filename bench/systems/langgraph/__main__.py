@@ -21,7 +21,7 @@ from bench.systems.protocol import Job, Result
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 
-DOUBTS = {
+CAVEATS = {
     "all": "Two supersteps a step (model node, tool node), as its prebuilt agent has; a node for both would halve the "
     "commits, but a crash in a tool would ask the model again.",
     "w2": "One saver serves all runs and lets one of them write at a time.",
@@ -117,7 +117,7 @@ async def look(job: Job) -> Result:
 
 
 async def resume(job: Job) -> Result:
-    """Each run goes on for one step, and ends."""
+    """Resume each run for one step, to its end."""
     steps_done: list[float] = []
 
     async def note() -> None:
@@ -136,7 +136,7 @@ async def resume(job: Job) -> Result:
 
 
 async def waiting_runs(job: Job) -> Result:
-    """What it costs that all runs wait in a tool."""
+    """Measure the cost of runs that all wait in a tool."""
     all_wait, over = asyncio.Event(), asyncio.Event()
     waiting = itertools.count(1)
 
@@ -163,5 +163,5 @@ if __name__ == "__main__":
     protocol.main(
         {"w1": one_run, "w2": many_runs, "w3": interrupted, "w4": three_calls, "w6": waiting_runs},
         packages=["langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres"],
-        doubts=DOUBTS,
+        caveats=CAVEATS,
     )

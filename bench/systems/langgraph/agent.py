@@ -26,11 +26,11 @@ class DeltaMessages(TypedDict):
 
 
 async def nothing() -> None:
-    """A moment that takes no time."""
+    """Do nothing."""
 
 
 class Agent:
-    """Takes so many steps and answers; each step asks for so many tool calls.
+    """Take the given number of steps and answer; each step asks for the given number of tool calls.
 
     Args:
         steps: None to stop after the first whole step in this process.

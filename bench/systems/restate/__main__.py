@@ -13,7 +13,7 @@ from bench.systems.protocol import Job, Result
 from bench.systems.restate.agent import watch
 from bench.systems.restate.server import Server, serving
 
-DOUBTS = {
+CAVEATS = {
     "all": "A server beside the agent's process, with its default settings; a reply is safe before its tool is called.",
     "w3": "Server and agent died together, so the time has the server's start in it; left alone, the server would "
     "outlive its agents. It hands a run its journal when it calls it, so loading has no figure of its own.",
@@ -81,7 +81,7 @@ async def prepare(job: Job) -> Result:
 
 
 async def look(job: Job) -> Result:
-    """Ask the server until it knows of all of them. Nobody answers at the agent's port yet."""
+    """Poll the server until it knows all runs. The agent's port does not answer yet."""
     server = Server(job)
     await server.until_unfinished(job["runs"])
     found = protocol.since_process_start()
@@ -90,7 +90,7 @@ async def look(job: Job) -> Result:
 
 
 async def resume(job: Job) -> Result:
-    """Each run goes on for one step, and ends."""
+    """Resume each run for one step, to its end."""
     steps_done: list[float] = []
     all_done = asyncio.Event()
 
@@ -108,7 +108,7 @@ async def resume(job: Job) -> Result:
 
 
 async def waiting_runs(job: Job) -> Result:
-    """What it costs that all runs wait in a tool: this process and the server together."""
+    """Measure the cost of runs that all wait in a tool: this process and the server together."""
     all_wait, over = asyncio.Event(), asyncio.Event()
     waiting = itertools.count(1)
 
@@ -137,5 +137,5 @@ if __name__ == "__main__":
     protocol.main(
         {"w1": one_run, "w2": many_runs, "w3": interrupted, "w4": three_calls, "w6": waiting_runs},
         packages=["restate-sdk", "hypercorn"],
-        doubts=DOUBTS,
+        caveats=CAVEATS,
     )

@@ -13,7 +13,7 @@ from bench.systems.protocol import text
 
 
 async def nothing(number: int) -> None:
-    """A moment that takes no time."""
+    """Do nothing."""
 
 
 class Watch:
@@ -49,7 +49,7 @@ async def tool(number: int, size: int) -> str:
 
 @service.handler()
 async def run(ctx: restate.Context, sizes: dict[str, int]) -> None:
-    """So many steps of so many tool calls each, those at once."""
+    """Take the steps of a run; the tool calls of a step run concurrently."""
     name, size, calls = ctx.request().id, sizes["bytes"], sizes["calls"]
     transcript = []
     for number in range(0, (1 + calls) * sizes["steps"], 1 + calls):

@@ -24,7 +24,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 #: More than any run needs; a server that is gone is noticed by its process.
-_PATIENCE = httpx.Timeout(None)
+_NO_TIMEOUT = httpx.Timeout(None)
 _NO_LIMIT = 2**31 - 1
 
 
@@ -50,7 +50,7 @@ class Server:
                 [program(), "--no-logo"], env=os.environ | settings, stdout=log, stderr=log, preexec_fn=die_with_parent
             )
         limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(base_url=f"http://{ingress}", timeout=_PATIENCE, limits=limits)
+        self._client = httpx.AsyncClient(base_url=f"http://{ingress}", timeout=_NO_TIMEOUT, limits=limits)
 
     @property
     def pid(self) -> int:
@@ -72,7 +72,7 @@ class Server:
         (await self._client.post("/agent/run", json=sizes)).raise_for_status()
 
     async def until_unfinished(self, runs: int) -> None:
-        """Returns once the server knows of so many runs that have not ended; it answers only when it has started."""
+        """Wait until the server knows this many unfinished runs. It answers only when it has started."""
         while True:
             found = await self._answer("select id from sys_invocation where status != 'completed'")
             if found is not None and len(found) == runs:

@@ -1,7 +1,7 @@
-"""The agent that is measured, and where it keeps its runs.
+"""The agent that is measured, and its App.
 
-Variants: `sqlite`, `postgres`, whose tool is `pure`, so that a step is one commit; and with `-once` after it,
-whose tool is `once`, so that the reply is safe before the tool is called and a step is two.
+Variants: `sqlite` and `postgres` have a `pure` tool, so a step is one commit. With `-once` the tool is `once`: the
+reply is durable before the tool is called, so a step is two commits.
 """
 
 import itertools
@@ -15,33 +15,33 @@ from holdfast import Agent, App, Bounds, Message, Reply, RunInfo, Tool, ToolCall
 
 
 def store_url(job: Job) -> str:
-    """Where the job's runs are kept."""
+    """Return the URL of the job's store."""
     folder = Path(job["folder"])
     places = {"sqlite": f"sqlite:{folder / 'runs.db'}", "postgres": job["postgres"] or ""}
     return places[job["variant"].removesuffix("-once")]
 
 
-def make_app(job: Job, subject: "Subject", *, recover: bool = False, concurrency: int = 16) -> App:
-    return App([subject], store_url(job), worker=WorkerSettings(recover_on_start=recover, concurrency=concurrency))
+def make_app(job: Job, agent: "BenchAgent", *, recover: bool = False, concurrency: int = 16) -> App:
+    return App([agent], store_url(job), worker=WorkerSettings(recover_on_start=recover, concurrency=concurrency))
 
 
 async def answer() -> None:
-    """Nothing stands between the last step and the answer."""
+    """Do nothing before the answer."""
 
 
 class Stamps:
-    """The model of one run: asks for tools in every step, notes when it was asked, and answers after the last."""
+    """The model of one run: asks for tools in every step, records the time of each call, and answers after the last."""
 
-    def __init__(self, subject: "Subject") -> None:
-        self._subject = subject
+    def __init__(self, agent: "BenchAgent") -> None:
+        self._agent = agent
         self.times: list[float] = []
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         self.times.append(time.perf_counter())
-        calls, size = self._subject.calls, self._subject.bytes
+        calls, size = self._agent.calls, self._agent.bytes
         first = len(messages) - 1  # all but the prompt
-        if first // (1 + calls) >= self._subject.steps:
-            await self._subject.at_end()
+        if first // (1 + calls) >= self._agent.steps:
+            await self._agent.at_end()
             return Reply(text="done")
         numbers = range(first + 1, first + 1 + calls)
         asked = [ToolCall(id=str(number), name="look", arguments={"number": number}) for number in numbers]
@@ -51,8 +51,8 @@ class Stamps:
         return [after - before for before, after in itertools.pairwise(self.times)]
 
 
-class Subject:
-    """An agent for each run, of so many steps with so many tool calls each; `at_end` comes before its last reply."""
+class BenchAgent:
+    """An agent of `steps` steps with `calls` tool calls each. `at_end` is called before the last reply."""
 
     name = "bench"
 
