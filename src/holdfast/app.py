@@ -12,11 +12,13 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.concurrency import close_with_timeout
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
-from holdfast.core.execution.executor import Executor, create_run_info
+from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
-from holdfast.core.execution.shutdown import can_install_handlers, close_with_timeout, install_signal_handlers
+from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
+from holdfast.core.info import RunInfo
 from holdfast.core.ports import Audit, Budget, Critic, Ports, RunListener, ToolProvider
 from holdfast.core.redaction import Redact
 from holdfast.core.result import Result
@@ -244,8 +246,14 @@ class App:
             RunParked: it waits for a person: `unpark` it, or `resume` it by hand.
         """
         source = self._resolve_agent(agent)
-        info = create_run_info(
-            source, prompt, run_id=run_id, caller_id=caller_id, channel_id=channel_id, guild_id=guild_id, labels=labels
+        info = RunInfo.create(
+            source,
+            prompt,
+            run_id=run_id,
+            caller_id=caller_id,
+            channel_id=channel_id,
+            guild_id=guild_id,
+            labels=labels,
         )
         if run_id is None or self._checkpoint_store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
@@ -303,7 +311,7 @@ class App:
             RunConflict: there is a run with this id, and it has another agent or prompt.
             RunExists: it is the same run, but `run` has begun it, so its result will not be kept.
         """
-        info = create_run_info(
+        info = RunInfo.create(
             self._resolve_agent(agent),
             prompt,
             run_id=run_id,
