@@ -12,12 +12,13 @@ from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.config import CheckpointSettings, WorkerSettings
+from holdfast.concurrency import close_with_timeout
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
-from holdfast.core.execution.executor import Executor, create_run_info
+from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
-from holdfast.core.execution.shutdown import can_install_handlers, close_with_timeout, install_signal_handlers
-from holdfast.core.info import RunLabels
+from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
+from holdfast.core.info import RunInfo, RunLabels
 from holdfast.core.ports import Audit, Budget, Critic, Ports, RunListener, ToolProvider
 from holdfast.core.result import Result
 from holdfast.runtime.attach import RecentOutcomes, RunAttacher
@@ -257,7 +258,7 @@ class App:
             RunParked: it waits for a person: `unpark` it, or `resume` it by hand.
         """
         source = self._resolve_agent(agent)
-        info = create_run_info(source, prompt, run_id=run_id, **labels)
+        info = RunInfo.create(source, prompt, run_id=run_id, **labels)
         if run_id is None or self._checkpoint_store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
         reunion = RunAttacher(
@@ -300,7 +301,7 @@ class App:
             RunConflict: there is a run with this id, and it has another agent or prompt.
             RunExists: it is the same run, but `run` has begun it, so its result will not be kept.
         """
-        info = create_run_info(self._resolve_agent(agent), prompt, run_id=run_id, **labels)
+        info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, **labels)
         return await self._client.submit(info)
 
     async def result(self, run_id: str) -> Result:

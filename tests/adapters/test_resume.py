@@ -314,7 +314,7 @@ async def test_a_thread_is_waited_for_and_its_result_recorded(alone: bool) -> No
     await clock.advance(timedelta(seconds=30))
     live = life.executor.get_run(RUN)
     assert live is not None
-    assert isinstance(live.stop_error, Shutdown)
+    assert isinstance(live.stop_state.error, Shutdown)
     go_on.set()
     with pytest.raises(Shutdown):
         await run

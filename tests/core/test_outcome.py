@@ -348,7 +348,7 @@ async def test_an_error_while_settling_is_logged_and_does_not_mask_the_runs_own(
     life.store.fail(method, trouble)
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="the run's own"):
         await life.executor.run(agent_that_raises(ValueError("the run's own")), "go")
-    assert "could not be settled" in caplog.text
+    assert "could not be finalized" in caplog.text
     assert str(trouble) in caplog.text
 
 
@@ -356,7 +356,7 @@ async def test_an_error_while_completing_is_logged_and_the_result_stands(caplog:
     life = SimulatedHost()
     life.store.fail("remove", StoreFull("no room"))
     assert (await life.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")).output == "done"
-    assert "could not be settled" in caplog.text
+    assert "could not be finalized" in caplog.text
 
 
 async def test_what_the_store_would_not_take_at_the_end_is_settled_later() -> None:
@@ -483,7 +483,7 @@ async def test_a_run_that_is_claimed_anew_while_it_is_live_here_goes_on_under_th
     claim = await life.inner.claim("r", life.checkpoints.worker_id, steal=True)
     resumption = life.checkpoints.resume(claim, await life.inner.load("r"), NATIVE_CODEC)
     assert (await life.executor.resume(agent, resumption)).output == "done"
-    with pytest.raises(RunLost, match="claimed anew"):
+    with pytest.raises(RunLost, match="claimed again"):
         await run
     assert await life.get_statuses() == {}
 

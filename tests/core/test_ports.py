@@ -184,7 +184,7 @@ async def test_a_port_that_raises_while_the_run_is_settled_is_logged(
     else:
         assert (await life.executor.run(three_steps(), "go")).output == "done"
     if fails or where != "delivery.error":
-        assert "a port failed while the run was settled" in caplog.text
+        assert "a port failed while the run was finalized" in caplog.text
     assert await life.list_records() == []
 
 

@@ -13,9 +13,9 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.record import RunStatus
+from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT
 from holdfast.core.agent import Agent
 from holdfast.core.errors import Shutdown, ShuttingDown
-from holdfast.core.execution.shutdown import SHUTDOWN_STORE_TIMEOUT
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply
 from holdfast.core.ports import Ports

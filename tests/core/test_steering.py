@@ -110,7 +110,7 @@ async def test_what_no_step_took_before_a_shutdown_is_said_in_the_next_life_and_
         live.steer("mind the gap")
         live.steer("and the doors")
         closing.append(asyncio.create_task(life.executor.shutdown()))
-        while not live.draining:  # noqa: ASYNC110 - until the shutdown has had its turn
+        while not live.stop_state.draining:  # noqa: ASYNC110 - until the shutdown has had its turn
             await asyncio.sleep(0)
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "never")
@@ -134,7 +134,7 @@ async def test_what_came_with_the_answer_is_answered_in_the_next_life() -> None:
         live = life.executor.get_run("r")
         assert live is not None
         live.steer("one more thing")
-        live.draining = True
+        live.stop_state.draining = True
         return Reply(text="done")
 
     with pytest.raises(Shutdown):

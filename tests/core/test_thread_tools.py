@@ -57,7 +57,7 @@ async def test_a_run_is_not_left_to_others_while_a_thread_of_it_still_works(alon
     await clock.advance(GRACE)
     live = life.executor.get_run("r")
     assert live is not None
-    assert isinstance(live.stop_error, Shutdown)
+    assert isinstance(live.stop_state.error, Shutdown)
     assert await life.get_statuses() == {"r": RunStatus.RUNNING}
     thread.go_on.set()
     with pytest.raises(Shutdown):

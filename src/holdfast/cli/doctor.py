@@ -19,9 +19,9 @@ from holdfast.cli.listing import display_status
 from holdfast.cli.transcript import Transcript
 from holdfast.core.agent import Agent, AgentSource
 from holdfast.core.effects import Effect
+from holdfast.core.execution.lifecycle import describe_unknown_phases
 from holdfast.core.execution.loop import PendingCall
 from holdfast.core.execution.native import get_loop
-from holdfast.core.execution.pipeline import describe_unknown_phases
 
 
 class AnyMessageCodec:

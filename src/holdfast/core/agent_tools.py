@@ -5,13 +5,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from holdfast.core.agent import AgentSource
 from holdfast.core.effects import Effect
 from holdfast.core.errors import DefinitionError
-from holdfast.core.info import RunInfo
+from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.tool import Tool
 from holdfast.core.tool_context import current_call
 
 
 class AgentToolProvider:
-    """A `Palette`: lets runs call other agents as tools. A call that is made again meets the same child."""
+    """A `ToolProvider` that offers agents as tools. A repeated call attaches to the same child run."""
 
     def __init__(
         self,
@@ -21,13 +21,13 @@ class AgentToolProvider:
         max_depth: int = 3,
         max_children: int = 20,
     ) -> None:
-        """Make a palette.
+        """Make a provider.
 
         Args:
-            agents: what can be called.
-            allowed: the names that a run may call; without it all of them.
-            max_depth: a run that is this deep may call none.
-            max_children: how many children one run may start in one life: a resumed run may start as many again.
+            agents: the agents that can be called.
+            allowed: returns the names that a run may call; without it all of them.
+            max_depth: a run with this many runs above it may call none.
+            max_children: children that one run may start in one process. A resumed run may start as many again.
 
         Raises:
             DefinitionError: two agents would make tools of one name.
@@ -36,19 +36,19 @@ class AgentToolProvider:
         for agent in agents:
             name = to_tool_name(agent.name)
             if name in self._agents:
-                raise DefinitionError(f"two agents of the palette would be the tool {name!r}: rename one of them")
+                raise DefinitionError(f"two agents would be the tool {name!r}: rename one of them")
             self._agents[name] = agent
         self._allowed, self._max_depth, self._max_children = allowed, max_depth, max_children
 
     async def tools(self, info: RunInfo) -> Sequence[Tool]:
-        """The agents that this run may call. Never itself, nor one that it was called by."""
+        """Return the agents that this run may call: never itself, nor one above it."""
         if len(info.lineage) >= self._max_depth:
             return ()
         names = self._allowed(info) if self._allowed is not None else None
         above = {*info.lineage, info.agent_name}
-        budget = _ChildLimit(self._max_children)
+        limit = _ChildLimit(self._max_children)
         return [
-            _agent_to_tool(name, agent, budget)
+            _agent_to_tool(name, agent, limit)
             for name, agent in self._agents.items()
             if agent.name not in above and (names is None or agent.name in names)
         ]
@@ -65,7 +65,7 @@ class _ChildLimit:
 
 
 def to_tool_name(agent_name: str) -> str:
-    """The name under which a model calls an agent: providers take letters, digits, `_` and `-` only."""
+    """Return the name under which a model calls an agent: providers allow letters, digits, `_` and `-` only."""
     return "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "_" for char in agent_name)[:64]
 
 
@@ -74,7 +74,10 @@ def _agent_to_tool(name: str, agent: AgentSource, limit: _ChildLimit) -> Tool:
         limit.acquire()
         return (await current_call().run(agent, prompt)).output
 
-    about = (
-        getattr(agent, "description", "") or f"Hand a task over to the agent {agent.name}. Say all it needs to know."
+    about = AgentDetails.from_source(agent).description
+    return Tool(
+        call,
+        name=name,
+        description=about or f"Hand a task over to the agent {agent.name}. Say all it needs to know.",
+        effect=Effect.IDEMPOTENT,
     )
-    return Tool(call, name=name, description=about, effect=Effect.IDEMPOTENT)

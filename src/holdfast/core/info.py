@@ -1,13 +1,18 @@
-"""Who and what a run is."""
+"""The identity of a run: its id, its agent and the labels of its caller."""
 
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import msgspec
 
 from holdfast.core.errors import DefinitionError, InvalidRunId
+
+if TYPE_CHECKING:
+    from holdfast.core.agent import AgentSource
+    from holdfast.core.execution.loop import Loop
 
 MAX_RUN_ID_LENGTH = 200
 #: Not every store can keep these in a text column.
@@ -16,7 +21,7 @@ _RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
 def check_run_id(run_id: str) -> str:
-    """`run_id` itself, if it can be one.
+    """Return `run_id` if it is valid.
 
     Raises:
         InvalidRunId: it is empty, too long, or has a character outside `A-Z a-z 0-9 . _ : -`.
@@ -29,7 +34,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def new_run_id() -> str:
-    """A fresh id, short enough to type."""
+    """Return a random id, short enough to type."""
     return secrets.token_hex(8)
 
 
@@ -44,11 +49,29 @@ class RunLabels(TypedDict, total=False):
     caller_id: str
     channel_id: str
     guild_id: str
-    labels: Mapping[str, str]
+    #: For filtering and accounting.
+    labels: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDetails:
+    """The optional attributes of an `AgentSource`. A source states those it needs; the rest have these defaults."""
+
+    #: Stored with each run; tells versions of one agent apart.
+    agent_id: str = ""
+    model_tier: str = ""
+    #: Shown to a model that may call the agent as a tool.
+    description: str = ""
+    #: Executes the agent's conversations. `None`: the native loop.
+    loop: "Loop | None" = None
+
+    @classmethod
+    def from_source(cls, source: "AgentSource") -> Self:
+        return cls(**{name: getattr(source, name) for name in cls.__slots__ if hasattr(source, name)})
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity and circumstances of one run. The same before and after a resume."""
+    """The identity of one run. A resume does not change it."""
 
     run_id: str
     agent_name: str
@@ -58,19 +81,19 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     guild_id: str = ""
     model_tier: str = ""
     parent_run_id: str | None = None
-    #: The agents above this run, from the first: it is a child as deep as this is long.
+    #: The agents of the runs above this one, root first.
     lineage: tuple[str, ...] = ()
-    #: Free text labels, for filtering and accounting.
+    #: For filtering and accounting.
     labels: dict[str, str] = {}
-    #: What the run was asked; `inputs["prompt"]` is the prompt.
+    #: `inputs["prompt"]` is the prompt.
     inputs: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what could not be read back.
+        """Refuse text that a store could not return unchanged.
 
         Raises:
-            InvalidRunId: the run id cannot be one.
-            DefinitionError: another field is no text, or text that no store can keep.
+            InvalidRunId: the run id is not valid.
+            DefinitionError: another field is not text, or is text that no store can keep.
         """
         check_run_id(self.run_id)
         if self.parent_run_id is not None:
@@ -80,6 +103,49 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         for label, value in self.labels.items():
             _check_text("a label", label)
             _check_text(f"the label {label}", value)
+
+    @classmethod
+    def create(
+        cls,
+        agent: "AgentSource",
+        prompt: str,
+        *,
+        run_id: str | None = None,
+        parent_run_id: str | None = None,
+        lineage: tuple[str, ...] = (),
+        inputs: Mapping[str, Any] | None = None,
+        **labels: Unpack[RunLabels],
+    ) -> Self:
+        """Return the identity of a new run of `agent`, with a random id unless `run_id` is given.
+
+        Raises:
+            InvalidRunId: the run id is not valid.
+            DefinitionError: another field is not text, or is text that no store can keep.
+        """
+        details = AgentDetails.from_source(agent)
+        return cls(
+            run_id=new_run_id() if run_id is None else run_id,
+            agent_name=agent.name,
+            agent_id=details.agent_id,
+            model_tier=details.model_tier,
+            parent_run_id=parent_run_id,
+            lineage=lineage,
+            inputs={**(inputs or {}), "prompt": prompt},
+            caller_id=labels.get("caller_id", ""),
+            channel_id=labels.get("channel_id", ""),
+            guild_id=labels.get("guild_id", ""),
+            labels=dict(labels.get("labels") or {}),
+        )
+
+    @property
+    def run_labels(self) -> RunLabels:
+        """The labels, for a run that inherits them."""
+        return {
+            "caller_id": self.caller_id,
+            "channel_id": self.channel_id,
+            "guild_id": self.guild_id,
+            "labels": self.labels,
+        }
 
     @property
     def prompt(self) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.errors import PayloadError
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens, requests and cost. Adds up; counts on over resumes."""
 
     input_tokens: int = 0
@@ -48,19 +48,19 @@ ONE_REQUEST = Usage(requests=1)
 ONE_TOOL_CALL = Usage(tool_calls=1)
 
 
-class System(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="system"):
+class System(msgspec.Struct, frozen=True, tag_field="role", tag="system"):
     """The agent's instructions, as they were when the run began."""
 
     text: str
 
 
-class User(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="user"):
+class User(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
     """What a person, or whoever steers the run, says."""
 
     text: str
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that the model asks for."""
 
     #: Unique within the run. Results are recorded under it.
@@ -70,7 +70,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     arguments: Any = {}
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="reply", omit_defaults=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="reply", omit_defaults=True):
     """What the model says. Without tool calls it is the answer."""
 
     text: str = ""
@@ -83,7 +83,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role
             msgspec.structs.force_setattr(self, "tool_calls", tuple(self.tool_calls))
 
 
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True):
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="tool", omit_defaults=True):
     """What became of one tool call."""
 
     call_id: str

@@ -66,7 +66,7 @@ class PhaseOutput(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: timedelta = timedelta(0)
 
 
-class StepEnd(msgspec.Struct, frozen=True, gc=False):
+class StepEnd(msgspec.Struct, frozen=True):
     """What had been used and noted when a step was finished. A save may come later, when there is more of both."""
 
     own_usage: Usage = NO_USAGE

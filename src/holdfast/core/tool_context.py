@@ -1,29 +1,33 @@
-"""What a tool can know about the call it is in."""
+"""The call that a tool is in: its identity, and the child runs it may start."""
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.core.errors import RunError
 from holdfast.core.info import RunInfo
 
-#: Starts, or meets again, a run below this call: agent, prompt and key in, its `Result` out.
-ChildRunner = Callable[[Any, str, str | None], Awaitable[Any]]
+
+class ChildStarter(Protocol):
+    """Starts the child runs of one call."""
+
+    async def start(self, agent: Any, prompt: str, key: str | None) -> Any:
+        """Run a child, or attach to the one that has this key, and return its `Result`."""
+        ...
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call of one run."""
 
     info: RunInfo
-    #: Counted from one over the whole run. Models use the id of a call again in a later step.
+    #: Counted from one over the whole run. A model may use the id of a call again in a later step.
     step: int
     call_id: str
     tool: str
     arguments: Any
-    start_child: ChildRunner | None = None
+    children: ChildStarter | None = None
 
     @property
     def run_id(self) -> str:
@@ -31,31 +35,34 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idempotency_key(self) -> str:
-        """The same whenever this call of this run is made, and different for every other. Hand it to the far side."""
+        """A key that is the same in every attempt of this call, and different for every other call."""
         digest = hashlib.sha256(f"{self.info.run_id}\n{self.step}\n{self.call_id}".encode()).hexdigest()
         return f"hf-{digest[:32]}"
 
     async def run(self, agent: Any, prompt: str, *, key: str | None = None) -> Any:
         """Run another agent from inside this tool and return its `Result`.
 
-        The child's id is derived from this call, so a call that is made again after a crash meets the same child,
-        half-way or finished, and never starts a second one. The tool has to say that it is `idempotent` for that.
-        A child that still runs when this call is over is ended.
+        The child's id is derived from this call. So a call that is repeated after a crash attaches to the same child,
+        interrupted or finished, and starts no second one; the tool has to be `idempotent` for that. A child that
+        still runs when this call ends is stopped.
 
         Args:
-            key: tells several children of one call apart; without it they are counted in the order they are started.
-                The same key again is the same child: its result, or its error.
+            key: tells several children of one call apart. Without it they are numbered in the order they are started.
+                The same key again returns the same child's result, or raises its error.
+
+        Raises:
+            RunError: this call is not executed by an executor.
         """
-        if self.start_child is None:
-            raise RunError("this call cannot start child runs: it is not driven by an executor")
-        return await self.start_child(agent, prompt, key)
+        if self.children is None:
+            raise RunError("this call cannot start child runs: it is not executed by an executor")
+        return await self.children.start(agent, prompt, key)
 
 
 _CURRENT_CALL: ContextVar[ToolContext | None] = ContextVar("holdfast_call", default=None)
 
 
 def current_call() -> ToolContext:
-    """The call that the running tool is in. Works in the tool's thread and in tasks it starts.
+    """Return the call that the running tool is in. Works in the tool's thread and in tasks it starts.
 
     Raises:
         RunError: no tool of a run is running here.

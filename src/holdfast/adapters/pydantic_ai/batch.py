@@ -166,7 +166,7 @@ class Batch:
             in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
             live = self._context.run
             seen, result = await await_outcome(live.await_uninterruptible(work) if in_thread else work, results)
-            if is_error(result) and live.stop_reason is not None and not in_thread:
+            if is_error(result) and live.is_stopping and not in_thread:
                 raise asyncio.CancelledError  # what a call that is stopped half-way raises is not its outcome
             self.count_usage()
             return result
@@ -194,8 +194,7 @@ class Batch:
             self._adapter_state.write_to(self._context.state)
             raise
         except Exception as exc:
-            if self._context.run.is_resumable_after(exc):
-                self._context.run.call_error = exc
+            self._context.run.record_interruption(exc)
             raise
         if seen is not None:
             return seen()

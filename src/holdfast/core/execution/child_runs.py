@@ -1,125 +1,145 @@
-"""Runs that are started from inside a tool of another run."""
+"""Runs that a tool of another run starts."""
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from holdfast.concurrency import shielded
 from holdfast.core.agent import AgentSource
-from holdfast.core.errors import RunCancelled, RunError
+from holdfast.core.errors import RunCancelled, RunError, RunFailed, RunInterrupted, SaveFailed, ShuttingDown
+from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.info import RunInfo
 from holdfast.core.message import NO_USAGE, Usage
+from holdfast.core.ports import ChildOutcome, Resumption
 from holdfast.core.result import Result
-
-#: Drives a child run of a live run to its end, or finds it ended; tells what it has used, however it ended.
-StartChild = Callable[[RunExecution, AgentSource, RunInfo, Callable[[Usage], None]], Awaitable[Result]]
 
 
 def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:
-    """The id of the child that this call of the parent starts: the same in every life of the parent."""
+    """Return the id of a child of one call. It is the same in every attempt of the parent."""
     digest = hashlib.sha256("\n".join((parent_run_id, str(step), call_id, key)).encode(errors="surrogatepass"))
     return f"{parent_run_id[:100]}:{digest.hexdigest()[:20]}"
 
 
 class ChildRuns:
-    """The children of one tool call. None outlives the call."""
+    """Starts the children of one tool call. None runs longer than the call."""
 
     __slots__ = (
         "_call_id",
+        "_closed",
         "_interrupting_error",
         "_outcomes",
         "_parent",
-        "_start_child",
         "_started_count",
         "_step",
-        "closed",
         "usage",
     )
 
-    def __init__(self, parent: RunExecution, call_id: str, start_child: StartChild | None) -> None:
-        self._parent, self._call_id, self._start_child = parent, call_id, start_child
+    def __init__(self, parent: RunExecution, call_id: str) -> None:
+        self._parent, self._call_id = parent, call_id
         self._step = parent.state.steps + 1
         self._started_count = 0
         self._interrupting_error: BaseException | None = None
-        #: The call is over: it starts no children any more.
-        self.closed = False
-        #: How each child ends, by its id, and the task that waits for that.
-        self._outcomes: dict[str, tuple[asyncio.Future[Any], asyncio.Task[Any]]] = {}
-        #: Joins the parent's usage when the call's result is recorded, so that it is counted exactly once.
+        self._closed = False
+        #: By run id: the outcome of each child, and the task that waits for it.
+        self._outcomes: dict[str, tuple[asyncio.Future[Result], asyncio.Task[Any]]] = {}
+        #: Added to the parent's usage when the call's result is recorded, so that it is counted exactly once.
         self.usage: Usage = NO_USAGE
 
     @property
     def run_ids(self) -> Collection[str]:
         return self._outcomes.keys()
 
-    async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Any:
-        """Run the child, or meet it again: one of an earlier life, or one that this call has started already."""
+    async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Result:
+        """Run a child, or attach to the child that this call or an earlier attempt of it has started under `key`."""
         if key is None:
             key = str(self._started_count)
             self._started_count += 1
         info = self._make_info(agent, prompt, key)
         if info.run_id in self._outcomes:
             return await asyncio.shield(self._outcomes[info.run_id][0])
-        if self.closed:
-            raise RunError(f"call {self._call_id} is over: it starts no child runs any more")
-        end, task = asyncio.get_running_loop().create_future(), asyncio.current_task()
-        assert task is not None, "no coroutine runs outside of a task"
-        self._outcomes[info.run_id] = end, task
+        task = asyncio.current_task()
+        if self._closed or task is None:
+            raise RunError(f"call {self._call_id} has ended: it starts no more child runs")
+        outcome = asyncio.get_running_loop().create_future()
+        self._outcomes[info.run_id] = outcome, task
         try:
-            result = await self._execute(agent, info)
+            result = await self._start(agent, info)
         except BaseException as exc:
-            # Whoever else waits for the child was not cancelled with it.
+            # Other tasks that wait for the child were not cancelled with it.
             cancelled = isinstance(exc, asyncio.CancelledError)
-            end.set_exception(RunCancelled(f"run {info.run_id} was cancelled") if cancelled else exc)
-            end.exception()  # seen: nobody has to wait for it
+            outcome.set_exception(RunCancelled(f"run {info.run_id} was cancelled") if cancelled else exc)
+            outcome.exception()  # retrieved: no task has to wait for it
             raise
-        end.set_result(result)
+        outcome.set_result(result)
         return result
 
-    async def _execute(self, agent: AgentSource, info: RunInfo) -> Result:
-        assert self._start_child is not None, "only an executor makes drives"
+    async def _start(self, agent: AgentSource, info: RunInfo) -> Result:
+        parent = self._parent
         try:
-            # The child may act at once. If the reply that asks for this call were lost, the model would be asked again,
-            # and the call that it asks for then would start another child. Seen through: the tool may give up on it.
-            await shielded(self._parent.save(must_succeed=True))
-            self._parent.may_have_children = True
-            return await self._start_child(self._parent, agent, info, self._add_usage)
+            # The child may act at once. If the reply that asks for this call were lost, the model would be asked again
+            # and the new call would start another child. Shielded: the tool may cancel this task.
+            await shielded(parent.save(must_succeed=True))
+            parent.may_have_children = True
+            return await self._execute(agent, info)
         except Exception as exc:
-            if self._parent.is_resumable_after(exc):
-                # Its siblings, too: whoever cancels them from now on.
-                self._interrupting_error = self._parent.call_error = exc
+            if parent.record_interruption(exc):
+                self._interrupting_error = exc
             raise
 
-    async def cancel_all(self) -> None:
-        """End the children that still run, or leave them if their parent is left. Returns when they are settled."""
-        running = [(end, task) for end, task in self._outcomes.values() if not end.done()]
+    async def _execute(self, agent: AgentSource, info: RunInfo) -> Result:
+        services = self._parent.services
+        supervisor, loop = services.supervisor, services.get_loop(agent)
+        # A call starts each child once, so an execution under way was resumed by hand.
+        await supervisor.stop_superseded(info.run_id, RunInterrupted(f"run {info.run_id} continues under its parent"))
+        if supervisor.get_run(info.run_id) is not None:
+            raise ShuttingDown(f"run {info.run_id} does not continue under its parent: this executor is shutting down")
+        found = await self._attach(info, loop)
+        if isinstance(found, ChildOutcome):
+            self.usage = self.usage + found.usage
+            if found.error is not None:
+                raise RunFailed(f"child run {info.run_id} failed: {found.error}")
+            return Result(run_id=info.run_id, output=loop.load_output(found.output), usage=found.usage, steps=0)
+        run = RunExecution(info, services, resumption=found, parent=self._parent)
+        try:
+            return await supervisor.supervise(agent, run)
+        finally:
+            self.usage = self.usage + run.state.usage
+
+    async def _attach(self, info: RunInfo, loop: Loop) -> Resumption | ChildOutcome | None:
+        """Return the child that an earlier attempt of the parent started, if there is one."""
+        checkpoints = self._parent.ports.checkpoints
+        if checkpoints is None or self._parent.checkpointer is None:
+            return None
+        try:
+            return await checkpoints.attach_child(info, loop.codec)
+        except RunError:
+            raise
+        except Exception as exc:  # a store may raise anything: it must never become the result of a tool
+            raise SaveFailed(f"run {info.run_id}, a child, could not be looked up: {exc}") from exc
+
+    async def close(self) -> None:
+        """Start no more children and stop those that still run. Returns when they are finalized."""
+        self._closed = True
+        running = [(outcome, task) for outcome, task in self._outcomes.values() if not outcome.done()]
         for _, task in running:
             task.cancel()
         if running:
-            await shielded(asyncio.wait([end for end, _ in running]))
+            await shielded(asyncio.wait([outcome for outcome, _ in running]))
 
     def raise_if_interrupted(self, error: Exception | None = None) -> None:
-        """A child that is left stops its parent, whatever the tool made of that: a result, or another `error`."""
+        """Raise the error of an interrupted child: it interrupts the parent even if the tool caught or replaced it."""
         if self._interrupting_error is not None and self._interrupting_error is not error:
             raise self._interrupting_error from error
 
-    def _add_usage(self, usage: Usage) -> None:
-        self.usage = self.usage + usage
-
     def _make_info(self, agent: AgentSource, prompt: str, key: str) -> RunInfo:
         above = self._parent.info
-        return RunInfo(
+        return RunInfo.create(
+            agent,
+            prompt,
             run_id=child_run_id(above.run_id, self._step, self._call_id, key),
-            agent_name=agent.name,
-            agent_id=getattr(agent, "agent_id", ""),
-            caller_id=above.caller_id,
-            channel_id=above.channel_id,
-            guild_id=above.guild_id,
-            model_tier=getattr(agent, "model_tier", ""),
             parent_run_id=above.run_id,
             lineage=(*above.lineage, above.agent_name),
-            labels=above.labels,
-            inputs={"prompt": prompt},
+            **above.run_labels,
         )

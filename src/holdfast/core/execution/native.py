@@ -1,7 +1,4 @@
-"""A model that asks for the same again and again is stuck.
-
-The native loop: ask the model, call the tools it asks for, repeat.
-"""
+"""The native loop: ask the model, call the tools it asks for, repeat."""
 
 import asyncio
 import math
@@ -13,6 +10,7 @@ import msgspec
 from holdfast.core.agent import AgentSource
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import (
+    DefinitionError,
     InvalidReply,
     MissingDefinition,
     PayloadError,
@@ -24,6 +22,7 @@ from holdfast.core.errors import (
 from holdfast.core.execution.loop import FinishedCall, Loop, PendingCall
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.execution.steps import StepContext
+from holdfast.core.info import AgentDetails
 from holdfast.core.json_value import to_json_value
 from holdfast.core.message import (
     NATIVE_CODEC,
@@ -44,17 +43,17 @@ class RepeatCounter:
     """Counts replies in a row that ask for the same tools with the same arguments."""
 
     def __init__(self, earlier_calls: Iterable[Any] = ()) -> None:
-        """Begin with what `earlier` replies asked for, in their order."""
+        """Count the calls of earlier replies first, in their order."""
         self._last: bytes | None = None
         self._times = 0
-        for asked in earlier_calls:
-            self.count(asked)
+        for calls in earlier_calls:
+            self.count(calls)
 
     def count(self, calls: Any) -> int:
-        """How often in a row this was asked for, this time included. Nothing asked for is never a repeat.
+        """Return how often in a row these calls were asked for, this time included; 0 for no calls.
 
         Args:
-            asked: names and arguments of the calls, as plain data, without what differs each time.
+            calls: their names and arguments as plain data, without their ids.
         """
         if not calls:
             self._last, self._times = None, 0
@@ -66,7 +65,7 @@ class RepeatCounter:
 
 
 class NativeLoop:
-    """Drives agents made of a model callable and tools."""
+    """Executes agents made of a model callable and tools."""
 
     @property
     def codec(self) -> MessageCodec:
@@ -88,7 +87,7 @@ class NativeLoop:
             if isinstance(message, ToolResult):
                 found[message.call_id] = message
             elif isinstance(message, Reply) or message is None:
-                # The ids of calls are unique within a reply, and used again in later ones.
+                # Call ids are unique within a reply; a later reply may use them again.
                 found = found if message is not None else {**(results or {}), **found}
                 finished += [_make_finished_call(call, found[call.id]) for call in asked if call.id in found]
                 asked, found = (message.tool_calls if message is not None else ()), {}
@@ -106,7 +105,7 @@ class NativeLoop:
         return stored
 
     async def run(self, context: StepContext) -> Any:
-        """The text of the first reply that asks for no tools."""
+        """Return the text of the first reply that asks for no tools."""
         if not context.state.history:
             system = [System(context.profile.instructions)] if context.profile.instructions else []
             await context.start([*system, User(context.prompt)])
@@ -128,7 +127,7 @@ class NativeLoop:
 
 
 class _Conversation:
-    """One conversation under way."""
+    """The model calls and tool calls of one conversation."""
 
     def __init__(self, context: StepContext) -> None:
         self._context, self._run = context, context.run
@@ -141,42 +140,42 @@ class _Conversation:
         )
 
     def pending_reply(self) -> Reply | None:
-        """The reply with which a saved conversation ends: its tools are not all called, or it is the answer."""
+        """Return the reply that ends a saved conversation: a tool has no result, or it is the answer."""
         last = self._history[-1]
         return last if isinstance(last, Reply) else None
 
     @property
     def is_last_step_counted(self) -> bool:
-        """Whether the step of every reply was finished: a saved answer may have been stopped just before.
+        """Whether the step of every reply was finished: a process may end between saving an answer and its step.
 
-        Where compaction took replies out of the history it counts as finished, rather than be counted twice.
+        If compaction removed replies, the step counts as finished: it must not be counted twice.
         """
         return sum(isinstance(message, Reply) for message in self._history) <= self._context.state.phase_steps
 
     async def ask_model(self) -> Reply:
-        """The model's next reply, already in the history."""
-        drive = self._context
-        steered = await drive.begin_step(self._compact if drive.profile.compact is not None else None)
+        """Append the model's next reply to the history and return it."""
+        context = self._context
+        steered = await context.begin_step(self._compact if context.profile.compact is not None else None)
         if steered:
             self._history.extend([User(text) for text in steered])
-        assert drive.profile.model is not None, "Agent refuses to be made without a model"
-        reply = _validate_reply(await drive.profile.model(self._history, self._schemas))
+        if context.profile.model is None:  # `Agent` checks this; a user's own profile may not
+            raise DefinitionError(f"run {context.run_id}: its agent has no model")
+        reply = _validate_reply(await context.profile.model(self._history, self._schemas))
         self._history.append(reply)
-        drive.add_usage(_ensure_request_counted(reply.usage))
-        if self._run.has_listeners:
-            await drive.emit_reply(reply.text)
+        context.add_usage(_ensure_request_counted(reply.usage))
+        await context.emit_reply(reply.text)
         if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
-            raise RepeatedToolCalls(drive.run_id, reply.tool_calls[0].name, self._max_repeats)
+            raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)
         return reply
 
     async def _compact(self) -> None:
-        assert self._context.profile.compact is not None
-        shorter = await self._context.profile.compact(self._history)
+        compact = self._context.profile.compact
+        shorter = await compact(self._history) if compact is not None else None
         if shorter is not None:
             self._history.rewrite(shorter)
 
     async def call_tools(self, calls: Sequence[ToolCall], *, resumed: bool) -> list[ToolResult]:
-        """The results of all calls, in their order; the calls run side by side."""
+        """Make the calls side by side and return their results in order."""
         if resumed:
             self._check_missing_tools(calls)
         requests = list(map(self._make_call, calls))
@@ -187,17 +186,16 @@ class _Conversation:
         try:
             return list(await asyncio.gather(*tasks))
         except Exception as exc:
-            if self._run.interrupting_error is None:
-                self._run.call_error = exc
+            self._run.record_call_error(exc)
             raise
         finally:
             for task in tasks:
                 task.cancel()
-            # A sibling that is ended here must be over before the run is settled.
+            # Cancelled siblings have to end before the run is finalized.
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _check_missing_tools(self, calls: Sequence[ToolCall]) -> None:
-        """A saved reply may ask for a tool that a deploy has removed: that is not the model's mistake."""
+        """Apply the agent's policy to a saved reply that asks for tools which a deploy has removed."""
         missing = [
             call.name for call in calls if call.name not in self._tools and call.id not in self._context.state.results
         ]
@@ -219,7 +217,7 @@ class _Conversation:
 
 
 class _Call:
-    """One call of a reply, for `StepContext.call`. This kind is refused: it gives the model a text instead."""
+    """A call that cannot be made: its result is a text for the model."""
 
     __slots__ = ("_refusal", "arguments", "call_id", "effect", "in_doubt", "reconcile", "tool")
 
@@ -238,7 +236,7 @@ class _Call:
 
     def reconciled_result(self, value: Any) -> ToolResult:
         try:
-            content = to_json_value(value, f"what reconcile of {self.tool} found")
+            content = to_json_value(value, f"the reconciled result of {self.tool}")
         except PayloadError as exc:
             return self.error_result(f"The call has taken effect, but its result is lost: {exc}")
         return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
@@ -248,7 +246,7 @@ class _Call:
 
 
 class _ToolCall(_Call):
-    """A call of a tool, with arguments that fit."""
+    """A call of a tool, with validated arguments."""
 
     __slots__ = ("_run", "_tool", "_validated_arguments")
 
@@ -258,23 +256,20 @@ class _ToolCall(_Call):
         self._tool, self._validated_arguments, self._run, self._refusal = tool, arguments, run, ""
 
     async def execute(self) -> ToolResult:
-        tool, live = self._tool, self._run
+        tool, run = self._tool, self._run
         try:
-            given = await (
-                live.await_uninterruptible(tool.call(self._validated_arguments))
-                if tool.in_thread
-                else tool.function(**self._validated_arguments)
-            )
-            content = to_json_value(given, f"the result of {tool.name}")
-        except (Exception, asyncio.CancelledError) as exc:  # the user's code may raise anything: the model is told
-            if live.is_resumable_after(exc):
-                raise  # the tool parks the run, or says that the host shuts down
+            work = tool.call(self._validated_arguments)
+            returned = await (run.await_uninterruptible(work) if tool.in_thread else work)
+            content = to_json_value(returned, f"the result of {tool.name}")
+        except (Exception, asyncio.CancelledError) as exc:  # user code may raise anything: it is a result for the model
+            if run.is_resumable_after(exc):
+                raise  # the tool parks the run, or announces a shutdown
             cancelled = isinstance(exc, asyncio.CancelledError)
             if cancelled:
-                await asyncio.sleep(0)  # who cancels all tasks may stop the run only now
-            # What a call that is stopped half-way raises is not its outcome. One in a thread is not stopped half-way.
-            # The task cannot tell: a TaskGroup that failed leaves it as if it were cancelled, up to Python 3.12.
-            if live.stop_reason is not None and (cancelled or not tool.in_thread):
+                await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
+            # An exception from a call that the run cancelled is no result. A thread cannot be cancelled, so its is.
+            # `task.cancelling()` does not tell: up to Python 3.12 a failed TaskGroup leaves it above zero.
+            if run.is_stopping and (cancelled or not tool.in_thread):
                 raise
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
@@ -289,11 +284,11 @@ def _make_finished_call(call: ToolCall, result: ToolResult) -> FinishedCall:
 
 
 def _validate_reply(reply: Any) -> Reply:
-    """`reply` as a store would give it back, the arguments of its calls lowered to plain data.
+    """Return `reply` as a store would return it, the arguments of its calls lowered to plain data.
 
     Raises:
-        InvalidReply: it is something else, or its tool calls cannot be told apart.
-        PayloadError: it holds something that would come back changed.
+        InvalidReply: it is not a `Reply`, a field has the wrong type, or two of its calls share an id.
+        PayloadError: a store would return it changed.
     """
     if not isinstance(reply, Reply):
         raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
@@ -316,7 +311,7 @@ def _validate_call(call: Any) -> ToolCall:
 
 
 def _is_json_safe(reply: Reply) -> bool:
-    """Whether a look is enough to see that it will be read back as it is: what is most common is not read back."""
+    """Whether a store returns it unchanged for certain. Others are encoded and decoded to find out."""
     usage = reply.usage
     if usage is not NO_USAGE:
         if type(usage) is not Usage or type(usage.cost_usd) is not float or not math.isfinite(usage.cost_usd):
@@ -332,17 +327,16 @@ def _is_json_safe(reply: Reply) -> bool:
 
 def _round_trip(reply: Reply) -> Reply:
     try:
-        stored = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
+        stored: Reply = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
     except msgspec.ValidationError as exc:
         raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
     if stored != reply:
         raise InvalidReply("the model returned a Reply with a field of the wrong type: text has to be a str")
-    assert isinstance(stored, Reply)
     return stored
 
 
 def _ensure_request_counted(usage: Usage) -> Usage:
-    """A model that does not count its requests has made one."""
+    """Count one request for a model that does not count its requests."""
     if usage is NO_USAGE:
         return ONE_REQUEST
     return usage if usage.requests > 0 else usage + ONE_REQUEST
@@ -356,6 +350,5 @@ NATIVE_LOOP = NativeLoop()
 
 
 def get_loop(source: AgentSource) -> Loop:
-    """What drives the runs of this agent."""
-    loop: Loop | None = getattr(source, "loop", None)
-    return loop or NATIVE_LOOP
+    """Return the loop that executes the runs of this agent."""
+    return AgentDetails.from_source(source).loop or NATIVE_LOOP

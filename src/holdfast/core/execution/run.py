@@ -1,189 +1,218 @@
-"""One run that is being driven right now.
-
-What is done when a run has ended, one way or the other. Raises nothing: that would mask how the run ended.
-"""
+"""One run that this process executes: its state, its writes to the store, and its stop."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from holdfast.clock import Clock
 from holdfast.concurrency import shielded
-from holdfast.core.errors import RunError, RunInterrupted, RunKilled, RunParked, SaveFailed, Shutdown
-from holdfast.core.execution.intent_timer import IntentTimer
-from holdfast.core.info import RunInfo
+from holdfast.core.agent import AgentSource
+from holdfast.core.errors import RunCancelled, RunError, RunInterrupted, RunKilled, SaveFailed, Shutdown
+from holdfast.core.execution.loop import Loop
+from holdfast.core.execution.stop_state import StopCause, StopState
+from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.json_value import to_json_value
-from holdfast.core.ports import Checkpointer, Ports, Recorder, RunEvent, Watch
+from holdfast.core.ports import Ports, Recorder, Resumption, RunEvent, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
 
 log = logging.getLogger("holdfast.run")
 
-#: What becomes of a run when the task that awaits it is cancelled.
+#: Whether a run is cancelled or interrupted when the task that awaits it is cancelled.
 OnCancel = Literal["cancel", "interrupt"]
 
-#: So many of them are made faster than a duration is from seconds.
-_MICROSECOND = timedelta(microseconds=1)
-
-#: Among the notes of a run: what was said to it and no step has taken yet.
+#: Among a run's annotations: messages that were steered in and that no step has taken yet.
 STEERING_KEY = "steering"
 
 
+class RunSupervisor(Protocol):
+    """Executes runs, each at most once at a time. The `Executor` is one; child runs are started through it."""
+
+    def get_run(self, run_id: str) -> "RunExecution | None": ...
+
+    async def stop_superseded(self, run_id: str, error: RunError) -> None:
+        """Stop with `error` any execution of this run that holds an older claim."""
+        ...
+
+    async def supervise(self, agent: AgentSource, run: "RunExecution") -> Result:
+        """Execute the run to its end and finalize its checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionServices:
+    """What the runs of one executor share."""
+
+    supervisor: RunSupervisor
+    ports: Ports
+    clock: Clock
+    #: Executes agents that name no loop.
+    default_loop: Loop
+    require_durability: bool
+    shutdown_exceptions: tuple[type[BaseException], ...]
+
+    def get_loop(self, agent: AgentSource) -> Loop:
+        return AgentDetails.from_source(agent).loop or self.default_loop
+
+
 class RunExecution:
-    """Joins a run's state with its checkpointer and its ports. Belongs to one task of one event loop."""
+    """Joins a run's state with its checkpointer and the ports. Belongs to one task of one event loop."""
 
     def __init__(
         self,
         info: RunInfo,
-        state: RunState,
+        services: ExecutionServices,
         *,
-        ports: Ports,
-        clock: Clock,
-        intent_timer: IntentTimer,
-        require_durability: bool = False,
-        shutdown_exceptions: tuple[type[BaseException], ...] = (),
-        checkpointer: Checkpointer | None = None,
-        resumed: bool = False,
+        resumption: Resumption | None = None,
         on_cancel: OnCancel = "cancel",
         parent: "RunExecution | None" = None,
     ) -> None:
-        self.info, self.state, self.ports, self.clock, self.intent_timer = info, state, ports, clock, intent_timer
-        self.checkpointer = checkpointer
-        self.resumed = resumed
-        #: It may have started runs that are not over, in this life or in an earlier one.
-        self.may_have_children = resumed
+        self.info = info if resumption is None else resumption.info
+        self.state = RunState() if resumption is None else resumption.state
+        self.checkpointer = None if resumption is None else resumption.checkpointer
+        self.resumed = resumption is not None
+        self.services, self.ports, self.clock = services, services.ports, services.clock
+        self.stop_state = StopState()
+        #: It may have started child runs that are not terminal, in this process or an earlier one.
+        self.may_have_children = self.resumed
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
-        #: Whether anybody would hear of an event: if not, it need not be made.
-        self.has_listeners: bool = ports.listener is not None or (parent is not None and parent.has_listeners)
-        self.draining = False
-        #: What ends the run while its other tool calls are still being ended for it.
-        self.call_error: BaseException | None = None
-        self._parent = parent
-        #: Whoever waits for the run is not who asked for it: a cancel leaves it for recovery.
-        self._on_cancel = on_cancel
-        self._require_durability, self._shutdown_exceptions = require_durability, shutdown_exceptions
-        self._task: asyncio.Task[Any] | None = None
-        self._writing = False
-        #: Writes that were begun by other tasks than the run's own.
-        self._background_writes: set[asyncio.Task[None]] = set()
-        #: What settles the run, once it has ended.
+        #: Without a listener or a watch, here or above, events need not be made.
+        self.has_listeners: bool = self.ports.listener is not None or (parent is not None and parent.has_listeners)
         self.finalize_task: asyncio.Task[None] | None = None
-        #: Nobody waits for the store any more: what it has of the run is what recovery finds.
-        self.abandoned = False
-        #: How the run ended, for whoever else waits for it: a `Result`, or its error.
+        #: The `Result` of the run or its error, for tasks that wait for it beside its caller.
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._stop_error: BaseException | None = None
-        #: When the run would have begun if it had never been interrupted.
-        self._started_at = clock.monotonic() - state.elapsed.total_seconds()
-        self._steps_at_start = state.steps
+        self._parent, self._on_cancel = parent, on_cancel
+        self._task: asyncio.Task[Any] | None = None
+        #: The run's own task waits for the store.
+        self._writing = False
+        #: Writes that other tasks than the run's own have started.
+        self._background_writes: set[asyncio.Task[None]] = set()
+        #: When the run would have started if it had never been interrupted.
+        self._started_at = self.clock.monotonic() - self.state.elapsed.total_seconds()
+        self._steps_at_start = self.state.steps
 
-    # -- from outside -------------------------------------------------------------------------------------------
-
-    def steer(self, text: str) -> None:
-        """Put a message in front of the next step. It is saved with the run: in this life or in the next.
-
-        Raises:
-            PayloadError: no store could keep the text, such as half a surrogate pair. Nothing was changed.
-        """
-        # A new list each time: what was saved is compared with it.
-        self.state.annotations[STEERING_KEY] = [*self.steering, to_json_value(text, "the message")]
-
-    def kill(self, reason: str) -> None:
-        """End the run: for critics."""
-        self.stop(RunKilled(f"run {self.info.run_id} was killed: {reason}"))
-
-    async def save_annotations(self) -> None:
-        """Make what is in the notes durable now: for critics."""
-        await self.save(force=True)
-
-    def stop(self, error: BaseException) -> None:
-        """End the run with `error`, wherever it is. The first to say so decides how the run ended."""
-        if self._stop_error is None:
-            self._stop_error = error
-            # A write under way is seen through first, so that what is known of the store stays true.
-            if self._task is not None and not self._writing:
-                self._task.cancel()
+    # -- stop ---------------------------------------------------------------------------------------------------
 
     def bind_task(self, task: asyncio.Task[Any]) -> None:
-        """Tell which task is to be cancelled when the run is stopped."""
+        """Set the task that a stop cancels."""
         self._task = task
-        if self._stop_error is not None:
+        if self.stop_state.is_stopped:
             task.cancel()
 
-    def on_caller_cancelled(self, cancel: asyncio.CancelledError) -> None:
-        """Whoever waits for the run was cancelled. That ends it; but a child goes down as its parent does.
+    def stop(self, error: BaseException) -> None:
+        """Stop the run with `error`, wherever it is. Later calls have no effect."""
+        if self.stop_state.record(StopCause.STOPPED, error) and self._task is not None and not self._writing:
+            self._task.cancel()  # a write in flight is finished first, so that the checkpointer knows its outcome
 
-        It does not end the run if the caller had only found it and gone on with it. Nor does it while the host shuts
-        down: a second Ctrl-C cancels all that waits, and nobody wants the run to end.
+    def kill(self, reason: str) -> None:
+        """End the run with `RunKilled`: for critics."""
+        self.stop(RunKilled(f"run {self.info.run_id} was killed: {reason}"))
+
+    def stop_for_shutdown(self) -> None:
+        """Stop the run within its step and leave it resumable."""
+        self.stop(Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {self.state.steps + 1}"))
+
+    def on_caller_cancelled(self, cancel: asyncio.CancelledError) -> None:
+        """Stop the run because the task that awaits it was cancelled.
+
+        The run stays resumable during a shutdown (a second Ctrl-C cancels all tasks), if the caller asked for that,
+        and if it is the child of a run that stays resumable. Otherwise it is cancelled.
         """
-        if self.draining:
-            self.stop(Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {self.state.steps + 1}"))
+        if self.stop_state.draining:
+            self.stop_for_shutdown()
             return
         if self._on_cancel == "interrupt":
-            self.stop(RunInterrupted(f"run {self.info.run_id} was left within step {self.state.steps + 1}"))
+            self.stop(RunInterrupted(f"run {self.info.run_id} was interrupted within step {self.state.steps + 1}"))
             return
-        above = None if self._parent is None else self._parent.stop_reason
+        above = None if self._parent is None else self._parent.stop_state.error
         if above is not None and self.is_resumable_after(above):
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
         else:
             self.stop(cancel)
 
+    def record_call_error(self, error: BaseException) -> None:
+        """Record that a tool call stops the run with `error`, before its sibling calls are cancelled."""
+        if not self.record_interruption(error):
+            self.stop_state.record(StopCause.CALL_FAILED, error)
+
+    def record_interruption(self, error: BaseException) -> bool:
+        """Record the error of a tool call if it interrupts the run. Return whether it does."""
+        resumable = self.is_resumable_after(error)
+        if resumable:
+            self.stop_state.record(StopCause.CALL_INTERRUPTED, error)
+        return resumable
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.stop_state.cause is not StopCause.NONE
+
+    def raise_if_stopped(self) -> None:
+        """Stop here, between two steps, if the run was stopped or the host shuts down."""
+        stop = self.stop_state
+        if stop.error is not None and stop.is_stopped:
+            raise stop.error
+        if stop.draining:
+            raise Shutdown(f"run {self.info.run_id} stopped for a shutdown after step {self.state.steps}")
+
+    def get_error(self, task: asyncio.Task[Any]) -> BaseException | None:
+        """Return the error that the run ends with, once its task is done; `None` if it succeeded.
+
+        The stop state goes before the error that the task raised while it was being stopped. But if the run finished
+        before an interruption reached it, its result stands.
+        """
+        raised = None if task.cancelled() else task.exception()
+        succeeded = raised is None and not task.cancelled()
+        stop = self.stop_state
+        if stop.is_stopped and not (succeeded and isinstance(stop.error, RunInterrupted)):
+            return stop.error
+        if stop.cause is StopCause.CALL_INTERRUPTED and not succeeded:
+            return raised if raised is not None and self.is_resumable_after(raised) else stop.error
+        if task.cancelled():
+            return RunCancelled(f"run {self.info.run_id} was cancelled from within: its own code raised CancelledError")
+        return raised
+
+    def classify_error(self, error: BaseException | None) -> CheckpointAction:
+        """Return what is done with the checkpoint if the run ends with `error`."""
+        return classify_error(error, self.services.shutdown_exceptions)
+
+    def is_resumable_after(self, error: BaseException) -> bool:
+        """Whether another attempt, here or elsewhere, continues the run when it stops with `error`."""
+        return self.classify_error(error) not in (CheckpointAction.COMPLETE, CheckpointAction.FAIL)
+
     @property
     def is_waiting_for_store(self) -> bool:
-        """Whether the run would go on, or be over, if the store answered."""
         return self._writing or bool(self._background_writes) or self.finalize_task is not None
 
     def abandon(self) -> None:
-        """Stop waiting for the store, and write nothing more: for a shutdown. The claim ends with this process."""
+        """Cancel all writes and write nothing more, for the parents too. The claim ends with this process."""
         above: RunExecution | None = self
         while above is not None:
-            above.abandoned, above = True, above._parent
-        waiting = [*self._background_writes, self.finalize_task, self._task if self._writing else None]
-        for task in waiting:
+            above.stop_state.abandoned, above = True, above._parent
+        for task in (*self._background_writes, self.finalize_task, self._task if self._writing else None):
             if task is not None:
                 task.cancel()
 
-    @property
-    def stop_error(self) -> BaseException | None:
-        return self._stop_error
+    # -- steering -----------------------------------------------------------------------------------------------
 
-    @property
-    def stop_reason(self) -> BaseException | None:
-        """What the run is being ended for, from outside or by a tool call of its own."""
-        return self._stop_error or self.call_error
+    def steer(self, text: str) -> None:
+        """Put a message before the next step. It is saved with the run and survives a resume.
 
-    @property
-    def interrupting_error(self) -> BaseException | None:
-        """What a tool call of its own leaves the run for. What the others raise from then on is not their outcome."""
-        return self.call_error if self.call_error is not None and self.is_resumable_after(self.call_error) else None
-
-    def classify_error(self, error: BaseException | None) -> CheckpointAction:
-        """What becomes of the run's checkpoint if it ends with `error`."""
-        return classify_error(error, self._shutdown_exceptions)
-
-    def is_resumable_after(self, error: BaseException) -> bool:
-        """Whether the run is not over when it stops with `error`: somebody goes on with it."""
-        return self.classify_error(error) not in (CheckpointAction.COMPLETE, CheckpointAction.FAIL)
-
-    # -- from inside --------------------------------------------------------------------------------------------
-
-    def raise_if_stopped(self) -> None:
-        """Between two steps: stop here if the run was stopped, or the host shuts down."""
-        if self._stop_error is not None:
-            raise self._stop_error
-        if self.draining:
-            raise Shutdown(f"run {self.info.run_id} stopped for a shutdown after step {self.state.steps}")
+        Raises:
+            PayloadError: no store could keep the text, such as half a surrogate pair. Nothing was changed.
+        """
+        # A new list each time: a save compares annotations with those it saved last.
+        self.state.annotations[STEERING_KEY] = [*self.steering, to_json_value(text, "the message")]
 
     def take_steering(self) -> list[str]:
-        """What was steered in since the last step. Goes into the history before anything is saved."""
+        """Return and remove the steered messages. The loop puts them into the history before it awaits anything."""
         return list(self.state.annotations.pop(STEERING_KEY, ()))
 
     @property
     def steering(self) -> Sequence[str]:
-        """What was steered in and no step has taken yet."""
         steered: Sequence[str] = self.state.annotations.get(STEERING_KEY, ())
         return steered
 
@@ -191,54 +220,54 @@ class RunExecution:
     def has_steering(self) -> bool:
         return STEERING_KEY in self.state.annotations
 
-    def update_elapsed(self) -> timedelta:
-        """Bring the state's elapsed time up to now."""
-        self.state.elapsed = elapsed = _MICROSECOND * round((self.clock.monotonic() - self._started_at) * 1e6)
-        return elapsed
+    # -- the store ----------------------------------------------------------------------------------------------
 
     @property
     def unproven_since_resume(self) -> bool:
-        """Whether the run was resumed and has not finished a step since: it may be what ended its process before."""
+        """Whether the run was resumed and has not finished a step since: it may be what ended its last process."""
         return self.resumed and self.state.steps == self._steps_at_start
 
-    async def save(self, *, force: bool = False, must_succeed: bool = False) -> bool:
-        """Save the state. Trouble with the store is logged and the next save carries what this one could not.
+    def update_elapsed(self) -> None:
+        self.state.elapsed = timedelta(seconds=self.clock.monotonic() - self._started_at)
 
-        Returns whether there was no trouble: an urgent save is in the store then.
+    async def save(self, *, force: bool = False, must_succeed: bool = False) -> bool:
+        """Save the state. Return False if that failed; the next save then carries what this one could not.
 
         Args:
-            urgent: not throttled.
-            essential: the run must not go on without it; then trouble interrupts the run, and recovery goes on with it.
+            force: write even if the save interval has not passed.
+            must_succeed: interrupt the run if it cannot be saved. Implies `force`.
+
+        Raises:
+            SaveFailed: it must succeed, or the executor requires durability, and the store did not take it.
+            RunLost, RunParked: as `Checkpointer.save`.
         """
         if self.checkpointer is None:
             return True
         self.update_elapsed()
         try:
-            write = self.checkpointer.save(self.state, force=force or must_succeed)
-            if asyncio.current_task() is not self._task:
-                await self._shield_write(write)
-                return True
-            # As `_see_through` does: one layer less, for what happens at every step.
-            self._writing = True
-            try:
-                await write
-            finally:
-                self._writing = False
-            if self._stop_error is not None:
-                raise asyncio.CancelledError
+            await self._shield_write(self.checkpointer.save(self.state, force=force or must_succeed))
         except RunError:
             raise
-        except Exception as exc:  # whatever a store raises: it must never become the run's result
-            if must_succeed or self._require_durability:
+        except Exception as exc:  # a store may raise anything: it must never become the run's result
+            if must_succeed or self.services.require_durability:
                 raise SaveFailed(f"run {self.info.run_id} could not be saved and waits for recovery: {exc}") from exc
             log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
-            if self._stop_error is not None and asyncio.current_task() is self._task:
+            if self.stop_state.is_stopped and asyncio.current_task() is self._task:
                 raise asyncio.CancelledError from exc
             return False
         return True
 
+    async def save_annotations(self) -> None:
+        """Make the annotations durable now: for critics."""
+        await self.save(force=True)
+
     async def verify_claim(self) -> None:
-        """Raise unless this process still owns the run."""
+        """Return if this process still owns the run.
+
+        Raises:
+            RunLost: another worker owns it.
+            SaveFailed: the store did not answer.
+        """
         if self.checkpointer is None:
             return
         try:
@@ -249,7 +278,7 @@ class RunExecution:
             raise SaveFailed(f"run {self.info.run_id} could not prove that it is still ours: {exc}") from exc
 
     async def _shield_write(self, write: Coroutine[Any, Any, None]) -> None:
-        """Finish a write that was begun even if the run is stopped meanwhile; the stop comes into force then."""
+        """Finish a write even if the run is stopped meanwhile; the stop takes effect after it."""
         if asyncio.current_task() is not self._task:
             task = asyncio.ensure_future(write)
             self._background_writes.add(task)
@@ -263,30 +292,28 @@ class RunExecution:
             await write
         finally:
             self._writing = False
-        if self._stop_error is not None:
+        if self.stop_state.is_stopped:
             raise asyncio.CancelledError
 
     async def await_uninterruptible(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What work that cannot be stopped half-way gives.
+        """Return the result of work that cannot be cancelled, such as a thread.
 
-        A run that is to be left waits for it: somebody else goes on with the run at once, and must not do what is
-        still being done. One that is ended does not wait.
+        An interrupted run waits for it, because another worker may resume the run at once and must not repeat work
+        that still goes on. A failed or cancelled run does not wait.
         """
         task = asyncio.ensure_future(work)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(_mark_retrieved)
         while True:
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
-                ended_by = self.stop_reason
-                if task.done() or ended_by is None or not self.is_resumable_after(ended_by):
+                error = self.stop_state.error
+                if task.done() or error is None or not self.is_resumable_after(error):
                     raise
 
     async def emit(self, event: RunEvent) -> None:
-        """Tell the critic and the delivery that something happened: a sign of life of the run and of its parents."""
-        if self.watch is not None:
-            self.watch.activity()
-        above = self._parent
+        """Report activity to the watches of this run and its parents, and the event to the listener."""
+        above: RunExecution | None = self
         while above is not None:
             if above.watch is not None:
                 above.watch.activity()
@@ -295,94 +322,7 @@ class RunExecution:
             await self.ports.listener.on_event(self.info, event)
 
 
-#: A run that has ended, what becomes of its checkpoint, and the error it ended with.
-_PortCallback = Callable[[RunExecution, CheckpointAction, BaseException | None], Awaitable[None]]
-
-
-async def finalize(run: RunExecution, error: BaseException | None, result: tuple[Result, Any] | None) -> None:
-    """Do to the checkpoint what the way out demands, and close the ports.
-
-    Args:
-        result: what the run gives, and its output as it is stored, if it succeeded.
-    """
-    way = run.classify_error(error)
-    try:
-        # What the last step used is counted before the run is gone from the store: after it, nobody would know.
-        await _call_ports(run, way, error, _commit_budget)
-        if run.checkpointer is not None and not run.abandoned:
-            await _finalize_checkpoint(run, way, error, result)
-    except asyncio.CancelledError:
-        if not run.abandoned:
-            raise
-    except Exception as exc:  # whatever a store raises
-        log.error("run %s: its checkpoint could not be settled (%s)", run.info.run_id, way, exc_info=exc)
-    await _call_ports(run, way, error, _close_watch, _close_audit, _report_error)
-
-
-async def release_claim(run: RunExecution) -> None:
-    """Leave a run that was claimed and cannot be driven here for others."""
-    if run.checkpointer is not None:
-        try:
-            await run.checkpointer.release()
-        except Exception as exc:  # whatever a store raises
-            log.error("run %s: its claim could not be given back", run.info.run_id, exc_info=exc)
-
-
-async def _finalize_checkpoint(
-    run: RunExecution, action: CheckpointAction, error: BaseException | None, result: tuple[Result, Any] | None
-) -> None:
-    checkpointer = run.checkpointer
-    assert checkpointer is not None
-    if action is CheckpointAction.COMPLETE:
-        assert result is not None
-        await checkpointer.complete(result[1], result[0].usage)
-    elif action is CheckpointAction.FAIL:
-        assert error is not None
-        await checkpointer.fail(error, may_have_children=run.may_have_children)
-    elif action is not CheckpointAction.NONE:
-        await _save_unsaved(run)
-        if isinstance(error, RunParked):
-            await checkpointer.park(error.message)
-        else:
-            # The host's own shutdown exception says nothing worth keeping.
-            left = error if isinstance(error, RunInterrupted) and not isinstance(error, Shutdown) else None
-            await checkpointer.release(str(left or ""), left.retry_after if left else timedelta(0))
-
-
-async def _save_unsaved(run: RunExecution) -> None:
-    """What the run did since its last save, so that recovery begins there. What was saved before is safe anyway."""
-    try:
-        await run.save(force=True)
-    except Exception as exc:  # such as a transcript over its cap: then the run stays as it was saved
-        log.warning("run %s: its last moments were not saved: %s", run.info.run_id, exc)
-
-
-async def _call_ports(
-    run: RunExecution, action: CheckpointAction, error: BaseException | None, *callbacks: _PortCallback
-) -> None:
-    for closing in callbacks:
-        try:
-            await closing(run, action, error)
-        except Exception as exc:  # a host's own port may raise anything
-            log.error("run %s: a port failed while the run was settled", run.info.run_id, exc_info=exc)
-
-
-async def _commit_budget(run: RunExecution, action: CheckpointAction, error: BaseException | None) -> None:
-    if run.ports.budget is not None and action is not CheckpointAction.NONE:
-        run.update_elapsed()
-        await run.ports.budget.commit(run.info, run.state)
-
-
-async def _close_watch(run: RunExecution, action: CheckpointAction, error: BaseException | None) -> None:
-    if run.watch is not None:
-        run.watch.close()
-
-
-async def _close_audit(run: RunExecution, action: CheckpointAction, error: BaseException | None) -> None:
-    if run.recorder is not None:
-        run.recorder.close(action.value, run.state.own_usage, error)
-
-
-async def _report_error(run: RunExecution, action: CheckpointAction, error: BaseException | None) -> None:
-    if error is not None and run.ports.listener is not None:
-        await run.ports.listener.on_error(run.info, error)
+def _mark_retrieved(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from logging an exception that no caller waits for any more."""
+    if not task.cancelled():
+        task.exception()

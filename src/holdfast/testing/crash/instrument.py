@@ -6,7 +6,7 @@ Each wrapper delegates to the user's own object, if there is one.
 import copy
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +22,7 @@ from holdfast.core.message import NATIVE_CODEC, Message, Reply, Usage
 from holdfast.core.ports import Audit, Budget, Recorder, RunEvent, RunListener, ToolProvider
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool, ToolSchema
-from holdfast.core.tool_context import _CURRENT_CALL, ToolContext, current_call
+from holdfast.core.tool_context import _CURRENT_CALL, ChildStarter, ToolContext, current_call
 from holdfast.testing.crash.events import (
     EventLog,
     ModelReplyEvent,
@@ -103,7 +103,7 @@ class Instrumentation:
     def _record_call(self, tool: Tool) -> Iterator[None]:
         context = current_call()
         self.record_tool_start(context.run_id, context.step, context.call_id, tool.name, tool.effect.value)
-        token = _CURRENT_CALL.set(msgspec.structs.replace(context, start_child=self._wrap_start_child(context)))
+        token = _CURRENT_CALL.set(msgspec.structs.replace(context, children=self._wrap_children(context)))
         try:
             yield
         except Exception:  # raised by the tool: also here a crash may come before the result is recorded
@@ -124,15 +124,8 @@ class Instrumentation:
             self._event_log.write(ToolReturnedEvent(run_id=run_id, step=step, call_id=call_id))
         self._injector.reach(f"at the end of {tool} {call_id} in step {step} of {run_id}")
 
-    def _wrap_start_child(self, context: ToolContext) -> Callable[[Any, str, str | None], Awaitable[Any]] | None:
-        start = context.start_child
-        if start is None:
-            return None
-
-        async def started(agent: AgentSource, prompt: str, key: str | None) -> Any:
-            return await start(self.wrap_source(agent, context), prompt, key)
-
-        return started
+    def _wrap_children(self, context: ToolContext) -> ChildStarter | None:
+        return None if context.children is None else _InstrumentedChildren(context.children, self, context)
 
     def _wrap_reconcile(self, reconcile: Reconcile | None) -> Reconcile | None:
         if reconcile is None:
@@ -176,6 +169,16 @@ class _RecordingModel:
             ModelReplyEvent(run_id=self._run_id, phase=self._phase, message=NATIVE_CODEC.encode(reply))
         )
         return reply
+
+
+class _InstrumentedChildren:
+    """Starts children whose agents are instrumented."""
+
+    def __init__(self, inner: ChildStarter, instrumentation: Instrumentation, parent_call: ToolContext) -> None:
+        self._inner, self._instrumentation, self._parent_call = inner, instrumentation, parent_call
+
+    async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Any:
+        return await self._inner.start(self._instrumentation.wrap_source(agent, self._parent_call), prompt, key)
 
 
 class _InstrumentedSource:

@@ -1,0 +1,267 @@
+"""The life cycle of a run: open its checkpoint and ports, execute its phases, finalize its checkpoint."""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from holdfast.clock import Timer
+from holdfast.core.agent import Agent, AgentSource, Bounds, Phase, Profile
+from holdfast.core.errors import (
+    DefinitionError,
+    MissingDefinition,
+    NotDurable,
+    RunInterrupted,
+    RunParked,
+    RuntimeExceeded,
+    Shutdown,
+)
+from holdfast.core.execution.loop import Loop
+from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.execution.steps import StepContext
+from holdfast.core.ports import RunEvent
+from holdfast.core.result import CheckpointAction, Result
+from holdfast.core.state import RunState
+from holdfast.core.tool import Tool
+
+#: A run's result, and its output as the store keeps it.
+StoredResult = tuple[Result, Any]
+
+
+async def execute(run: RunExecution, source: AgentSource) -> StoredResult:
+    """Execute the run to its output."""
+    ports, timer = run.ports, None
+    try:
+        await _open_checkpointer(run)
+        if ports.audit is not None:
+            run.recorder = ports.audit.begin(run.info, run.state)
+            run.recorder.start(resumed=run.resumed)
+        agent = await _build_agent(source, run)
+        loop = run.services.get_loop(agent)
+        run.state.codec = loop.codec
+        if run.resumed:
+            await run.emit(RunEvent(kind="resumed", step=run.state.steps))
+        timer = _start_watch(agent, run)
+        if ports.budget is not None:
+            await ports.budget.check(run.info, run.state)
+        tools = await ports.extra_tools.tools(run.info) if ports.extra_tools is not None else ()
+        pipeline = _Pipeline(run, agent, loop, tools)
+        output = await pipeline.run()
+        stored = loop.dump_output(output)
+        if ports.listener is not None:
+            await ports.listener.on_output(run.info, output)
+        return pipeline.make_result(output), stored
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+async def _open_checkpointer(run: RunExecution) -> None:
+    if run.checkpointer is not None or run.ports.checkpoints is None:
+        return
+    try:
+        run.checkpointer = await run.ports.checkpoints.begin(run.info)
+    except Exception as exc:  # a host's own factory may raise anything
+        if run.is_resumable_after(exc):
+            raise
+        if run.services.require_durability:
+            raise NotDurable(f"run {run.info.run_id} was refused, it could not be made durable: {exc}") from exc
+        log.warning("run %s continues without durability: %s", run.info.run_id, exc, exc_info=exc)
+
+
+async def _build_agent(source: AgentSource, run: RunExecution) -> Agent:
+    try:
+        return await source.build(run.info)
+    except DefinitionError as exc:
+        if not run.resumed:
+            raise
+        # The process that began the run could build it, with a definition that this one lacks.
+        raise MissingDefinition(f"run {run.info.run_id}: its agent cannot be built here: {exc}") from exc
+
+
+def _start_watch(agent: Agent, run: RunExecution) -> Timer | None:
+    """Start the critic's watch. Without one, start the timer that stops the run after `max_runtime`."""
+    limit = agent.bounds.max_runtime
+    if run.ports.critic is not None:
+        run.watch = run.ports.critic.begin(run.info, run.state, run, limit)
+        run.has_listeners = run.has_listeners or run.watch is not None
+    if limit is None or run.watch is not None:
+        return None
+    return _stop_later(run, limit, max(limit - run.state.elapsed, timedelta(0)))
+
+
+def _stop_later(run: RunExecution, limit: timedelta, delay: timedelta) -> Timer:
+    return run.clock.call_later(delay, functools.partial(run.stop, RuntimeExceeded(run.info.run_id, limit)))
+
+
+class _Pipeline:
+    """The conversations of one run: one, or one for each phase that is not finished."""
+
+    def __init__(self, run: RunExecution, agent: Agent, loop: Loop, extra_tools: Sequence[Tool]) -> None:
+        self._run, self._agent, self._loop, self._extra_tools = run, agent, loop, extra_tools
+        #: The conversation of the last phase, or the only one.
+        self._messages = run.state.history
+
+    async def run(self) -> Any:
+        """Return the output of the conversation, or of the last phase."""
+        run, prompt = self._run, self._run.info.prompt
+        if run.resumed and (unknown := describe_unknown_phases(self._agent, run.state)):
+            raise MissingDefinition(f"run {run.info.run_id} has {unknown}: it is left for a process with those phases")
+        if not self._agent.phases:
+            run.state.phase = ""  # an agent that had phases may have begun one without a message
+            return await self._run_loop(self._agent.profile(), prompt)
+        finished = run.state.phases
+        # Finished phases are skipped by position: two may share a name, and both have to run.
+        for phase in self._agent.phases[len(finished) :]:
+            run.state.phase = phase.name
+            await run.emit(RunEvent(kind="phase", step=run.state.steps, name=phase.name))
+            await self._run_phase(phase, phase.render(prompt, tuple(finished)))
+        return self._loop.load_output(finished[-1].output)
+
+    async def _run_phase(self, phase: Phase, prompt: str) -> None:
+        run, state = self._run, self._run.state
+        timer = self._start_phase_timer(phase.bounds)
+        try:
+            output = await self._run_loop(self._agent.profile(phase), prompt)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        # Progress that the save interval deferred belongs to this phase's conversation, which ends here.
+        await run.save(force=True)
+        run.update_elapsed()
+        self._messages = state.history
+        state.finish_phase(phase.name, self._loop.dump_output(output))
+        await run.save(force=True)
+
+    async def _run_loop(self, profile: Profile, prompt: str) -> Any:
+        context = StepContext(self._run, profile.with_tools(self._extra_tools), prompt)
+        try:
+            return await self._loop.run(context)
+        finally:
+            await context.close()
+
+    def _start_phase_timer(self, bounds: Bounds | None) -> Timer | None:
+        if bounds is None or bounds.max_runtime is None:
+            return None
+        self._run.update_elapsed()
+        return _stop_later(self._run, bounds.max_runtime, bounds.max_runtime - self._run.state.phase_elapsed)
+
+    def make_result(self, output: Any) -> Result:
+        state = self._run.state
+        return Result(
+            run_id=self._run.info.run_id,
+            output=output,
+            usage=state.usage,
+            steps=state.steps,
+            phases=tuple(state.phases),
+            messages=self._messages,
+        )
+
+
+def describe_unknown_phases(agent: Agent, state: RunState) -> str:
+    """Describe the phases of a saved run that the agent does not have in their places; empty if it can resume.
+
+    A phase without messages may become another one. A conversation that is not known to belong to a phase continues
+    as the phase that the agent has in its place.
+    """
+    finished = [phase.name for phase in state.phases]
+    known = [phase.name for phase in agent.phases]
+    begun = finished
+    if state.history and (finished or state.phase):
+        begun = [*finished, state.phase or (known[len(finished) :] or ["?"])[0]]
+    if known[: len(begun)] == begun:
+        return ""
+    current = f" and is in {begun[-1]!r}" if begun is not finished else ""
+    return f"finished the phases {finished}{current}, but agent {agent.name} has {known}"
+
+
+# -- the end ----------------------------------------------------------------------------------------------------
+
+
+async def finalize(run: RunExecution, error: BaseException | None, result: StoredResult | None) -> None:
+    """Complete, fail, park or release the checkpoint of a run that has ended, and close its ports.
+
+    Raises nothing: that would mask the outcome of the run.
+
+    Args:
+        result: if the run succeeded.
+    """
+    action = run.classify_error(error)
+    try:
+        # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
+        await _call_port(run, _commit_budget(run, action))
+        if run.checkpointer is not None and not run.stop_state.abandoned:
+            await _finalize_checkpoint(run, action, error, result)
+    except asyncio.CancelledError:
+        if not run.stop_state.abandoned:
+            raise
+    except Exception as exc:  # a store may raise anything
+        log.error("run %s: its checkpoint could not be finalized (%s)", run.info.run_id, action, exc_info=exc)
+    await _call_port(run, _close_watch(run))
+    await _call_port(run, _close_recorder(run, action, error))
+    await _call_port(run, _report_error(run, error))
+
+
+async def release_claim(run: RunExecution) -> None:
+    """Leave a claimed run that cannot be executed here to other workers."""
+    if run.checkpointer is not None:
+        try:
+            await run.checkpointer.release()
+        except Exception as exc:  # a store may raise anything
+            log.error("run %s: its claim could not be released", run.info.run_id, exc_info=exc)
+
+
+async def _finalize_checkpoint(
+    run: RunExecution, action: CheckpointAction, error: BaseException | None, result: StoredResult | None
+) -> None:
+    checkpointer = run.checkpointer
+    if checkpointer is None or action is CheckpointAction.NONE:
+        return
+    if result is not None:
+        await checkpointer.complete(result[1], result[0].usage)
+    elif error is not None and action is CheckpointAction.FAIL:
+        await checkpointer.fail(error, may_have_children=run.may_have_children)
+    else:
+        await _save_unsaved(run)
+        if isinstance(error, RunParked):
+            await checkpointer.park(error.message)
+        elif isinstance(error, RunInterrupted) and not isinstance(error, Shutdown):
+            await checkpointer.release(str(error), error.retry_after)
+        else:  # a shutdown, also by the host's own exception, is no reason worth storing
+            await checkpointer.release()
+
+
+async def _save_unsaved(run: RunExecution) -> None:
+    try:
+        await run.save(force=True)
+    except Exception as exc:  # such as a transcript over its limit: then the run resumes from its last save
+        log.warning("run %s: its progress since the last save was not saved: %s", run.info.run_id, exc)
+
+
+async def _call_port(run: RunExecution, call: Awaitable[None]) -> None:
+    try:
+        await call
+    except Exception as exc:  # a host's own port may raise anything
+        log.error("run %s: a port failed while the run was finalized", run.info.run_id, exc_info=exc)
+
+
+async def _commit_budget(run: RunExecution, action: CheckpointAction) -> None:
+    if run.ports.budget is not None and action is not CheckpointAction.NONE:
+        run.update_elapsed()
+        await run.ports.budget.commit(run.info, run.state)
+
+
+async def _close_watch(run: RunExecution) -> None:
+    if run.watch is not None:
+        run.watch.close()
+
+
+async def _close_recorder(run: RunExecution, action: CheckpointAction, error: BaseException | None) -> None:
+    if run.recorder is not None:
+        run.recorder.close(action.value, run.state.own_usage, error)
+
+
+async def _report_error(run: RunExecution, error: BaseException | None) -> None:
+    if error is not None and run.ports.listener is not None:
+        await run.ports.listener.on_error(run.info, error)
