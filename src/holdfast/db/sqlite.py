@@ -1,13 +1,13 @@
 """A battery's tables in a SQLite file."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
 from holdfast.db.errors import TablesError, TablesUnavailable
-from holdfast.db.tables import Cursor, Schema, check_text
+from holdfast.db.tables import Cursor, Schema, check_text, run_blocking
 from holdfast.db.thread import DatabaseThread
 
 _T = TypeVar("_T")
@@ -28,7 +28,7 @@ class _SqliteCursor:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
         check_text(parameters)
         return list(self._connection.execute(sql, parameters))
 
@@ -48,14 +48,14 @@ class SqliteTables:
         await self._run_on_thread(self._connect)
         await self.transaction(lambda cursor: _migrate(cursor, schema))
 
-    async def transaction(self, work: Callable[[Cursor], _T], *, lock: Iterable[str] = ()) -> _T:
+    async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction. A file has one writer at a time, so all are alone."""
 
         def whole() -> _T:
             connection = self._require_connection()
             connection.execute("BEGIN IMMEDIATE")
             try:
-                result = work(_SqliteCursor(connection))
+                result = run_blocking(work(_SqliteCursor(connection)))
                 connection.execute("COMMIT")
                 return result
             except BaseException:
@@ -65,9 +65,9 @@ class SqliteTables:
 
         return await self._run_on_thread(whole)
 
-    async def read(self, work: Callable[[Cursor], _T]) -> _T:
+    async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
         """Run `work`, which only reads."""
-        return await self._run_on_thread(lambda: work(_SqliteCursor(self._require_connection())))
+        return await self._run_on_thread(lambda: run_blocking(work(_SqliteCursor(self._require_connection()))))
 
     async def close(self) -> None:
         """Finish what is under way, then let go of the connection. May be called again."""
@@ -106,15 +106,15 @@ class SqliteTables:
             raise TablesError(f"could not use the tables in {self._path}: {exc}") from exc
 
 
-def _migrate(cursor: Cursor, schema: Schema) -> None:
-    if not cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
-        cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    cursor.execute(_CREATE_VERSION_TABLE)
-    rows = cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.name,))
+async def _migrate(cursor: Cursor, schema: Schema) -> None:
+    if not await cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
+        await cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    await cursor.execute(_CREATE_VERSION_TABLE)
+    rows = await cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.name,))
     version = rows[0][0] if rows else 0
     if version > len(schema.migrations):
         raise TablesError(f"a newer holdfast made the {schema.name} tables (version {version}): upgrade holdfast")
     for step in schema.migrations[version:]:
         for statement in step:
-            cursor.execute(statement)
-    cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.name, len(schema.migrations)))
+            await cursor.execute(statement)
+    await cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.name, len(schema.migrations)))

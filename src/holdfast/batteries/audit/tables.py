@@ -55,10 +55,10 @@ class TablesAudit:
     async def add(self, rows: Sequence[AuditRow]) -> None:
         """Keep all of `rows`, or none."""
 
-        def work(cursor: Cursor) -> None:
-            last = cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM audit")[0][0]
+        async def work(cursor: Cursor) -> None:
+            last = (await cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM audit"))[0][0]
             for seq, row in enumerate(rows, start=int(last) + 1):
-                cursor.execute(
+                await cursor.execute(
                     "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         *(seq, row.at.timestamp(), row.kind, row.run_id, row.parent_run_id),

@@ -63,10 +63,10 @@ class TablesDefinitions:
     async def save(self, owner: str, name: str, body: bytes, now: datetime) -> Version:
         """Keep a new version, with the next number."""
 
-        def work(cursor: Cursor) -> int:
-            rows = cursor.execute(_SELECT_LAST_NUMBER, (self._kind, owner, name) * 2)
+        async def work(cursor: Cursor) -> int:
+            rows = await cursor.execute(_SELECT_LAST_NUMBER, (self._kind, owner, name) * 2)
             number = int(rows[0][0]) + 1
-            cursor.execute(
+            await cursor.execute(
                 "INSERT INTO definition VALUES (?, ?, ?, ?, ?, ?)",
                 (self._kind, owner, name, number, now.timestamp(), body.decode()),
             )
@@ -112,12 +112,12 @@ class TablesDefinitions:
         """Forget all versions."""
         key = (self._kind, owner, name)
 
-        def work(cursor: Cursor) -> bool:
-            cursor.execute("DELETE FROM definition_reader WHERE kind = ? AND owner = ? AND name = ?", key)
+        async def work(cursor: Cursor) -> bool:
+            await cursor.execute("DELETE FROM definition_reader WHERE kind = ? AND owner = ? AND name = ?", key)
             sql = "DELETE FROM definition WHERE kind = ? AND owner = ? AND name = ? RETURNING number"
-            numbers = [number for (number,) in cursor.execute(sql, key)]
+            numbers = [number for (number,) in await cursor.execute(sql, key)]
             if numbers:
-                cursor.execute(
+                await cursor.execute(
                     "INSERT INTO definition_removed VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (kind, owner, name) DO UPDATE SET number = excluded.number",
                     (*key, max(numbers)),

@@ -39,8 +39,8 @@ class TablesJobs:
     async def add(self, job: Job) -> None:
         """Keep a job, unless there is one of its name."""
 
-        def work(cursor: Cursor) -> bool:
-            rows = cursor.execute(
+        async def work(cursor: Cursor) -> bool:
+            rows = await cursor.execute(
                 "INSERT INTO schedule_job VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING RETURNING name",
                 (
                     job.name,
