@@ -34,7 +34,7 @@ class DatabaseThread:
         return asyncio.wrap_future(done)
 
     def shutdown(self, final_work: Callable[[], None]) -> asyncio.Future[None]:
-        """Accept no more jobs. Return a future of `final_work`, which runs after them, even if its caller is cancelled."""
+        """Accept no more jobs. Return a future of `final_work`, which runs last, even if the caller is cancelled."""
         self.closed.set()
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # it cannot be cancelled any more
