@@ -11,8 +11,8 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.concurrency import close_with_timeout
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.execution.executor import Executor

@@ -1,10 +1,10 @@
-"""What can go wrong with a battery's tables. The whole tree is drawn in `holdfast.errors`."""
+"""Errors of a battery's tables. `holdfast.errors` draws the whole tree."""
 
 from holdfast.errors import HoldfastError
 
 
 class TablesError(HoldfastError):
-    """A battery's tables could not be read or written. What was written before is safe."""
+    """A battery's tables could not be read or written. Earlier writes are safe."""
 
 
 class TablesUnavailable(TablesError):

@@ -4,7 +4,7 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import apsw
 
 from holdfast.db.errors import TablesError, TablesUnavailable
-from holdfast.db.tables import Cursor, Schema, check_text
+from holdfast.db.tables import Cursor, Schema, check_text, run_blocking
 from holdfast.db.thread import DatabaseThread
 from holdfast.errors import HoldfastError
 
@@ -209,7 +209,7 @@ class _SqliteCursor:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
         check_text(parameters)
         return list(self._connection.execute(sql, parameters))
 
@@ -229,11 +229,11 @@ class SqliteTables:
         await self._run_on_thread(self._connect)
         await self.transaction(partial(_migrate, schema))
 
-    async def transaction(self, work: Callable[[Cursor], _T], *, lock: Iterable[str] = ()) -> _T:
+    async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction. A SQLite file has one writer at a time, so `lock` adds nothing."""
         return await self._run_on_thread(partial(self._write, work))
 
-    async def read(self, work: Callable[[Cursor], _T]) -> _T:
+    async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
         """Run `work`, which only reads."""
         return await self._run_on_thread(partial(self._read, work))
 
@@ -269,13 +269,13 @@ class SqliteTables:
         if connection is not None:
             connection.close()
 
-    def _write(self, work: Callable[[Cursor], _T]) -> _T:
+    def _write(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
         connection = self._require_connection()
         with transaction(connection):
-            return work(_SqliteCursor(connection))
+            return run_blocking(work(_SqliteCursor(connection)))
 
-    def _read(self, work: Callable[[Cursor], _T]) -> _T:
-        return work(_SqliteCursor(self._require_connection()))
+    def _read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
+        return run_blocking(work(_SqliteCursor(self._require_connection())))
 
     def _require_connection(self) -> apsw.Connection:
         if self._connection is None:
@@ -283,15 +283,15 @@ class SqliteTables:
         return self._connection
 
 
-def _migrate(schema: Schema, cursor: Cursor) -> None:
-    if not cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
-        cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    cursor.execute(_CREATE_VERSION_TABLE)
-    rows = cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.name,))
+async def _migrate(schema: Schema, cursor: Cursor) -> None:
+    if not await cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
+        await cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    await cursor.execute(_CREATE_VERSION_TABLE)
+    rows = await cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.name,))
     version = rows[0][0] if rows else 0
     if version > len(schema.migrations):
         raise TablesError(f"a newer holdfast made the {schema.name} tables (version {version}): upgrade holdfast")
     for statements in schema.migrations[version:]:
         for statement in statements:
-            cursor.execute(statement)
-    cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.name, len(schema.migrations)))
+            await cursor.execute(statement)
+    await cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.name, len(schema.migrations)))

@@ -1,7 +1,7 @@
-"""The tables of one battery, whichever database they are in."""
+"""The tables of one battery, in either database."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -10,63 +10,75 @@ from holdfast.db.errors import TablesError
 
 _T = TypeVar("_T")
 
-#: Not every database can keep these in a text column.
+#: PostgreSQL cannot store these in a text column.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class Cursor(Protocol):
-    """What a piece of work is given."""
+    """Runs the statements of one transaction."""
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        """Run one statement, with `?` where a parameter goes and nowhere else, and return its rows, if it has any.
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+        """Run one statement and return its rows. A `?` stands for a parameter and for nothing else.
 
         Raises:
-            TablesError: a parameter is text that cannot be kept.
+            TablesError: a parameter is text that cannot be stored.
         """
         ...
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
-    """How a battery's tables are made. Version n is reached by the first n steps."""
+    """How a battery's tables are created. The first n migrations lead to version n."""
 
-    #: Names the battery; its version is kept under this name.
+    #: Names the battery; the database keeps its version under this name.
     name: str
-    #: Each a list of statements. Only ever added to.
+    #: Each is a list of statements. Migrations are only ever added.
     migrations: Sequence[Sequence[str]]
 
 
 class Tables(Protocol):
-    """Runs work in transactions, off the event loop. Safe to share between tasks."""
+    """Runs work in transactions without blocking the event loop. Safe to share between tasks."""
 
     async def open(self, schema: Schema) -> None:
-        """Make the tables, or bring them up to date. Safe while other processes do the same. Also after `close`."""
+        """Create or migrate the tables. Safe while other processes do the same. May be repeated after `close`."""
         ...
 
-    async def transaction(self, work: Callable[[Cursor], _T], *, lock: Iterable[str] = ()) -> _T:
-        """Run `work` in one transaction: all of it, or nothing.
+    async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
+        """Run `work` in one transaction: all of it takes effect, or none.
 
-        The transaction may be run again, when the database asks for that or was away, so `work` does nothing but SQL.
+        `work` awaits nothing but the cursor, because the transaction may be repeated after a conflict or an outage.
 
         Args:
-            alone: names; transactions that have one in common wait for each other, in whatever process they are. What
-                reads and then writes by what it read needs that.
+            work: runs the statements.
+            lock: transactions of any process that have a name in common run one after the other. A transaction that
+                writes by what it has read needs that.
 
         Raises:
-            TablesError: nothing was changed; or the error says that this is not known.
+            TablesError: nothing was changed, unless the error says that the outcome is unknown.
         """
         ...
 
-    async def read(self, work: Callable[[Cursor], _T]) -> _T:
+    async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
         """Run `work`, which only reads."""
         ...
 
     async def close(self) -> None:
-        """Finish what is under way, then let go of the connection. May be called again, and so may `open`."""
+        """Finish the calls under way, then disconnect. May be repeated; `open` opens it again."""
         ...
 
 
 def check_text(parameters: Sequence[Any]) -> None:
-    """Raises `TablesError` if one of them is text that one of the databases cannot keep: then neither does."""
+    """Raise `TablesError` for text that PostgreSQL cannot store. SQLite refuses it too, so both behave alike."""
     for value in parameters:
         if isinstance(value, str) and _UNSTORABLE.search(value):
             raise TablesError(f"{value!r:.80} cannot be kept: it has to be text without NUL or half surrogate pairs")
+
+
+def run_blocking(work: Awaitable[_T]) -> _T:
+    """Run `work` on this thread. Its cursor blocks instead of suspending, so it needs no event loop."""
+    steps = work.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        result: _T = done.value
+        return result
+    raise TablesError("work on the tables may await nothing but its cursor")

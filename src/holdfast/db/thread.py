@@ -1,4 +1,4 @@
-"""A thread for a battery's database: one that hangs holds up neither the event loop nor the end of the process."""
+"""A daemon thread for a blocking database: if it hangs, neither the event loop nor the end of the process waits."""
 
 import asyncio
 import threading
@@ -13,19 +13,19 @@ _T = TypeVar("_T")
 
 
 class DatabaseThread:
-    """Does what it is given, one after the other."""
+    """Runs jobs one after the other."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._started = False
-        #: Set when it takes no more.
+        #: Set when it accepts no more jobs.
         self.closed = threading.Event()
 
     def submit(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Done with what `work` gives. Cancelled before its turn, it is not done.
+        """Return a future of the result of `work`. If it is cancelled before its turn, `work` does not run.
 
         Raises:
-            TablesError: the thread takes no more.
+            TablesError: the thread accepts no more jobs.
         """
         if self.closed.is_set():
             raise TablesError("the tables were closed")
@@ -34,7 +34,7 @@ class DatabaseThread:
         return asyncio.wrap_future(done)
 
     def shutdown(self, final_work: Callable[[], None]) -> asyncio.Future[None]:
-        """Take no more. Done when all that waits is done, and then `last`, which happens whoever stops waiting."""
+        """Accept no more jobs. Return a future of `final_work`, which runs last, even if the caller is cancelled."""
         self.closed.set()
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # it cannot be cancelled any more
@@ -46,7 +46,7 @@ class DatabaseThread:
         self._queue.put((done, work))
         if not self._started:
             self._started = True
-            # An executor's threads are waited for when the process ends.
+            # The interpreter joins the threads of an executor at exit, but not a daemon thread.
             threading.Thread(target=self._run_queue, name="holdfast-tables", daemon=True).start()
 
     def _run_queue(self) -> None:
@@ -60,7 +60,7 @@ def _run_work(done: Future[_T], work: Callable[[], _T]) -> None:
         return
     try:
         result = work()
-    except BaseException as exc:  # whoever waits gets it, whatever it is
+    except BaseException as exc:  # re-raised in the caller
         done.set_exception(exc)
     else:
         done.set_result(result)

@@ -1,4 +1,4 @@
-"""From the URL of the checkpoints to the tables beside them."""
+"""Opens the batteries' tables beside the checkpoints."""
 
 import re
 
@@ -7,7 +7,7 @@ from holdfast.db.tables import Tables
 
 
 def tables_from_url(url: str) -> Tables:
-    """The tables in the database that `url` names, not opened yet.
+    """Return the tables in the database that `url` names, not opened yet.
 
     Raises:
         TablesError: the URL names no database that batteries can use; a `memory:` store has none.
@@ -21,6 +21,6 @@ def tables_from_url(url: str) -> Tables:
         from holdfast.db.sqlite import SqliteTables
 
         return SqliteTables(rest.removeprefix("//"))
-    # No more of it than its kind: the rest may hold a password.
+    # Name only the scheme: the rest may hold a password.
     kind = f"a {scheme!r} store" if colon and re.fullmatch(r"[A-Za-z0-9+.-]+", scheme) else "what was given"
     raise TablesError(f"batteries keep nothing in {kind}: use sqlite:PATH or postgresql://..., or their memory store")

@@ -60,6 +60,9 @@ class SharedStore:
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         return await self._store.load(run_id, after=after)
 
+    async def get_record(self, run_id: str) -> RunRecord:
+        return await self._store.get_record(run_id)
+
     async def release(self, claim: Claim, release: Release) -> None:
         await self._store.release(claim, release)
 

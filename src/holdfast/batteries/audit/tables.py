@@ -55,10 +55,10 @@ class TablesAudit:
     async def add(self, rows: Sequence[AuditRow]) -> None:
         """Write all of `rows`, or none."""
 
-        def work(cursor: Cursor) -> None:
-            last = cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM audit")[0][0]
+        async def work(cursor: Cursor) -> None:
+            last = (await cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM audit"))[0][0]
             for seq, row in enumerate(rows, start=int(last) + 1):
-                cursor.execute(
+                await cursor.execute(
                     "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         *(seq, row.at.timestamp(), row.kind, row.run_id, row.parent_run_id),
@@ -73,8 +73,8 @@ class TablesAudit:
         clauses, parameters = _build_where(query)
         sql = f"SELECT body FROM audit WHERE {' AND '.join(clauses)} ORDER BY seq DESC LIMIT ?"
 
-        def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
-            return cursor.execute(sql, (*parameters, query.limit))
+        async def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+            return await cursor.execute(sql, (*parameters, query.limit))
 
         rows = await self._tables.read(work)
         return [msgspec.json.decode(body, type=AuditRow) for (body,) in reversed(rows)]
@@ -83,8 +83,8 @@ class TablesAudit:
         """Delete rows older than `before` in batches, so that no transaction blocks other writers for long."""
         sql = "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit WHERE at < ? LIMIT ?) RETURNING seq"
 
-        def work(cursor: Cursor) -> int:
-            return len(cursor.execute(sql, (before.timestamp(), _PURGE_BATCH)))
+        async def work(cursor: Cursor) -> int:
+            return len(await cursor.execute(sql, (before.timestamp(), _PURGE_BATCH)))
 
         purged = 0
         while count := await self._tables.transaction(work):

@@ -53,16 +53,19 @@ class TablesLedger:
     async def reserve(self, run_id: str, reservations: Sequence[Reservation], now: datetime) -> Shortage | None:
         """Replace the run's reservations, or return the limit that refuses one."""
 
-        def work(cursor: Cursor) -> Shortage | None:
-            adjusted = [exclude_counted_run(each, _load_total(cursor, each.account, run_id)) for each in reservations]
+        async def work(cursor: Cursor) -> Shortage | None:
+            adjusted = [
+                exclude_counted_run(each, await _load_total(cursor, each.account, run_id)) for each in reservations
+            ]
             for each in adjusted:
                 since = now - each.window
-                taken = _sum_spent(cursor, each.account, since) + _sum_reserved(cursor, each.account, run_id, since)
+                taken = await _sum_spent(cursor, each.account, since)
+                taken += await _sum_reserved(cursor, each.account, run_id, since)
                 shortage = find_shortage(each, taken)
                 if shortage is not None:
                     return shortage
             for each in adjusted:
-                _upsert(cursor, "budget_reserved", each.account, run_id, each.estimate, now)
+                await _upsert(cursor, "budget_reserved", each.account, run_id, each.estimate, now)
             return None
 
         return await self._tables.transaction(work, lock=[f"budget {each.account}" for each in reservations])
@@ -72,18 +75,18 @@ class TablesLedger:
     ) -> None:
         """Book the part of `total` that is not booked yet, and release the reservations."""
 
-        def work(cursor: Cursor) -> None:
+        async def work(cursor: Cursor) -> None:
             for account in accounts:
-                before = _load_total(cursor, account, run_id).elementwise_max(already_booked)
-                cursor.execute(
+                before = (await _load_total(cursor, account, run_id)).elementwise_max(already_booked)
+                await cursor.execute(
                     "INSERT INTO budget_spent VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (account, bucket) DO UPDATE SET "
                     "tokens = budget_spent.tokens + excluded.tokens, "
                     "cost_usd = budget_spent.cost_usd + excluded.cost_usd, "
                     "runs = budget_spent.runs + excluded.runs, seconds = budget_spent.seconds + excluded.seconds",
                     (account, bucket_number(now), *total.since(before).as_tuple()),
                 )
-                _upsert(cursor, "budget_total", account, run_id, total.elementwise_max(before), now)
-                cursor.execute("DELETE FROM budget_reserved WHERE account = ? AND run_id = ?", (account, run_id))
+                await _upsert(cursor, "budget_total", account, run_id, total.elementwise_max(before), now)
+                await cursor.execute("DELETE FROM budget_reserved WHERE account = ? AND run_id = ?", (account, run_id))
 
         await self._tables.transaction(work, lock=[f"budget {account}" for account in accounts])
 
@@ -94,36 +97,36 @@ class TablesLedger:
     async def purge(self, before: datetime) -> None:
         """Delete bookings and reservations older than `before`."""
 
-        def work(cursor: Cursor) -> None:
-            cursor.execute("DELETE FROM budget_spent WHERE bucket < ?", (bucket_number(before),))
-            cursor.execute("DELETE FROM budget_total WHERE at < ?", (before.timestamp(),))
-            cursor.execute("DELETE FROM budget_reserved WHERE at < ?", (before.timestamp(),))
+        async def work(cursor: Cursor) -> None:
+            await cursor.execute("DELETE FROM budget_spent WHERE bucket < ?", (bucket_number(before),))
+            await cursor.execute("DELETE FROM budget_total WHERE at < ?", (before.timestamp(),))
+            await cursor.execute("DELETE FROM budget_reserved WHERE at < ?", (before.timestamp(),))
 
         await self._tables.transaction(work)
 
 
-def _sum_spent(cursor: Cursor, account: str, since: datetime) -> Spend:
+async def _sum_spent(cursor: Cursor, account: str, since: datetime) -> Spend:
     sql = f"SELECT {_SPEND_SUMS} FROM budget_spent WHERE account = ? AND bucket >= ?"
-    return _parse_spend(cursor.execute(sql, (account, bucket_number(since))))
+    return _parse_spend(await cursor.execute(sql, (account, bucket_number(since))))
 
 
-def _sum_reserved(cursor: Cursor, account: str, run_id: str, since: datetime) -> Spend:
+async def _sum_reserved(cursor: Cursor, account: str, run_id: str, since: datetime) -> Spend:
     sql = f"SELECT {_SPEND_SUMS} FROM budget_reserved WHERE account = ? AND run_id <> ? AND at >= ?"
-    return _parse_spend(cursor.execute(sql, (account, run_id, since.timestamp())))
+    return _parse_spend(await cursor.execute(sql, (account, run_id, since.timestamp())))
 
 
-def _load_total(cursor: Cursor, account: str, run_id: str) -> Spend:
+async def _load_total(cursor: Cursor, account: str, run_id: str) -> Spend:
     sql = "SELECT tokens, cost_usd, runs, seconds FROM budget_total WHERE account = ? AND run_id = ?"
-    return _parse_spend(cursor.execute(sql, (account, run_id)))
+    return _parse_spend(await cursor.execute(sql, (account, run_id)))
 
 
-def _upsert(cursor: Cursor, table: str, account: str, run_id: str, spend: Spend, now: datetime) -> None:
+async def _upsert(cursor: Cursor, table: str, account: str, run_id: str, spend: Spend, now: datetime) -> None:
     sql = f"""
         INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (account, run_id) DO UPDATE SET tokens = excluded.tokens, cost_usd = excluded.cost_usd,
             runs = excluded.runs, seconds = excluded.seconds, at = excluded.at
     """
-    cursor.execute(sql, (account, run_id, *spend.as_tuple(), now.timestamp()))
+    await cursor.execute(sql, (account, run_id, *spend.as_tuple(), now.timestamp()))
 
 
 def _parse_spend(rows: Sequence[tuple[object, ...]]) -> Spend:

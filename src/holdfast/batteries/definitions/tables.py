@@ -64,10 +64,10 @@ class TablesDefinitions:
     async def save(self, owner: str, name: str, body: bytes, now: datetime) -> Version:
         """Store a new version under the next number."""
 
-        def work(cursor: Cursor) -> int:
-            rows = cursor.execute(_SELECT_LAST_NUMBER, (self._kind, owner, name) * 2)
+        async def work(cursor: Cursor) -> int:
+            rows = await cursor.execute(_SELECT_LAST_NUMBER, (self._kind, owner, name) * 2)
             number = int(rows[0][0]) + 1
-            cursor.execute(
+            await cursor.execute(
                 "INSERT INTO definition VALUES (?, ?, ?, ?, ?, ?)",
                 (self._kind, owner, name, number, now.timestamp(), body.decode()),
             )
@@ -104,9 +104,9 @@ class TablesDefinitions:
         """Share a definition with `reader`."""
         await self.get(owner, name)
 
-        def work(cursor: Cursor) -> None:
+        async def work(cursor: Cursor) -> None:
             sql = "INSERT INTO definition_reader VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-            cursor.execute(sql, (self._kind, owner, name, reader))
+            await cursor.execute(sql, (self._kind, owner, name, reader))
 
         await self._tables.transaction(work)
 
@@ -114,12 +114,12 @@ class TablesDefinitions:
         """Delete all versions."""
         key = (self._kind, owner, name)
 
-        def work(cursor: Cursor) -> bool:
-            cursor.execute("DELETE FROM definition_reader WHERE kind = ? AND owner = ? AND name = ?", key)
+        async def work(cursor: Cursor) -> bool:
+            await cursor.execute("DELETE FROM definition_reader WHERE kind = ? AND owner = ? AND name = ?", key)
             sql = "DELETE FROM definition WHERE kind = ? AND owner = ? AND name = ? RETURNING number"
-            numbers = [number for (number,) in cursor.execute(sql, key)]
+            numbers = [number for (number,) in await cursor.execute(sql, key)]
             if numbers:
-                cursor.execute(
+                await cursor.execute(
                     "INSERT INTO definition_removed VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (kind, owner, name) DO UPDATE SET number = excluded.number",
                     (*key, max(numbers)),
@@ -130,8 +130,8 @@ class TablesDefinitions:
             raise DefinitionNotFound(*key)
 
     async def _select(self, sql: str, *parameters: Any) -> list[Version]:
-        def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
-            return cursor.execute(sql, parameters)
+        async def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+            return await cursor.execute(sql, parameters)
 
         return [_parse_version(row) for row in await self._tables.read(work)]
 

@@ -82,16 +82,16 @@ class TablesJobs:
         )
 
     async def _select(self, clauses: str, *parameters: Any) -> list[Job]:
-        def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
-            return cursor.execute(f"{_SELECT_JOBS} {clauses}", parameters)
+        async def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+            return await cursor.execute(f"{_SELECT_JOBS} {clauses}", parameters)
 
         return [_parse_job(row) for row in await self._tables.read(work)]
 
     async def _write(self, sql: str, *parameters: Any) -> bool:
         """Run one statement. Returns whether it changed a row."""
 
-        def work(cursor: Cursor) -> bool:
-            return bool(cursor.execute(sql, parameters))
+        async def work(cursor: Cursor) -> bool:
+            return bool(await cursor.execute(sql, parameters))
 
         return await self._tables.transaction(work)
 

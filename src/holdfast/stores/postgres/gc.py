@@ -1,32 +1,31 @@
-"""Deletes, bit by bit, the journals of runs that are gone."""
+"""Deletes the journals of removed runs, one slice at a time."""
 
 import asyncio
 import logging
 
 from holdfast.checkpoint.errors import StoreError
-from holdfast.stores.postgres.connection import BIGINT, decode_int, encode_bigint
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles
 
 log = logging.getLogger("holdfast.stores.postgres")
 
-#: Entries deleted in one transaction, and how much longer than a slice takes is the rest after it.
+#: Rows deleted in one transaction. The pause after it is this many times as long as it took.
 SLICE_ROWS, REST_FACTOR = 100, 2
 
 
 class GarbageCollector:
-    """Works beside the writer and rests longer than it works, so that no save waits for it.
+    """Works beside the writer and pauses longer than it works, so that no save waits for it.
 
-    What it does not get done, another store or the next to be opened does.
+    Garbage it leaves is deleted by another store, or by the next one that opens.
     """
 
     def __init__(self, readers: ReaderPool, sql: SqlFiles) -> None:
         self._readers = readers
-        self._statement = sql.with_schema("select holdfast.sweep($1)").encode()
+        self._sweep_sql = sql.with_schema("select holdfast.sweep($1::bigint)")
         self._dirty = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="holdfast-postgres-gc")
 
     def wake(self) -> None:
-        """There may be something to sweep up."""
+        """Look for garbage soon."""
         self._dirty.set()
 
     async def close(self) -> None:
@@ -47,7 +46,7 @@ class GarbageCollector:
                 log.warning("journals of removed runs are left to be swept up later: %s", exc)
 
     async def _sweep(self) -> int:
-        """Delete a slice. How many were deleted."""
-        return decode_int(
-            (await self._readers.call(self._statement, [BIGINT], [encode_bigint(SLICE_ROWS)])).get_value(0, 0)
-        )
+        """Delete one slice and return its size."""
+        [(swept,)] = await self._readers.execute(self._sweep_sql, [SLICE_ROWS])
+        count: int = swept
+        return count

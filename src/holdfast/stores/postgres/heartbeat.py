@@ -1,37 +1,51 @@
-"""The sign of life of a store's workers."""
+"""The heartbeat of a store's workers."""
 
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from holdfast.checkpoint.claim import WorkerIdentity
-from holdfast.stores.postgres import connection
-from holdfast.stores.postgres.connection import PgConnection, escape_text
-from holdfast.stores.postgres.database import Database
+from holdfast.db.postgres_connection import PgConnection
+from holdfast.stores.postgres.database import Database, escape_text
 
 log = logging.getLogger("holdfast.stores.postgres")
 
-#: Beats in the time after which other hosts take a silent worker for dead; and one is given up after the time of so
-#: many, so that there is still time for another, on another connection.
+HEARTBEAT_SQL = "select holdfast.beat($1::text[], $2::text[], $3::bigint[], $4::text[], $5::float8)"
+
+#: Heartbeats within the lease timeout. One is given up after two intervals, so that another connection can be tried
+#: before the lease ends.
 _BEATS_PER_LEASE, _MAX_BEAT_INTERVALS = 5, 2
-#: Until the next try after a beat that failed, and the longest wait for one that is under way when a worker leaves.
+#: Pause after a failed heartbeat, and how long a worker that leaves waits for one under way.
 _RETRY_AFTER_S, _CLOSE_TIMEOUT_S = 1.0, 5.0
 
 
-class Heartbeat:
-    """Says again and again, by the server's clock, that the workers of this process are alive.
+def heartbeat_params(workers: Sequence[WorkerIdentity], lease_timeout: timedelta) -> tuple[Any, ...]:
+    """Return the parameters of `HEARTBEAT_SQL`."""
+    return (
+        [escape_text(worker.worker_id) for worker in workers],
+        [escape_text(worker.process.host) for worker in workers],
+        [worker.process.pid for worker in workers],
+        [escape_text(worker.process.started) for worker in workers],
+        lease_timeout.total_seconds(),
+    )
 
-    A thread with a connection and an event loop of its own: a tool that blocks the other loop for an hour does not make
-    its worker look dead. A process that stands still does, to other hosts.
+
+class Heartbeat:
+    """Renews the leases of this process's workers, by the server's clock.
+
+    It has a thread, an event loop and a connection of its own: a tool that blocks the main event loop for an hour does
+    not make its worker look dead. A stopped process does, to other hosts.
     """
 
     def __init__(self, database: Database, lease_timeout: timedelta) -> None:
-        self._database, self._lease_timeout_s = database, lease_timeout.total_seconds()
-        self._statement = database.sql.with_schema("select holdfast.beat($1, $2, $3, $4, $5)").encode()
+        self._database, self._lease_timeout = database, lease_timeout
+        self._statement = database.sql.with_schema(HEARTBEAT_SQL)
         self._workers: dict[str, WorkerIdentity] = {}
         self._lock = threading.Lock()
-        #: Held while a beat is under way.
+        #: Held while a heartbeat is under way.
         self._beat_lock = threading.Lock()
         self._connection: PgConnection | None = None
         self._stop = threading.Event()
@@ -50,7 +64,7 @@ class Heartbeat:
             self._thread.start()
 
     async def remove(self, worker_id: str) -> None:
-        """Once this returns, no beat says any more that this worker is alive, unless one hangs at the server."""
+        """Stop the heartbeat of this worker. Only one that hangs at the server may still arrive afterwards."""
         with self._lock:
             if self._workers.pop(worker_id, None) is None:
                 return
@@ -59,7 +73,7 @@ class Heartbeat:
     async def stop(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            # The thread ends after its beat, or with the process.
+            # The thread ends after its heartbeat, or with the process.
             await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT_S)
 
     def _wait_for_beat(self) -> None:
@@ -67,7 +81,7 @@ class Heartbeat:
             self._beat_lock.release()
 
     def _run(self) -> None:
-        interval = self._lease_timeout_s / _BEATS_PER_LEASE
+        interval = self._lease_timeout.total_seconds() / _BEATS_PER_LEASE
         pause = interval
         with asyncio.Runner() as runner:
             while not self._stop.wait(pause):
@@ -75,36 +89,23 @@ class Heartbeat:
                     with self._beat_lock:
                         runner.run(self._send_heartbeat(_MAX_BEAT_INTERVALS * interval))
                     pause = interval
-                except Exception as exc:  # whatever it is, without another beat the worker would be taken for dead
-                    said = str(exc) or "there was no answer"
-                    log.warning("%s: no heartbeat could be written: %s", self._database.label, said)
+                except Exception as exc:  # of any kind: without another heartbeat the worker would count as dead
+                    log.warning("%s: the heartbeat failed: %s", self._database.label, exc)
                     pause = min(interval, _RETRY_AFTER_S)
-            runner.run(self._close_connection())
+            if self._connection is not None:
+                self._connection.close()
 
     async def _send_heartbeat(self, timeout: float) -> None:
         with self._lock:
             workers = list(self._workers.values())
         if not workers:
             return
-        values = (
-            connection.encode_texts([escape_text(worker.worker_id) for worker in workers]),
-            connection.encode_texts([escape_text(worker.process.host) for worker in workers]),
-            connection.encode_bigints([worker.process.pid for worker in workers]),
-            connection.encode_texts([escape_text(worker.process.started) for worker in workers]),
-            connection.encode_float8(self._lease_timeout_s),
-        )
-        types = (connection.TEXTS, connection.TEXTS, connection.BIGINTS, connection.TEXTS, connection.FLOAT)
-        until = asyncio.get_running_loop().time() + timeout
+        deadline = asyncio.get_running_loop().time() + timeout
+        if self._connection is None or self._connection.is_closed:
+            self._connection = await self._database.connect(deadline=deadline)
         try:
-            async with asyncio.timeout_at(until):
-                if self._connection is None:
-                    self._connection = PgConnection(await self._database.connect())
-                await self._connection.call(self._statement, types, values, deadline=until)
+            params = heartbeat_params(workers, self._lease_timeout)
+            await self._connection.execute(self._statement, params, deadline=deadline)
         except BaseException:
-            await self._close_connection()
+            self._connection.close()
             raise
-
-    async def _close_connection(self) -> None:
-        link, self._connection = self._connection, None
-        if link is not None:
-            await link.close()

@@ -1,8 +1,8 @@
-"""Writes whose callers were told that the server did not answer, though it turned out later that they were committed.
+"""Writes that the server committed after their callers had been told that it did not answer.
 
-To those callers nothing was changed, and they may make the same call again. So what can be undone is undone: runs that
-were begun or taken are given back. What cannot is remembered until its caller comes again. So are runs that were
-submitted: somebody else may have been told meanwhile that they are there.
+Those callers believe that nothing changed, and may repeat the call. Claims that such a write took are released again.
+Other writes cannot be undone: they are remembered until the caller repeats them. So are submitted runs, because
+another process may have seen them meanwhile.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -11,43 +11,43 @@ from typing import Any, TypeGuard
 from msgspec import structs
 
 from holdfast.checkpoint.record import RELEASE_STATUSES
-from holdfast.stores.postgres.connection import unescape_text
+from holdfast.stores.postgres.database import unescape_text
 from holdfast.stores.postgres.requests import AppendRequest, Command, Response, WriteRequest
 
 _NO_RESPONSE: Response = {}
 
 
 class LateCommits:
-    """What is known of such writes."""
+    """Remembers late commits, and adapts repeated requests to them."""
 
     def __init__(self) -> None:
-        #: The newest of each claim, by its token.
+        #: The newest write of each claim, by its token.
         self._latest: dict[int, WriteRequest] = {}
-        #: Those that submitted a run, by its id.
+        #: Commands that submitted a run, by its id.
         self._submitted: dict[str | None, Command] = {}
-        #: What gives back the runs that nobody knows to be his.
+        #: Commands that release claims whose callers do not know of them.
         self.compensations: list[Command] = []
 
     def record(self, requests: Sequence[WriteRequest], responses: Mapping[int, Response]) -> None:
-        """These were committed, with these answers by item."""
-        for item, operation in enumerate(requests, 1):
-            answer = responses.get(item) or {}
-            if operation in self.compensations:
-                self.compensations.remove(operation)
-            elif "error" in answer:
+        """Remember requests that were committed, with their responses by item."""
+        for item, request in enumerate(requests, 1):
+            response = responses.get(item) or {}
+            if request in self.compensations:
+                self.compensations.remove(request)
+            elif "error" in response:
                 continue
-            elif _is_submission(operation):
-                self._submitted[operation.run_id] = operation
-            elif isinstance(operation, Command) and operation.kind in ("create", "claim", "take"):
-                self.compensations += _make_compensations(operation, answer)
-            elif operation.token is not None and _has_effect(operation):
-                self._latest[operation.token] = operation
+            elif _is_submission(request):
+                self._submitted[request.run_id] = request
+            elif isinstance(request, Command) and request.kind in ("create", "claim", "take"):
+                self.compensations += _make_compensations(request, response)
+            elif request.token is not None and _has_effect(request):
+                self._latest[request.token] = request
 
     def __bool__(self) -> bool:
         return bool(self._latest or self._submitted)
 
     def rewrite_request(self, request: WriteRequest) -> bool:
-        """Make the operation fit what is there already. True: nothing is left to be done for it."""
+        """Adapt the request to a late commit of its claim. Return True if nothing is left to do for it."""
         late = self._latest.get(request.token) if request.token is not None else None
         if isinstance(late, Command) and isinstance(request, Command):
             return (late.kind, *_get_end_state(late)) == (request.kind, *_get_end_state(request))
@@ -56,34 +56,34 @@ class LateCommits:
         return False
 
     def acknowledge(self, requests: Sequence[WriteRequest], responses: MutableMapping[WriteRequest, Response]) -> None:
-        """These were committed with these answers, and their callers are about to know."""
-        for operation in requests:
-            if isinstance(operation, Command) and operation.prepended_append is not None:
-                responses.pop(operation.prepended_append, None)  # its own says the same
-            if operation.token is not None:
-                if _has_effect(operation) and responses.get(operation, _NO_RESPONSE).get("error") != "order":
-                    self._latest.pop(operation.token, None)
-            elif _is_submission(operation) and _is_same_command(self._submitted.get(operation.run_id), operation):
-                del self._submitted[operation.run_id]
-                responses.pop(operation, None)  # that there is such a run already: it is this one
+        """Forget the late commits of requests that are committed now, and whose callers will learn of it."""
+        for request in requests:
+            if isinstance(request, Command) and request.prepended_append is not None:
+                responses.pop(request.prepended_append, None)  # the command's own response says the same
+            if request.token is not None:
+                if _has_effect(request) and responses.get(request, _NO_RESPONSE).get("error") != "order":
+                    self._latest.pop(request.token, None)
+            elif _is_submission(request) and _is_same_command(self._submitted.get(request.run_id), request):
+                del self._submitted[request.run_id]
+                responses.pop(request, None)  # "exists": the run that exists is this one
 
 
 def _has_effect(request: WriteRequest) -> bool:
-    """Not only that its claim still holds."""
+    """Return whether it writes anything. An append without entries only verifies its claim."""
     return request.first_seq is not None or isinstance(request, Command)
 
 
 def _overwrite(late: AppendRequest, request: WriteRequest) -> None:
-    """Make an operation fit whose first entry has the number that the first of the late one had."""
+    """Let the request overwrite the late append, which begins at the same entry."""
     if request.first_seq is None:
         return
     count = len(late.entries)
     if isinstance(request, AppendRequest):
-        # What a rewrite replaced may be gone already, so that only another rewrite can follow in its place.
+        # The entries before a rewrite may be deleted already, so only another rewrite can take its place.
         if request.rewrite or not late.rewrite:
             request.overwrite_to = request.first_seq + count
             request.overwritten_bytes = 0 if request.rewrite else late.size
-    elif isinstance(request, Command):  # the run's end
+    elif isinstance(request, Command):  # releases the run
         if late.rewrite:
             request.entries = [structs.replace(entry, seq=entry.seq + count) for entry in request.entries]
             request.first_seq += count
@@ -102,7 +102,7 @@ def _is_same_command(late: Command | None, command: Command) -> bool:
 
 
 def _get_end_state(command: Command) -> tuple[Any, Any]:
-    """How a run was left; nothing if it was removed."""
+    """Return the status and reason of a release; nothing for a removal."""
     return command.parameters.get("status"), command.parameters.get("reason")
 
 

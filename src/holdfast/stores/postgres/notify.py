@@ -1,4 +1,4 @@
-"""Signs that another process changed something."""
+"""Notifications that another process changed a run."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,6 @@ from datetime import timedelta
 import psycopg
 
 from holdfast.checkpoint.errors import StoreError
-from holdfast.stores.postgres import connection
 from holdfast.stores.postgres.database import Database, ReaderPool
 
 log = logging.getLogger("holdfast.stores.postgres")
@@ -18,10 +17,10 @@ _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 5.0
 
 
 class ChangeNotifier:
-    """Hears of changes by LISTEN, on a connection of its own. Where that is not to be had, every wait is a short one.
+    """Listens for changes on a connection of its own. While that does not work, every wait is short: it polls.
 
-    A transaction pooler takes a LISTEN without complaint, and no notification ever comes through. So a connection
-    counts as listening only once it has heard a notification that was sent on another.
+    A transaction pooler accepts LISTEN, but no notification comes through. So a connection counts as listening only
+    after it has received a notification that another connection sent.
     """
 
     def __init__(self, database: Database, readers: ReaderPool, *, poll_interval: timedelta) -> None:
@@ -40,46 +39,46 @@ class ChangeNotifier:
         return self._listening.is_set()
 
     async def start(self, timeout: timedelta) -> None:
-        """Begin to listen. Returns once the first notification came through, or after `wait`."""
+        """Begin to listen. Return when the first notification came through, or after `timeout`."""
         self._task = asyncio.create_task(self._listen_forever(), name="holdfast-postgres-notify")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout.total_seconds()):
                 await self._listening.wait()
 
     async def close(self) -> None:
-        """Whoever waits is woken."""
+        """Stop listening, and wake all waiters."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         self.notify_all()
 
     def notify_all(self) -> None:
-        """Wake everybody who waits."""
+        """Wake all waiters."""
         self._next_change.set()
         self._next_change = asyncio.Event()
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
-        """Whether there was a sign, or might have been one that cannot be heard."""
-        deaf = not self._listening.is_set() and self._poll_interval_s < timeout.total_seconds()
+        """Return whether there was a change, or may have been one that could not be noticed."""
+        polling = not self._listening.is_set() and self._poll_interval_s < timeout.total_seconds()
         try:
-            async with asyncio.timeout(self._poll_interval_s if deaf else timeout.total_seconds()):
+            async with asyncio.timeout(self._poll_interval_s if polling else timeout.total_seconds()):
                 await self._next_change.wait()
         except TimeoutError:
-            return deaf
+            return polling
         return True
 
     async def _listen_forever(self) -> None:
         pause = _MIN_BACKOFF_S
         while True:
             try:
-                async with await self._database.connect() as connection:
+                async with await self._database.connect_driver() as connection:
                     await self._listen(connection)
             except psycopg.Error as exc:
                 log.info("%s: the connection that listens is lost: %s", self._database.label, exc)
             if self._listening.is_set():
                 pause = _MIN_BACKOFF_S
             self._listening.clear()
-            self.notify_all()  # there may have been signs that nobody heard
+            self.notify_all()  # a notification may have been missed
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_BACKOFF_S)
 
@@ -98,5 +97,4 @@ class ChangeNotifier:
 
     async def _send_probe(self) -> None:
         with contextlib.suppress(StoreError):
-            values = (self._channel.encode(), self._probe.encode())
-            await self._readers.call(b"select pg_notify($1, $2)", (connection.TEXT, connection.TEXT), values)
+            await self._readers.execute("select pg_notify($1, $2)", (self._channel, self._probe))

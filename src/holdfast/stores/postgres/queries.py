@@ -1,25 +1,21 @@
-"""From rows to the records and entries that callers know.
-
-The questions a store asks the server beside its writes.
-"""
+"""The statements of a store beside its group commit, and the decoding of their rows."""
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
-from psycopg.pq.abc import PGresult
 
 from holdfast.checkpoint.claim import ProcessIdentity, WorkerIdentity, is_process_alive, this_process
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
-from holdfast.stores.postgres import connection
-from holdfast.stores.postgres.connection import decode_int, decode_text, escape_text, unescape_text
-from holdfast.stores.postgres.database import ReaderPool, SqlFiles
+from holdfast.db.postgres_connection import Rows
+from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
+from holdfast.stores.postgres.heartbeat import HEARTBEAT_SQL, heartbeat_params
 
 
 class _RunRow(msgspec.Struct, frozen=True):
-    """What `record.sql` gives. Bytes are in hexadecimal digits."""
+    """The result of `record.sql`. Bytes are hexadecimal digits."""
 
     run_id: str
     agent_name: str
@@ -29,7 +25,7 @@ class _RunRow(msgspec.Struct, frozen=True):
     created_at: datetime
     updated_at: datetime
     owner: str | None
-    #: The worker that owns it, while it is running and that worker is enlisted.
+    #: Of the owner, while the run is running and the owner is registered.
     host: str | None
     pid: int | None
     started: str | None
@@ -51,12 +47,12 @@ _ROW_DECODER = msgspec.json.Decoder(_RunRow)
 
 
 class RecordDecoder:
-    """Makes records of rows that were read at one moment. Asks once for each worker whether it is alive."""
+    """Makes records of rows that were read at one moment. Checks once for each worker whether it is alive."""
 
     def __init__(self) -> None:
         self._alive_owners: dict[str, bool] = {}
 
-    def decode(self, encoded: bytes) -> RunRecord:
+    def decode(self, encoded: str | bytes) -> RunRecord:
         return self.from_row(_ROW_DECODER.decode(encoded))
 
     def from_row(self, row: _RunRow) -> RunRecord:
@@ -95,27 +91,25 @@ def make_process_identity(host: str, pid: int, started: str) -> ProcessIdentity:
     return ProcessIdentity(host=unescape_text(host), pid=pid, started=unescape_text(started))
 
 
-def decode_run(result: PGresult, after: int) -> StoredRun | None:
-    """The run that `load_run` gave; `None` if there is none.
+def decode_run(rows: Rows, after: int) -> StoredRun | None:
+    """Return the run in the rows of `load_run`; `None` if there is none.
 
     Raises:
-        RunDamaged: an entry is missing or is not what was written.
+        RunDamaged: an entry is missing or was changed.
     """
-    if not result.ntuples:
+    if not rows:
         return None
-    value = result.get_value
-    row = _ROW_DECODER.decode(value(0, 3) or b"")
+    row = _ROW_DECODER.decode(rows[0][3])
     record = RecordDecoder().from_row(row)
     first = due = max(row.first_seq, after + 1)
     entries: list[Entry] = []
-    for n in range(1, result.ntuples):
-        seq = decode_int(value(n, 0))
+    for seq, layout, checksum, body in rows[1:]:
         if seq != due and (entries or seq > due):
             raise RunDamaged(record.run_id, f"entry {due} is missing")
         try:
-            entries += unpack_segments([(seq, decode_text(value(n, 1)), decode_int(value(n, 2)), value(n, 3) or b"")])
+            entries += unpack_segments([(seq, layout, checksum, body)])
         except (ValueError, LookupError) as exc:
-            raise RunDamaged(record.run_id, f"what begins with entry {seq} is not what was written") from exc
+            raise RunDamaged(record.run_id, f"the row that begins with entry {seq} was changed") from exc
         due = entries[-1].seq + 1
     if due < row.next_seq:
         raise RunDamaged(record.run_id, f"entry {due} is missing")
@@ -127,143 +121,94 @@ def decode_run(result: PGresult, after: int) -> StoredRun | None:
 
 #: Records that a listing reads at a time.
 PAGE_SIZE = 500
-#: Waiting runs that are looked at first, and how many are named beyond those wanted, in case that others take some.
+#: How many of the oldest runs to look at first, and how many candidates to return beyond the limit, because other
+#: workers may take some of them.
 CANDIDATE_WINDOW, SPARE_CANDIDATES = 300, 16
 
 
 class Queries:
-    """Each is one statement, a transaction of its own."""
+    """Runs each query as one statement, which is a transaction of its own."""
 
     def __init__(self, readers: ReaderPool, sql: SqlFiles) -> None:
-        self._readers = readers
-        #: The host on which processes are known to be dead or alive.
+        self._readers, self._sql = readers, sql
+        #: This host: it knows which of its own processes are alive.
         self.host = escape_text(this_process().host)
-        self._list_runs_sql, self._stale_rows_sql = sql.load_query("records").encode(), sql.load_query("tidy").encode()
-        self._candidates_sql = sql.with_schema("select * from holdfast.candidates($1, $2, $3, $4, $5, $6)").encode()
-        self._load_sql = sql.with_schema("select seq, layout, checksum, body from holdfast.load_run($1, $2)").encode()
-        self._heartbeat_sql = sql.with_schema("select holdfast.beat($1, $2, $3, $4, $5)").encode()
-        self._deregister_sql = sql.with_schema("select holdfast.discharge($1)").encode()
-        self._workers_sql = sql.with_schema(
-            "select worker_id, host, pid, started from holdfast.worker where host = $1"
-        ).encode()
-        self._expires_in_sql = sql.with_schema(
-            "select extract(epoch from expires_at - now())::text from holdfast.run where run_id = $1"
-            " and expires_at is not null"
-        ).encode()
-        self._cancellations_sql = sql.with_schema(
-            "select run_id from holdfast.run where owner = $1 and cancel_requested and status = 'running'"
-        ).encode()
+        self._list_runs_sql = sql.load_query("list_runs")
+        self._candidates_sql = sql.with_schema(
+            "select * from holdfast.candidates($1::text[], $2::bigint[], $3::bigint, $4::text, $5::text[], $6::bigint)"
+        )
+        self._load_sql = sql.with_schema("select seq, layout, checksum, body from holdfast.load_run($1, $2::bigint)")
+        self._workers_sql = sql.with_schema("select worker_id, host, pid, started from holdfast.worker where host = $1")
 
     async def delete_stale_rows(self) -> None:
-        await self._readers.call(self._stale_rows_sql)
+        await self._readers.execute(self._sql.load_query("delete_stale_rows"))
 
-    async def register_worker(self, worker: WorkerIdentity, lease_timeout: float) -> None:
-        about = (worker.worker_id, worker.process.host, worker.process.started)
-        worker_id, host, started = (connection.encode_texts([escape_text(word)]) for word in about)
-        await self._readers.call(
-            self._heartbeat_sql,
-            (connection.TEXTS, connection.TEXTS, connection.BIGINTS, connection.TEXTS, connection.FLOAT),
-            (
-                worker_id,
-                host,
-                connection.encode_bigints([worker.process.pid]),
-                started,
-                connection.encode_float8(lease_timeout),
-            ),
-        )
+    async def register_worker(self, worker: WorkerIdentity, lease_timeout: timedelta) -> None:
+        await self._execute(HEARTBEAT_SQL, *heartbeat_params([worker], lease_timeout))
 
     async def deregister_workers(self, worker_ids: Sequence[str]) -> None:
-        gone = connection.encode_texts([escape_text(worker_id) for worker_id in worker_ids])
-        await self._readers.call(self._deregister_sql, (connection.TEXTS,), (gone,))
+        gone = [escape_text(worker_id) for worker_id in worker_ids]
+        await self._execute("select holdfast.discharge($1::text[])", gone)
 
     async def dead_local_workers(self) -> list[str]:
-        """The workers of this host whose processes are gone, as text: known at once, however late they were heard."""
-        result = await self._readers.call(self._workers_sql, (connection.TEXT,), (self.host.encode(),))
-        dead = []
-        for n in range(result.ntuples):
-            worker_id, host, pid, started = (result.get_value(n, column) for column in range(4))
-            if (
-                is_process_alive(make_process_identity(decode_text(host), decode_int(pid), decode_text(started)))
-                is False
-            ):
-                dead.append(decode_text(worker_id))
-        return dead
+        """Return the workers of this host whose processes have ended, escaped. Their leases do not count."""
+        return [
+            worker_id
+            for worker_id, host, pid, started in await self._readers.execute(self._workers_sql, [self.host])
+            if is_process_alive(make_process_identity(host, pid, started)) is False
+        ]
 
     async def load(self, run_id: str, after: int) -> StoredRun | None:
-        types, values = (
-            (connection.TEXT, connection.BIGINT),
-            (escape_text(run_id).encode(), connection.encode_bigint(after)),
-        )
-        return decode_run(await self._readers.call(self._load_sql, types, values), after)
+        return decode_run(await self._readers.execute(self._load_sql, (escape_text(run_id), after)), after)
 
     async def expires_in(self, run_id: str) -> float | None:
-        """Seconds until the run may be purged."""
-        result = await self._readers.call(self._expires_in_sql, (connection.TEXT,), (escape_text(run_id).encode(),))
-        return float(decode_text(result.get_value(0, 0))) if result.ntuples else None
+        """Return the seconds until the run may be purged."""
+        rows = await self._execute(
+            "select extract(epoch from expires_at - now())::float8 from holdfast.run"
+            " where run_id = $1 and expires_at is not null",
+            escape_text(run_id),
+        )
+        return rows[0][0] if rows else None
 
     async def list_runs(self, filter: RunFilter) -> AsyncIterator[RunRecord]:
-        """Page by page, so that a consumer who takes his time holds nothing up."""
+        """Yield page by page, so that a slow consumer holds no connection."""
         dead = await self.dead_local_workers() if filter.interrupted else []
-        statuses = (
-            None if filter.statuses is None else connection.encode_texts([status.value for status in filter.statuses])
-        )
-        types = (
-            *(connection.BIGINT, connection.BIGINT, connection.BOOL, connection.TEXT, connection.TEXTS),
-            *(connection.TEXTS, connection.TEXT, connection.TEXT, connection.TEXT),
-        )
-        filters = [
-            b"\1" if filter.interrupted else b"\0",
-            self.host.encode(),
-            connection.encode_texts(dead),
-            statuses,
-        ] + [
-            None if name is None else escape_text(name).encode()
+        statuses = None if filter.statuses is None else [status.value for status in filter.statuses]
+        names = [
+            None if name is None else escape_text(name)
             for name in (filter.agent_name, filter.caller_id, filter.parent_run_id)
         ]
         after = -1
         while True:
-            values = (connection.encode_bigint(after), connection.encode_bigint(PAGE_SIZE), *filters)
-            result = await self._readers.call(self._list_runs_sql, types, values)
-            reader = RecordDecoder()
-            for n in range(result.ntuples):
-                yield reader.decode(result.get_value(n, 0) or b"")
-            if result.ntuples < PAGE_SIZE:
+            params = (after, PAGE_SIZE, filter.interrupted, self.host, dead, statuses, *names)
+            rows = await self._readers.execute(self._list_runs_sql, params)
+            decoder = RecordDecoder()
+            for encoded, _ in rows:
+                yield decoder.decode(encoded)
+            if len(rows) < PAGE_SIZE:
                 return
-            after = decode_int(result.get_value(PAGE_SIZE - 1, 1))
+            after = rows[-1][1]
 
     async def find_candidates(
         self, agents: Sequence[str], limit: int, dead: Sequence[str], *, exclude: Sequence[int]
     ) -> list[int]:
-        """The keys of runs that may be taken now, in the order in which they should be, and a few more than wanted."""
-        types = (
-            connection.TEXTS,
-            connection.BIGINTS,
-            connection.BIGINT,
-            connection.TEXT,
-            connection.TEXTS,
-            connection.BIGINT,
-        )
-        values = (
-            *(
-                connection.encode_texts([escape_text(agent) for agent in agents]),
-                connection.encode_bigints(exclude),
-                connection.encode_bigint(limit + SPARE_CANDIDATES),
-            ),
-            *(self.host.encode(), connection.encode_texts(dead)),
-        )
-        result = await self._readers.call(
-            self._candidates_sql, types, (*values, connection.encode_bigint(CANDIDATE_WINDOW))
-        )
-        if result.ntuples:
-            seen, callers = decode_int(result.get_value(0, 1)), decode_int(result.get_value(0, 2))
-            # The oldest runs of all tell which are the oldest of their callers, but not whether a younger run is the
-            # first of a caller that is not among them.
+        """Return the keys of runs that may be claimed now, in order, and a few more than `limit`."""
+        names = [escape_text(agent) for agent in agents]
+        params = (names, list(exclude), limit + SPARE_CANDIDATES, self.host, list(dead))
+        rows = await self._readers.execute(self._candidates_sql, (*params, CANDIDATE_WINDOW))
+        if rows:
+            _, seen, callers = rows[0]
+            # Runs of further callers may lie outside the window. Fairness needs them if the window has too few callers.
             if seen >= CANDIDATE_WINDOW and callers < limit:
-                result = await self._readers.call(self._candidates_sql, types, (*values, None))
-        return [decode_int(result.get_value(n, 0)) for n in range(result.ntuples)]
+                rows = await self._readers.execute(self._candidates_sql, (*params, None))
+        return [row[0] for row in rows]
 
     async def pending_cancellations(self, worker_id: str) -> list[str]:
-        result = await self._readers.call(
-            self._cancellations_sql, (connection.TEXT,), (escape_text(worker_id).encode(),)
+        rows = await self._execute(
+            "select run_id from holdfast.run where owner = $1 and cancel_requested and status = 'running'",
+            escape_text(worker_id),
         )
-        return [unescape_text(decode_text(result.get_value(n, 0))) for n in range(result.ntuples)]
+        return [unescape_text(run_id) for (run_id,) in rows]
+
+    async def _execute(self, statement: str, *params: object) -> Rows:
+        return await self._readers.execute(self._sql.with_schema(statement), params)

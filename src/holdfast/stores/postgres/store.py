@@ -21,31 +21,31 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import Durability, StoreHealth
-from holdfast.stores.postgres.connection import escape_text, unescape_text
-from holdfast.stores.postgres.database import Database, ReaderPool, SqlFiles, check_health, prepare_schema
+from holdfast.stores.postgres.database import Database, ReaderPool, SqlFiles, escape_text, unescape_text
 from holdfast.stores.postgres.gc import GarbageCollector
 from holdfast.stores.postgres.heartbeat import Heartbeat
 from holdfast.stores.postgres.notify import ChangeNotifier
 from holdfast.stores.postgres.queries import Queries
 from holdfast.stores.postgres.requests import AppendRequest, Command, Response, measure_entries, raise_refusal
+from holdfast.stores.postgres.schema import check_health, prepare_schema
 from holdfast.stores.postgres.writer import Writer
 
 #: Larger than any `seq`: a load after it reads the record alone.
 _PAST_EVERY_ENTRY = 2**62
 
-#: Runs that are taken in one transaction, which holds up the saves beside it.
+#: Runs claimed in one transaction, which delays the saves in it.
 _MAX_CLAIM_BATCH = 100
-#: How long `open` waits to hear its own notification, and `close` for a server that does not answer.
+#: How long `open` waits for its own notification, and `close` for a server that does not answer.
 _LISTEN_TIMEOUT, _CLOSE_TIMEOUT_S = timedelta(seconds=3), 5.0
-#: Nothing is put off or kept longer than this: PostgreSQL knows later dates, Python does not.
+#: The longest delay or retention: PostgreSQL knows later dates than Python.
 _MAX_INTERVAL_S = timedelta(days=365 * 1000).total_seconds()
-#: By strikes, in seconds; the last holds for more.
+#: By failed attempts, in seconds; the last also counts for more attempts.
 _BACKOFF_S = [backoff(strikes).total_seconds() for strikes in range(16)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Components:
-    """What an open store works with."""
+    """The parts of an open store."""
 
     readers: ReaderPool
     queries: Queries
@@ -59,8 +59,7 @@ class PostgresStore:
     """Keeps runs in a PostgreSQL database, in a schema of its own.
 
     Belongs to one event loop. Uses up to six connections: one to write, a few to read, one for the heartbeat and one to
-    listen. No transaction of it ever waits for its client, and none needs a session, so it works behind a transaction
-    pooler.
+    listen. Every transaction is one statement without session state, so it works behind a transaction pooler.
     """
 
     durable = True
@@ -80,13 +79,13 @@ class PostgresStore:
         """
         Args:
             url: as libpq takes it, `postgresql://user:password@host:port/database?sslmode=...`.
-            durability: `process` does not wait for the server's disk: a crash of the server may lose the last moment.
+            durability: `process` does not wait for the server's disk: a crash of the server may lose the last commits.
             schema: where the tables are. Created if the user may.
-            dead_after: other hosts take a worker of this store for dead when it was not heard from for so long.
-            patience: how long a call waits for a server that does not answer before it raises `StoreUnavailable`.
-            readers: how many connections there may be beside the writer's.
+            lease_timeout: other hosts count a worker of this store as dead after this time without a heartbeat.
+            timeout: how long a call waits for a server that does not answer before it raises `StoreUnavailable`.
+            readers: the number of connections to read with.
             listen_url: where to listen for changes when `url` leads to a transaction pooler.
-            poll: how often to look for changes where listening does not work.
+            poll_interval: how often to look for changes where listening does not work.
 
         Raises:
             StoreError: the URL or the schema's name cannot be used.
@@ -108,15 +107,15 @@ class PostgresStore:
                 return
             await prepare_schema(self._database)
             readers = ReaderPool(self._database, self._readers)
-            questions = Queries(readers, self._sql)
+            queries = Queries(readers, self._sql)
             try:
-                await questions.delete_stale_rows()
+                await queries.delete_stale_rows()
             except BaseException:
-                await readers.close()
+                readers.close()
                 raise
             self._components = _Components(
                 readers=readers,
-                queries=questions,
+                queries=queries,
                 writer=Writer(self._database, durable=self._durability == "full"),
                 heartbeat=Heartbeat(self._database, self._lease_timeout),
                 notifier=ChangeNotifier(self._listen_database, readers, poll_interval=self._poll_interval),
@@ -132,19 +131,19 @@ class PostgresStore:
                 return
             await parts.writer.close()
             await parts.heartbeat.stop()
-            # Other hosts need not wait for the silence of workers that are known to be gone.
+            # Other hosts need not wait until the leases of these workers end.
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await parts.queries.deregister_workers(parts.heartbeat.worker_ids)
             await parts.garbage_collector.close()
             await parts.notifier.close()
-            await parts.readers.close()
+            parts.readers.close()
 
     # -- workers ------------------------------------------------------------------------------------------------
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         parts = self._require_open()
-        await parts.queries.register_worker(worker, self._lease_timeout.total_seconds())
+        await parts.queries.register_worker(worker, self._lease_timeout)
         parts.heartbeat.add(worker)
 
     async def deregister_worker(self, worker_id: str) -> None:
@@ -156,7 +155,7 @@ class PostgresStore:
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         size = measure_entries(run.run_id, run.entries, first_seq=0)
-        answer = await self._execute(
+        response = await self._execute(
             Command(
                 "create",
                 run.run_id,
@@ -173,14 +172,14 @@ class PostgresStore:
                 },
             )
         )
-        return None if worker_id is None else _make_claim(run.run_id, worker_id, answer)
+        return None if worker_id is None else _make_claim(run.run_id, worker_id, response)
 
     async def append(self, claim: Claim, write: Append) -> None:
         parts, run_id = self._require_open(), claim.run_id
-        operation = AppendRequest(run_id, claim.token, write, measure_entries(run_id, write.entries))
-        refusal = await parts.writer.submit(operation)
+        request = AppendRequest(run_id, claim.token, write, measure_entries(run_id, write.entries))
+        refusal = await parts.writer.submit(request)
         if refusal is not None:
-            raise_refusal(operation, refusal)
+            raise_refusal(request, refusal)
         if write.rewrite:
             parts.garbage_collector.wake()
 
@@ -238,24 +237,23 @@ class PostgresStore:
             "backoff": _BACKOFF_S,
         } | await self._liveness_context()
         if not TERMINAL_STATUSES.isdisjoint(statuses):
-            # Not for the server: for giving it back, should the answer be lost.
+            # For `LateCommits`, which restores it if the response is lost.
             about["keep"] = await self._require_open().queries.expires_in(run_id)
         return _make_claim(run_id, worker_id, await self._execute(Command("claim", run_id, about)))
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        questions, around = self._require_open().queries, await self._liveness_context()
+        queries, around = self._require_open().queries, await self._liveness_context()
         claims: list[Claim] = []
         tried: list[int] = []
         while agents and len(claims) < limit:
-            # Looked for beside the writer, whom that would hold up; taken by it, so that a lost answer loses no run.
+            # A reader finds candidates, to spare the writer. The writer claims them, so a lost response loses no run.
             wanted = min(limit - len(claims), _MAX_CLAIM_BATCH)
-            found = await questions.find_candidates(tuple(agents), wanted, around["dead"], exclude=tried)
+            found = await queries.find_candidates(tuple(agents), wanted, around["dead"], exclude=tried)
             if not found:
                 break
             about = {"worker_id": escape_text(worker_id), "ids": found, "limit": wanted, "backoff": _BACKOFF_S} | around
-            answer = await self._execute(Command("take", None, about))
-            assert answer is not None
-            claims += [_make_claim(unescape_text(taken["run_id"]), worker_id, taken) for taken in answer["taken"]]
+            response = await self._execute(Command("take", None, about))
+            claims += [_make_claim(unescape_text(taken["run_id"]), worker_id, taken) for taken in response["taken"]]
             tried += found
         return tuple(claims)
 
@@ -272,42 +270,40 @@ class PostgresStore:
 
     @property
     def is_listening(self) -> bool:
-        """Whether `changed` is woken by other processes. Else it looks after a short while, as behind a pooler."""
+        """Whether other processes wake `wait_for_change`. Otherwise, as behind a pooler, it polls."""
         return self._require_open().notifier.is_listening
 
     async def purge(self, *, limit: int = 100) -> int:
-        answer = await self._execute(Command("purge", None, {"limit": limit}))
+        response = await self._execute(Command("purge", None, {"limit": limit}))
         self._require_open().garbage_collector.wake()
-        assert answer is not None
-        purged: int = answer["purged"]
+        purged: int = response["purged"]
         return purged
 
     async def check_health(self) -> StoreHealth:
-        assert self._require_open()
+        self._require_open()
         return await check_health(self._database)
 
-    # -- within -------------------------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------------------------
 
     def _require_open(self) -> _Components:
         if self._components is None:
             raise StoreClosed("this PostgreSQL store is not open: call open() first, and nothing after close()")
         return self._components
 
-    async def _execute(self, command: Command) -> Response | None:
+    async def _execute(self, command: Command) -> Response:
         parts = self._require_open()
-        answer = await parts.writer.submit(command)
-        if answer is not None and "error" in answer:
-            raise_refusal(command, answer)
+        response = await parts.writer.submit(command) or {}
+        if "error" in response:
+            raise_refusal(command, response)
         if not parts.notifier.is_listening:
-            parts.notifier.notify_all()  # what this very process did it need not look for
-        return answer
+            parts.notifier.notify_all()  # waiters in this process need no poll for it
+        return response
 
     async def _liveness_context(self) -> dict[str, Any]:
-        """What the server has to know to tell who is alive: this host, and which of its workers are dead."""
-        questions = self._require_open().queries
-        return {"here": questions.host, "dead": await questions.dead_local_workers()}
+        """Return what the server needs to decide which workers are alive: this host and its dead workers."""
+        queries = self._require_open().queries
+        return {"here": queries.host, "dead": await queries.dead_local_workers()}
 
 
-def _make_claim(run_id: str, worker_id: str, response: Response | None) -> Claim:
-    assert response is not None
+def _make_claim(run_id: str, worker_id: str, response: Response) -> Claim:
     return Claim(run_id=run_id, worker_id=worker_id, token=response["token"], strikes=response["strikes"])

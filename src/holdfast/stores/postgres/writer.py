@@ -1,76 +1,66 @@
-"""The group commit: everything that is waiting goes to the server in one round trip and is committed together."""
+"""The group commit: all waiting requests go to the server in one round trip and are committed together."""
 
 import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psycopg
 
 from holdfast.checkpoint.errors import StoreClosed, StoreError
-from holdfast.stores.postgres import connection
-from holdfast.stores.postgres.connection import (
-    PgConnection,
-    is_connection_lost,
-    is_statement_error,
-    is_transient,
-    map_error,
-)
+from holdfast.db.postgres_connection import ErrorKind, PgConnection, classify, is_connection_lost
 from holdfast.stores.postgres.database import Database
 from holdfast.stores.postgres.late_commits import LateCommits
 from holdfast.stores.postgres.requests import (
-    NO_RESPONSES,
     WRITE_BATCH,
-    WRITE_BATCH_TYPES,
     AppendRequest,
     Command,
     PagePacker,
     Response,
     WriteRequest,
-    decode_responses,
     encode_arguments,
 )
 
 log = logging.getLogger("holdfast.stores.postgres")
 
-#: Of one batch. A larger one is no faster: runs that begin together would all wait for it, and nobody would work
-#: meanwhile. And the server has to hold all of it in memory.
+#: Limits of one batch. A larger one is no faster: all its runs would wait for it and none would work meanwhile. The
+#: server also holds all of it in memory.
 MAX_BATCH_REQUESTS, MAX_BATCH_BYTES = 500, 8 * 1024 * 1024
 
-#: So many are told at once what came of their writes.
+#: Futures resolved in one turn of the event loop.
 _RESOLVE_BATCH = 32
 
-#: Between two looks at what came of a batch that was given up, while nobody asks for anything. It grows: a look that
-#: has to wait for somebody's lock goes on waiting at the server.
+#: Pause between two attempts to learn the outcome of a batch that was given up, while no request waits. It grows,
+#: because an attempt that meets a lock keeps waiting at the server.
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.5, 15.0
 
-#: These grant tokens. A server that forgot one in a crash would grant it again: they are always committed to its disk.
+#: These grant fencing tokens. A crashed server must not grant one twice, so their commit always waits for its disk.
 _CLAIMING_KINDS = frozenset({"create", "claim", "take"})
 
 
 class Writer:
-    """Commits what it is given in batches, on one connection, each batch exactly once.
+    """Commits requests in batches on one connection, each batch exactly once.
 
-    Every batch carries a number, which the server keeps with the answers in the same transaction. When the connection
-    is lost and nobody knows what came of a batch, the same batch is sent again: if it was committed, the server gives
-    the answers of then and does nothing.
+    Every batch has a number, which the server stores with the responses in the same transaction. After a lost
+    connection the writer sends the same batch again: if the server has committed it, it returns the stored responses.
     """
 
     def __init__(self, database: Database, *, durable: bool) -> None:
         self._database, self._durable = database, durable
         self._loop = asyncio.get_running_loop()
-        self._write_batch_sql = database.sql.with_schema(WRITE_BATCH).encode()
-        self._resolve_batch_sql = database.sql.with_schema("select holdfast.resolve_batch($1, $2)").encode()
-        self._writer_id = uuid.uuid4().bytes
+        self._write_batch_sql = database.sql.with_schema(WRITE_BATCH)
+        self._resolve_batch_sql = database.sql.with_schema("select holdfast.resolve_batch($1::uuid, $2::bigint)")
+        self._writer_id = uuid.uuid4()
         self._batch_number = 0
         self._connection: PgConnection | None = None
         self._queue: deque[WriteRequest] = deque()
         self._wake = asyncio.Event()
         self._closing = False
-        #: A batch that was sent and not answered yet: its number, and what was in it.
+        #: The batch whose outcome is unknown: its number and requests.
         self._unknown_batch: tuple[int, Sequence[WriteRequest]] | None = None
-        #: Committed, but those who wait do not know yet; and the answers to some of them.
+        #: Committed requests whose futures are not resolved yet, and the responses to some of them.
         self._completed: deque[WriteRequest] = deque()
         self._responses: dict[WriteRequest, Response] = {}
         self._late_commits = LateCommits()
@@ -79,37 +69,34 @@ class Writer:
         self._task = asyncio.create_task(self._run(), name="holdfast-postgres-writer")
 
     def submit(self, request: WriteRequest) -> asyncio.Future[Response | None]:
-        """Done once the operation is committed, with what the server has to say of it. A refusal is an answer too.
+        """Return a future of the server's response. It is done when the request is committed, or refused.
 
         Raises:
             StoreError: in the future; nothing was written.
         """
         if self._closing:
             raise StoreClosed("this PostgreSQL store is closed; nothing was written")
-        loop, waiting = self._loop, self._queue
-        request.submitted_at = loop.time()
-        request.future = answer = loop.create_future()
-        waiting.append(request)
-        if len(waiting) >= len(self._completed) and not self._wake.is_set():
+        request.submitted_at = self._loop.time()
+        request.future = future = self._loop.create_future()
+        self._queue.append(request)
+        if len(self._queue) >= len(self._completed) and not self._wake.is_set():
             self._wake.set()
-        return answer
+        return future
 
     async def close(self) -> None:
-        """Commit what is waiting, then let go of the connection."""
+        """Commit the waiting requests, then disconnect."""
         self._closing = True
         self._wake.set()
         await asyncio.wait([self._task])
         while self._completed:
             self._resolve_some()
-        await self._drop_connection()
-
-    # -- within -------------------------------------------------------------------------------------------------
+        if self._connection is not None:
+            self._connection.close()
 
     async def _run(self) -> None:
         while self._queue or not self._closing:
-            # Who is told goes on and writes again soon. Until then the others wait: a small batch costs as much of this
-            # process's time as a large one. Nor does it wait for all of them, so that the server has something to do
-            # while the rest are told.
+            # A run that learns of its commit soon writes again, so wait for half of them: a small batch costs as much
+            # of this process's time as a large one. Not for all, so that the server works while futures are resolved.
             if self._queue and len(self._queue) >= len(self._completed):
                 batch = self._next_batch()
                 if batch:
@@ -124,194 +111,153 @@ class Writer:
 
     @property
     def _has_unknown_batch(self) -> bool:
-        """Whether something may have been committed that has to be undone, or was."""
+        """Whether the server may have committed a batch that was given up, or did and it has to be compensated."""
         return self._unknown_batch is not None or bool(self._late_commits.compensations)
 
     async def _reconcile(self) -> None:
-        """One try to find out what came of what was given up, and to give back what nobody knows to be his."""
+        """Try once to learn the outcome of a batch that was given up, and to release the claims it took."""
         try:
             await self._resolve_unknown_batch(self._loop.time() - self._database.timeout_s)
             self._backoff_s = _MIN_BACKOFF_S
-        except Exception as exc:  # of whatever kind: whoever writes next meets it too
-            log.info("it is not known yet what came of a write that was given up: %s", exc)
+        except Exception as exc:  # of any kind: the next batch meets it too
+            log.info("the outcome of a write that was given up is not known yet: %s", exc)
             self._loop.call_later(self._backoff_s, self._wake.set)
             self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
 
     def _next_batch(self) -> list[WriteRequest]:
-        """What is waiting, in order, but of each run one operation only: the next has to see what came of it."""
+        """Return waiting requests in order, but only one of each run: the next one depends on its outcome."""
         batch: list[WriteRequest] = []
-        not_yet: list[WriteRequest] = []
+        deferred: list[WriteRequest] = []
         runs: set[str] = set()
         size = 0
         while self._queue and len(batch) < MAX_BATCH_REQUESTS and size < MAX_BATCH_BYTES:
-            operation = self._queue.popleft()
-            if operation.future.done():
-                continue  # who asked was cancelled before it was sent
-            if operation.run_id is not None:
-                if operation.run_id in runs:
-                    not_yet.append(operation)
+            request = self._queue.popleft()
+            if request.future.done():
+                continue  # its caller was cancelled before it was sent
+            if request.run_id is not None:
+                if request.run_id in runs:
+                    deferred.append(request)
                     continue
-                runs.add(operation.run_id)
-            batch.append(operation)
-            size += operation.size
-        self._queue.extendleft(reversed(not_yet))
+                runs.add(request.run_id)
+            batch.append(request)
+            size += request.size
+        self._queue.extendleft(reversed(deferred))
         return batch
 
     async def _commit_batch(self, batch: Sequence[WriteRequest]) -> None:
-        """Write the batch and tell everybody who waits for it."""
-        since = min([operation.submitted_at for operation in batch])
+        """Write the batch and resolve its futures."""
+        since = min([request.submitted_at for request in batch])
         try:
             if self._has_unknown_batch:
                 await self._resolve_unknown_batch(since)
-            left = (
-                [operation for operation in batch if not self._late_commits.rewrite_request(operation)]
-                if self._late_commits
-                else batch
-            )
-            answers = await self._write(left, since)
+            remaining = batch
+            if self._late_commits:
+                remaining = [request for request in batch if not self._late_commits.rewrite_request(request)]
+            responses = await self._write(remaining, since)
         except StoreError as exc:
-            if len(batch) > 1 and isinstance(exc.__cause__, psycopg.Error) and is_statement_error(exc.__cause__):
-                for operation in batch:
-                    await self._commit_batch([operation])
+            if len(batch) > 1 and _is_statement_error(exc):
+                # One request is bad: write each alone.
+                for request in batch:
+                    await self._commit_batch([request])
             else:
                 _fail_batch(batch, exc)
-        except BaseException as exc:  # whatever it is, nobody may be left waiting for ever
-            failure = StoreError(f"{self._database.label}: the writer broke down: {exc!r}")
+        except BaseException as exc:  # of any kind: no future may stay unresolved
+            failure = StoreError(f"{self._database.label}: the writer failed: {exc!r}")
             failure.__cause__ = exc
             _fail_batch(batch, failure)
             if not isinstance(exc, Exception):
                 raise
         else:
             if self._late_commits:
-                self._late_commits.acknowledge(batch, answers)
-            self._complete(batch, answers)
+                self._late_commits.acknowledge(batch, responses)
+            self._complete(batch, responses)
 
     def _complete(self, batch: Sequence[WriteRequest], responses: Mapping[WriteRequest, Response]) -> None:
-        """Let everybody go on, a few at a time, and between them whatever else the event loop has to do.
+        """Resolve the futures, a few in each turn of the event loop.
 
-        That is above all to send the next batch, of which a socket takes only a part at once, and to hear of its end:
-        so the server works on one batch while this process works for the runs of another.
+        Between them the loop sends the next batch, of which a socket takes only a part at once. So the server works on
+        one batch while this process works for the runs of another.
         """
-        telling = bool(self._completed)
+        resolving = bool(self._completed)
         self._completed += batch
         self._responses.update(responses)
-        if not telling:
+        if not resolving:
             self._resolve_some()
 
     def _resolve_some(self) -> None:
         for _ in range(min(len(self._completed), _RESOLVE_BATCH)):
-            operation = self._completed.popleft()
-            answer = self._responses.pop(operation, None) if self._responses else None
-            if not operation.future.done():
-                operation.future.set_result(answer)
+            request = self._completed.popleft()
+            response = self._responses.pop(request, None) if self._responses else None
+            if not request.future.done():
+                request.future.set_result(response)
         if self._completed:
             self._loop.call_soon(self._resolve_some)
         if self._queue and len(self._queue) >= len(self._completed):
             self._wake.set()
 
     async def _write(self, batch: Sequence[WriteRequest], since: float) -> dict[WriteRequest, Response]:
-        """Commit the batch, whatever happens to the connection meanwhile. Gives the answers there are."""
-        others = [operation for operation in batch if isinstance(operation, Command)]
-        appends = [operation for operation in batch if isinstance(operation, AppendRequest)]
-        appends += [other.prepended_append for other in others if other.prepended_append is not None]
-        items: list[WriteRequest] = [*appends, *others]
+        """Commit the batch, also across lost connections. Return the responses that say more than success."""
+        commands = [request for request in batch if isinstance(request, Command)]
+        appends = [request for request in batch if isinstance(request, AppendRequest)]
+        appends += [command.prepended_append for command in commands if command.prepended_append is not None]
+        items: list[WriteRequest] = [*appends, *commands]
         if not items:
             return {}
         # Every second number: the one after it marks a batch that was given up.
         self._batch_number += 2
         number = self._batch_number
-        durable = self._durable or any(other.kind in _CLAIMING_KINDS for other in others)
-        values = [
-            self._writer_id,
-            connection.encode_bigint(number),
-            b"\1" if durable else b"\0",
-            *encode_arguments(appends, others, self._packer),
-        ]
+        durable = self._durable or any(command.kind in _CLAIMING_KINDS for command in commands)
+        params = [self._writer_id, number, durable, *encode_arguments(appends, commands, self._packer)]
 
-        async def attempt() -> bytes | None:
+        async def attempt(deadline: float) -> dict[str, Response] | None:
             self._unknown_batch = (number, items)
             try:
-                answers = await self._call(self._write_batch_sql, WRITE_BATCH_TYPES, values, since)
+                responses = await self._call(self._write_batch_sql, params, deadline)
             except psycopg.Error as exc:
                 if exc.sqlstate is not None and not is_connection_lost(exc):
-                    self._unknown_batch = None  # the server says so: refused as a whole
+                    self._unknown_batch = None  # the server refused all of it
                 raise
             self._unknown_batch = None
-            return answers
+            return responses
 
-        answers = await self._retry(attempt, since)
-        assert answers is not None, "a batch is never sent after a later one"
-        return (
-            {items[item - 1]: answer for item, answer in decode_responses(answers).items()}
-            if answers != NO_RESPONSES
-            else {}
-        )
+        responses = await self._database.run(attempt, since=since)
+        if responses is None:
+            raise StoreError(f"{self._database.label}: batch {number} was sent after a later one")
+        return {items[int(item) - 1]: response for item, response in responses.items()}
 
     async def _resolve_unknown_batch(self, since: float) -> None:
-        """Find out what came of a batch that was given up, and put right what its callers do not know of."""
+        """Learn the outcome of a batch that was given up, and compensate what its callers do not know of."""
         if self._unknown_batch is not None:
             number, items = self._unknown_batch
 
-            async def attempt() -> bytes | None:
-                types, values = (
-                    (connection.UUID, connection.BIGINT),
-                    (self._writer_id, connection.encode_bigint(number)),
-                )
-                return await self._call(self._resolve_batch_sql, types, values, since)
+            async def attempt(deadline: float) -> dict[str, Response] | None:
+                return await self._call(self._resolve_batch_sql, (self._writer_id, number), deadline)
 
-            answers = await self._retry(attempt, since)
+            responses = await self._database.run(attempt, since=since)
             self._unknown_batch = None
-            if answers is not None:
-                self._late_commits.record(items, decode_responses(answers))
+            if responses is not None:
+                self._late_commits.record(items, {int(item): response for item, response in responses.items()})
         if self._late_commits.compensations:
             await self._write(self._late_commits.compensations, since)
             self._late_commits.compensations = []
 
-    async def _retry(self, attempt: Callable[[], Awaitable[bytes | None]], since: float) -> bytes | None:
-        """What the attempt gives, made again while the server is away."""
-        if self._connection is not None and not self._connection.is_closed:
-            # Nearly always there is a connection, and it works: that goes without all the care that follows.
-            try:
-                return await attempt()
-            except psycopg.Error as exc:
-                if not is_transient(exc):
-                    raise map_error(exc, self._database.label) from exc
-        return await self._database.retry(attempt, since=since)
+    async def _call(self, statement: str, params: Sequence[Any], deadline: float) -> dict[str, Response] | None:
+        """Return the responses by item; `None` if the batch was not committed."""
+        if self._connection is None or self._connection.is_closed:
+            self._connection = await self._database.connect(deadline=deadline)
+        [(responses,)] = await self._connection.execute(statement, params, deadline=deadline)
+        found: dict[str, Response] | None = responses
+        return found
 
-    async def _call(
-        self, statement: bytes, types: Sequence[int], values: Sequence[bytes | None], since: float
-    ) -> bytes | None:
-        link = (
-            self._connection
-            if self._connection is not None and not self._connection.is_closed
-            else await self._get_connection()
-        )
-        try:
-            result = await link.call(statement, types, values, deadline=self._database.deadline(since))
-        except BaseException as exc:
-            # Gone, or given up in the middle of an answer: of no use any more.
-            if not isinstance(exc, psycopg.Error) or is_connection_lost(exc):
-                await self._drop_connection()
-            raise
-        return result.get_value(0, 0)
 
-    async def _get_connection(self) -> PgConnection:
-        if self._connection is not None and self._connection.is_closed:
-            await self._drop_connection()
-        if self._connection is None:
-            self._connection = PgConnection(await self._database.connect())
-        return self._connection
-
-    async def _drop_connection(self) -> None:
-        link, self._connection = self._connection, None
-        if link is not None:
-            await link.close()
+def _is_statement_error(exc: StoreError) -> bool:
+    return isinstance(exc.__cause__, psycopg.Error) and classify(exc.__cause__) is ErrorKind.BAD_STATEMENT
 
 
 def _fail_batch(batch: Sequence[WriteRequest], exc: StoreError) -> None:
-    for operation in batch:
-        if not operation.future.done():
-            # Each its own: it is raised in as many places.
-            own = type(exc)(*exc.args)
-            own.__cause__ = exc.__cause__
-            operation.future.set_exception(own)
+    for request in batch:
+        if not request.future.done():
+            # A copy for each caller that raises it.
+            copy = type(exc)(*exc.args)
+            copy.__cause__ = exc.__cause__
+            request.future.set_exception(copy)

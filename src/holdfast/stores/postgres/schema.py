@@ -1,0 +1,116 @@
+"""The schema of a store: created, migrated, refused when a newer holdfast wrote it, and checked."""
+
+from functools import partial
+
+from holdfast.checkpoint.errors import SchemaTooNew, StoreError
+from holdfast.checkpoint.store import StoreHealth
+from holdfast.db.postgres_connection import PgConnection, Rows
+from holdfast.stores.postgres.database import Database, SqlFiles
+
+_CREATE_VERSION_TABLE = (
+    "create table holdfast.schema_version (version integer primary key, applied_at timestamptz not null default now())"
+)
+
+_HEALTH_QUERY = """
+select (select coalesce(max(version), 0) from holdfast.schema_version),
+    coalesce(sum(pg_table_size(class.oid)), 0)::bigint,
+    coalesce(array_agg(class.relname::text) filter (where not index.indisvalid), '{}')
+from pg_catalog.pg_class as class
+left join pg_catalog.pg_index as index on index.indexrelid = class.oid
+where class.relnamespace = $1::text::regnamespace and class.relkind in ('r', 'i')
+"""
+
+
+async def prepare_schema(database: Database) -> None:
+    """Bring the schema to the version this code knows. Any number of processes may do this at once.
+
+    A schema of this version is not touched, so its user needs no right to change it.
+
+    Raises:
+        SchemaTooNew: a newer holdfast wrote it. Nothing was changed.
+        StoreError: the server refused, or was away for too long.
+    """
+    await database.run(partial(_try_prepare, database))
+
+
+async def check_health(database: Database) -> StoreHealth:
+    """Read the server's catalogue. The server itself guards its files."""
+    return await database.run(partial(_try_check_health, database))
+
+
+class _Session:
+    """One attempt: a connection with its deadline."""
+
+    def __init__(self, connection: PgConnection, sql: SqlFiles, deadline: float) -> None:
+        self._connection, self._sql, self._deadline = connection, sql, deadline
+
+    async def execute(self, statement: str, *params: object) -> Rows:
+        return await self._connection.execute(self._sql.with_schema(statement), params, deadline=self._deadline)
+
+
+async def _try_prepare(database: Database, deadline: float) -> None:
+    known = len(database.sql.migrations)
+    connection = await database.connect(deadline=deadline)
+    try:
+        if connection.get_parameter("server_encoding") != "UTF8":
+            raise StoreError(f"{database.label} does not store UTF-8: create it with encoding 'UTF8'")
+        session = _Session(connection, database.sql, deadline)
+        if await _read_version(session, database) != known:
+            # The default may be stricter, but the migration has to see what others commit while it waits for the lock.
+            await session.execute("begin isolation level read committed")
+            await _migrate(session, database, known)
+            await session.execute("commit")
+    finally:
+        connection.close()
+
+
+async def _read_version(session: _Session, database: Database) -> int:
+    """Return the version of the schema; zero if there is none."""
+    # Not `to_regclass`: it may have cached, before the wait for the lock, that there is no such table.
+    if not await session.execute(
+        "select 1 from pg_catalog.pg_tables where schemaname = $1 and tablename = 'schema_version'",
+        database.sql.schema,
+    ):
+        return 0
+    [(found,)] = await session.execute("select coalesce(max(version), 0) from holdfast.schema_version")
+    known = len(database.sql.migrations)
+    if found > known:
+        raise SchemaTooNew(f"schema {database.sql.schema} of {database.label}", found, known)
+    version: int = found
+    return version
+
+
+async def _migrate(session: _Session, database: Database, known: int) -> None:
+    sql = database.sql
+    # Held until the transaction ends, so it also works behind a pooler.
+    await session.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", f"holdfast:{sql.schema}")
+    found = await _read_version(session, database)
+    if found == known:
+        return  # another process was first
+    if found == 0:
+        await session.execute(f'create schema if not exists "{sql.schema}"')
+        await session.execute(_CREATE_VERSION_TABLE)
+    for migration in sql.migrations[found:]:
+        await session.execute(migration)
+    # The functions call each other, in any order.
+    await session.execute("set local check_function_bodies = off")
+    for function in sql.functions:
+        await session.execute(function)
+    await session.execute(
+        "insert into holdfast.schema_version select generate_series($1::integer, $2::integer)", found + 1, known
+    )
+
+
+async def _try_check_health(database: Database, deadline: float) -> StoreHealth:
+    connection = await database.connect(deadline=deadline)
+    try:
+        session = _Session(connection, database.sql, deadline)
+        [(version, size, unusable)] = await session.execute(_HEALTH_QUERY, f'"{database.sql.schema}"')
+    finally:
+        connection.close()
+    return StoreHealth(
+        version=version,
+        known_version=len(database.sql.migrations),
+        size=size,
+        problems=[f"the index {name} cannot be used: reindex it" for name in unusable],
+    )
