@@ -6,6 +6,8 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from importlib import resources
 from pathlib import Path
 
 import apsw
@@ -147,6 +149,37 @@ async def test_many_open_a_new_store_at_once(tmp_path: Path) -> None:
     await asyncio.gather(*(store.close() for store in stores))
 
 
+async def test_the_skip_pointers_of_earlier_versions_are_not_needed(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    await _a_store_with_a_run(path)
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE pieces SET far = 1, passed = '[1,2]' WHERE piece_key = 2")
+    connection.close()
+    async with opened(path) as store:
+        assert await load_bodies(store) == [b"begin", b"saved"]
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    folder = resources.files("holdfast.stores.sqlite") / "sql" / "migrations"
+    numbers = sorted(int(file.name.partition("_")[0]) for file in folder.iterdir() if file.name.endswith(".sql"))
+    assert numbers == list(range(1, len(load_migrations()) + 1))
+
+
+async def test_a_relative_path_names_the_same_file_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with opened(Path("runs.db")) as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        # These open the connections of the heartbeat and of the reader.
+        claim = await create_claimed(store, await add_worker(store))
+        await store.append(claim, make_append(1, b"saved"))
+        await store.wait_for_change(timedelta(milliseconds=1))
+        assert await load_bodies(store) == [b"begin", b"saved"]
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 @pytest.mark.parametrize("version", range(1, len(load_migrations()) + 1))
 async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path, version: int) -> None:
     """How such a file is made: tests/stores/sqlite_fixture.py."""
@@ -183,13 +216,6 @@ DAMAGE = (
     "before = piece_key + 1",
     "before = piece_key",
     "before = before - 1",
-    "far = 0",
-    "far = piece_key",
-    "far = far - 1",
-    "passed = NULL",
-    "passed = '[1,2,3]'",
-    "passed = '[' || passed",
-    "passed = replace(passed, ',', ', 1')",
 )
 
 
@@ -205,8 +231,7 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
         await store.deregister_worker(worker)
     changes = [f"UPDATE pieces SET {damage} WHERE piece_key = {{}}" for damage in DAMAGE]
     for number, damage in enumerate((*changes, "DELETE FROM pieces WHERE piece_key = {}")):
-        # Entry 193 names many.
-        for key in (193,) if "far" in damage or "passed" in damage else (200, 150, 1):
+        for key in (200, 150, 1):
             path = tmp_path / f"damaged-{number}-{key}.db"
             shutil.copy(whole, path)
             connection = apsw.Connection(str(path))
@@ -214,8 +239,8 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
             assert connection.changes() == 1
             connection.close()
             async with opened(path) as store:
-                if "before" in damage and key != 200:
-                    # Only the sweep goes that way.
+                if damage.startswith("UPDATE pieces SET before") and key == 1:
+                    # The load ends at the first entry, so only the garbage collection reads this.
                     assert await load_bodies(store) == bodies
                 else:
                     with pytest.raises(RunDamaged):

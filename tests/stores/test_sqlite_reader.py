@@ -109,7 +109,6 @@ async def test_a_load_prepares_no_statement_twice(tmp_path: Path) -> None:
         ("load_record", [("run-1",), ("run-2",)]),
         ("get_worker", [("worker-1",), ("worker-2",)]),
         ("read_segment", [(1, 1), (2, 2)]),
-        ("read_segments", [("[1, 2]", 1), ("[2, 3]", 2)]),
     ):
         connection.execute(statement(name), bindings[0]).fetchall()
         assert prepared, "the first time has to be seen"
@@ -165,7 +164,8 @@ async def test_no_flipped_bit_of_a_row_goes_unnoticed(tmp_path: Path) -> None:
             found = await bodies_unless_damaged(store, "run-1")
             if found is not None:
                 assert found == [b"zero", body, b"two"]
-                assert bit // 8 == start + 3, "only the place of the key is never read: SQLite has it before the row"
+                # The types of `piece_key` (SQLite has it before the row), `far` and `passed`: nothing reads these.
+                assert bit // 8 - start in (3, 6, 7)
             # By the keys SQLite finds its way to the rows beside it, too.
             if bit // 8 > start + 1:
                 assert await load_bodies(store, "run-2") == [b"zero", b"one"]

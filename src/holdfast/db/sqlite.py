@@ -1,27 +1,208 @@
-"""A battery's tables in a SQLite file."""
+"""SQLite files: connections, pragmas, waiting for locks, error mapping; and a battery's tables in such a file."""
 
-from collections.abc import Callable, Iterable, Sequence
+import errno
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import apsw
 
 from holdfast.db.errors import TablesError, TablesUnavailable
 from holdfast.db.tables import Cursor, Schema, check_text
 from holdfast.db.thread import DatabaseThread
+from holdfast.errors import HoldfastError
 
 _T = TypeVar("_T")
+
+#: "hold" in ASCII. The checkpoint store and the batteries may share a file, and recognise it by this number.
+APPLICATION_ID = 0x686F6C64
+#: Of a new file. An existing file keeps its page size. For one run with steps of 2 KB (W1) the file has 1.17 times the
+#: size of the transcript, and 21.6 times its size is written. With 8 KB pages: 1.37 and 13.9 times; with 4 KB: 2.05
+#: and 12.4.
+PAGE_SIZE = 16384
+_AUTO_VACUUM_INCREMENTAL = 2
+
+#: A lock is usually held for less than a millisecond.
+_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.0002, 0.002
+
+#: Kinds of "no room" that SQLite reports as a plain I/O error: a quota, a limit on the size of files.
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DENIED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+class ErrorTypes(NamedTuple):
+    """The exceptions that one user of a SQLite file raises, by the kind of problem."""
+
+    full: type[HoldfastError]
+    denied: type[HoldfastError]
+    locked: type[HoldfastError]
+    io: type[HoldfastError]
+    other: type[HoldfastError]
+
+
+class SqliteFile:
+    """Opens connections to one SQLite file and maps their errors. Several processes may use the file."""
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: timedelta, errors: ErrorTypes) -> None:
+        """`timeout`: how long a statement waits for a lock that another connection holds."""
+        #: Absolute: every connection opens the same file, also after `os.chdir`.
+        self.path = Path(path).absolute()
+        self._timeout_s = timeout.total_seconds()
+        self._errors = errors
+
+    def connect(self, may_wait: Callable[[], bool] | None = None) -> apsw.Connection:
+        """Open a connection. It creates the file if that does not exist.
+
+        Args:
+            may_wait: asked before each wait for a lock; False ends the wait.
+        """
+        with self.mapped_errors():
+            connection = apsw.Connection(str(self.path))
+        # Without it SQLite plans by the bound values and prepares a statement again for each execution.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+        connection.set_busy_handler(_BusyHandler(self._timeout_s, may_wait))
+        return connection
+
+    def create_folder(self) -> None:
+        """Create the missing folders above the file, durably."""
+        with self.mapped_errors():
+            missing = [folder for folder in self.path.parents if not folder.exists()]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_dir():
+                raise self._errors.other(f"{self.path} is a folder: name a file in it")
+            for folder in missing:
+                _fsync_folder(folder.parent)
+
+    def set_format(self, connection: apsw.Connection) -> None:
+        """Set page size and vacuum mode of a new file, and WAL mode of any file."""
+        connection.pragma("page_size", PAGE_SIZE)
+        connection.pragma("auto_vacuum", _AUTO_VACUUM_INCREMENTAL)
+        # SQLite does not call the busy handler when two processes change the journal mode at the same time.
+        busy_handler = _BusyHandler(self._timeout_s, None)
+        for attempt in count():
+            try:
+                mode = connection.pragma("journal_mode", "wal")
+            except apsw.BusyError:
+                if not busy_handler(attempt):
+                    raise
+            else:
+                if mode != "wal":
+                    raise self._errors.other(f"{self.path} cannot be used in WAL mode: put it on a local disk")
+                return
+
+    def refuse_foreign(self, connection: apsw.Connection) -> None:
+        """Raise an error if another program made the file. Reads only."""
+        is_filled = connection.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema)").get
+        if is_filled and connection.pragma("application_id") != APPLICATION_ID:
+            raise self._errors.other(f"{self.path} is another program's database: name another file")
+
+    @contextmanager
+    def mapped_errors(self, connection: apsw.Connection | None = None) -> Iterator[None]:
+        """Replace errors of SQLite and of the operating system by the user's own."""
+        try:
+            yield
+        except (apsw.Error, OSError, UnicodeDecodeError) as exc:  # the last: a stored text was damaged
+            raise self.map_error(exc, connection) from exc
+
+    def map_error(self, exc: Exception, connection: apsw.Connection | None = None) -> HoldfastError:
+        """Return the user's error for `exc`: what happened to the file, and what to do."""
+        path, number = self.path, _get_errno(exc, connection)
+        denied = apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError | PermissionError
+        if isinstance(exc, apsw.FullError) or number in _DISK_FULL:
+            return self._errors.full(f"no room left for {path}: free space and save again ({exc})")
+        if isinstance(exc, denied) or number in _DENIED:
+            return self._errors.denied(
+                f"{path} cannot be opened or written: check the permissions of the file and its folder ({exc})"
+            )
+        if isinstance(exc, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
+            return self._errors.locked(f"{path} is locked by another process: try again ({exc})")
+        if isinstance(exc, apsw.NotADBError | apsw.CorruptError | UnicodeDecodeError):
+            return self._errors.other(f"{path} is damaged, or is no SQLite database; it was left as it is ({exc})")
+        if isinstance(exc, apsw.TooBigError):
+            return self._errors.other(f"a value is larger than SQLite can hold; nothing was written to {path} ({exc})")
+        kind = self._errors.io if isinstance(exc, apsw.IOError) else self._errors.other
+        return kind(f"{path} could not be read or written: {exc}")
+
+
+@contextmanager
+def transaction(connection: apsw.Connection) -> Iterator[None]:
+    """Run the block in one write transaction. The lock is taken at the start, so checks hold until the commit."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        roll_back(connection)
+        raise
+
+
+def roll_back(connection: apsw.Connection) -> None:
+    """Roll back, unless SQLite has done it: it does after some errors, such as a full disk."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def set_synchronous(connection: apsw.Connection, full: bool) -> None:
+    """Choose whether each commit is synced to the disk, or only each checkpoint of the WAL."""
+    connection.pragma("synchronous", "FULL" if full else "NORMAL")
+    # Only macOS: a plain fsync there stops at the cache of the disk.
+    connection.pragma("fullfsync", full)
+
+
+class _BusyHandler:
+    """Waits for a lock, with backoff, until a timeout."""
+
+    def __init__(self, timeout_s: float, may_wait: Callable[[], bool] | None) -> None:
+        self._timeout_s = timeout_s
+        self._may_wait = may_wait
+        self._deadline = 0.0
+
+    def __call__(self, attempt: int) -> bool:
+        """Wait before attempt number `attempt` + 1. Return False if the statement has to fail instead."""
+        if self._may_wait is not None and not self._may_wait():
+            return False
+        now = time.monotonic()
+        if attempt == 0:
+            self._deadline = now + self._timeout_s
+        if now >= self._deadline:
+            return False
+        longest = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2 ** min(attempt, 10))
+        time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads the waiters
+        return True
+
+
+def _get_errno(exc: Exception, connection: apsw.Connection | None) -> int | None:
+    if isinstance(exc, OSError):
+        return exc.errno
+    if isinstance(exc, apsw.IOError) and connection is not None:
+        return connection.system_errno
+    return None
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- tables of a battery ----------------------------------------------------------------------------------------------
+
+_TABLES_ERRORS = ErrorTypes(
+    full=TablesUnavailable, denied=TablesError, locked=TablesUnavailable, io=TablesUnavailable, other=TablesError
+)
 
 _CREATE_VERSION_TABLE = (
     "CREATE TABLE IF NOT EXISTS holdfast_battery (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
 )
-
-
-#: A new file is begun as the store of the checkpoints begins one, which may come to share it: it knows its files by the
-#: number, and cannot change the rest afterwards.
-APPLICATION_ID = 0x686F6C64
-PAGE_SIZE = 16384
-_AUTO_VACUUM_INCREMENTAL = 2
 
 
 class _SqliteCursor:
@@ -34,79 +215,75 @@ class _SqliteCursor:
 
 
 class SqliteTables:
-    """One connection on a thread of its own. Several processes may use the same file."""
+    """One connection on its own thread. Several processes may use the same file."""
 
     def __init__(self, path: str | Path, *, busy_timeout_ms: int = 10_000) -> None:
-        self._path, self._busy_timeout_ms = Path(path), busy_timeout_ms
+        self._file = SqliteFile(path, timeout=timedelta(milliseconds=busy_timeout_ms), errors=_TABLES_ERRORS)
         self._thread = DatabaseThread()
         self._connection: apsw.Connection | None = None
 
     async def open(self, schema: Schema) -> None:
-        """Make the tables, or bring them up to date."""
+        """Create or migrate the tables."""
         if self._thread.closed.is_set():
             self._thread = DatabaseThread()
         await self._run_on_thread(self._connect)
-        await self.transaction(lambda cursor: _migrate(cursor, schema))
+        await self.transaction(partial(_migrate, schema))
 
     async def transaction(self, work: Callable[[Cursor], _T], *, lock: Iterable[str] = ()) -> _T:
-        """Run `work` in one transaction. A file has one writer at a time, so all are alone."""
-
-        def whole() -> _T:
-            connection = self._require_connection()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = work(_SqliteCursor(connection))
-                connection.execute("COMMIT")
-                return result
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-
-        return await self._run_on_thread(whole)
+        """Run `work` in one transaction. A SQLite file has one writer at a time, so `lock` adds nothing."""
+        return await self._run_on_thread(partial(self._write, work))
 
     async def read(self, work: Callable[[Cursor], _T]) -> _T:
         """Run `work`, which only reads."""
-        return await self._run_on_thread(lambda: work(_SqliteCursor(self._require_connection())))
+        return await self._run_on_thread(partial(self._read, work))
 
     async def close(self) -> None:
-        """Finish what is under way, then let go of the connection. May be called again."""
+        """Finish the work under way, then close the connection. May be called again."""
         if not self._thread.closed.is_set():
             await self._thread.shutdown(self._disconnect)
 
+    async def _run_on_thread(self, work: Callable[[], _T]) -> _T:
+        return await self._thread.submit(partial(self._run_mapped, work))
+
+    # -- on the thread ------------------------------------------------------------------------------------------------
+
+    def _run_mapped(self, work: Callable[[], _T]) -> _T:
+        with self._file.mapped_errors(self._connection):
+            return work()
+
     def _connect(self) -> None:
-        if self._connection is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            connection = apsw.Connection(str(self._path))
-            connection.set_busy_timeout(self._busy_timeout_ms)
-            connection.pragma("page_size", PAGE_SIZE)
-            connection.pragma("auto_vacuum", _AUTO_VACUUM_INCREMENTAL)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            self._connection = connection
+        if self._connection is not None:
+            return
+        self._file.create_folder()
+        connection = self._file.connect()
+        try:
+            self._file.set_format(connection)
+            set_synchronous(connection, full=True)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
+    def _write(self, work: Callable[[Cursor], _T]) -> _T:
+        connection = self._require_connection()
+        with transaction(connection):
+            return work(_SqliteCursor(connection))
+
+    def _read(self, work: Callable[[Cursor], _T]) -> _T:
+        return work(_SqliteCursor(self._require_connection()))
+
     def _require_connection(self) -> apsw.Connection:
         if self._connection is None:
-            raise TablesError(f"the tables in {self._path} are not open")
+            raise TablesError(f"the tables in {self._file.path} are not open")
         return self._connection
 
-    async def _run_on_thread(self, work: Callable[[], _T]) -> _T:
-        try:
-            return await self._thread.submit(work)
-        except (apsw.BusyError, apsw.LockedError) as exc:
-            raise TablesUnavailable(f"{self._path} is locked by another process: try again") from exc
-        except (apsw.FullError, apsw.IOError) as exc:  # the second: a quota, or a disk in trouble
-            raise TablesUnavailable(f"{self._path} cannot be written: free space and try again ({exc})") from exc
-        except (apsw.Error, OSError) as exc:
-            raise TablesError(f"could not use the tables in {self._path}: {exc}") from exc
 
-
-def _migrate(cursor: Cursor, schema: Schema) -> None:
+def _migrate(schema: Schema, cursor: Cursor) -> None:
     if not cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
         cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     cursor.execute(_CREATE_VERSION_TABLE)
@@ -114,7 +291,7 @@ def _migrate(cursor: Cursor, schema: Schema) -> None:
     version = rows[0][0] if rows else 0
     if version > len(schema.migrations):
         raise TablesError(f"a newer holdfast made the {schema.name} tables (version {version}): upgrade holdfast")
-    for step in schema.migrations[version:]:
-        for statement in step:
+    for statements in schema.migrations[version:]:
+        for statement in statements:
             cursor.execute(statement)
     cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.name, len(schema.migrations)))

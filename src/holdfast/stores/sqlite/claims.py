@@ -1,4 +1,4 @@
-"""Who may drive which run next. Each function is a job of the writer."""
+"""Claims: which worker executes which run next. `claim` and `claim_next` run in a write transaction."""
 
 import heapq
 from collections.abc import Collection, Iterable, Sequence
@@ -14,20 +14,20 @@ from holdfast.stores.sqlite.heartbeat import Liveness
 from holdfast.stores.sqlite.runs import find_run
 from holdfast.stores.sqlite.transaction import Transaction, to_micros
 
-#: So many callers are looked at at once, at least. If more wait, the next look begins with the others.
+#: Callers that one scan covers at least. If more wait, the next scan continues behind them.
 _CALLERS_PER_SCAN = 256
 
 
 class ScanCursor(NamedTuple):
-    """How far one claim has looked: from the caller `begin` to the last of all, and then from the first to `begin`."""
+    """The position of one scan: from caller `start` to the last, then from the first to `start`."""
 
     start: str
-    #: The caller to go on with.
+    #: The caller to continue with.
     position: str
 
 
 class Candidate(NamedTuple):
-    """A run that may be taken. The smaller its key, the older it is."""
+    """A run that may be claimed. A smaller key is an older run."""
 
     run_key: int
     run_id: str
@@ -42,18 +42,18 @@ def claim(
     lease_timeout: timedelta,
     transaction: Transaction,
 ) -> Claim:
-    stands = find_run(run_id, transaction)
-    if stands is None:
+    run = find_run(run_id, transaction)
+    if run is None:
         raise RunNotFound(run_id)
-    counts_as = {stands.status}
-    if stands.status is RunStatus.RUNNING:
-        if not Liveness(transaction.execute, transaction.now, lease_timeout).is_alive(stands.owner):
+    counts_as = {run.status}
+    if run.status is RunStatus.RUNNING:
+        if not Liveness(transaction.execute, transaction.now, lease_timeout).is_alive(run.owner):
             counts_as.add(RunStatus.INTERRUPTED)
-        elif stands.owner is not None and not steal:
-            raise RunBusy(run_id, stands.owner)
+        elif run.owner is not None and not steal:
+            raise RunBusy(run_id, run.owner)
     if counts_as.isdisjoint(statuses):
-        raise RunNotClaimable(run_id, stands.status.value, stands.reason)
-    return _claim_run(Candidate(stands.run_key, run_id, stands.strikes), worker_id, transaction)
+        raise RunNotClaimable(run_id, run.status.value, run.reason)
+    return _claim_run(Candidate(run.run_key, run_id, run.strikes), worker_id, transaction)
 
 
 def _claim_run(run: Candidate, worker_id: str, transaction: Transaction) -> Claim:
@@ -65,38 +65,38 @@ def _claim_run(run: Candidate, worker_id: str, transaction: Transaction) -> Clai
 
 
 class FairQueue:
-    """Whose turn it is: of the callers that wait, those that were served longest ago come first.
+    """Claims runs fairly: of the waiting callers, those served longest ago come first.
 
-    The order is this store's own memory. Other processes have theirs: each of them is fair.
+    The order is kept in memory, for each process separately.
     """
 
     def __init__(self, lease_timeout: timedelta) -> None:
         self._lease_timeout = lease_timeout
-        #: The callers served, the latest last.
+        #: Callers by the time they were last served, the latest last.
         self._served_callers: dict[str, None] = {}
-        #: The caller that the next claim begins with: the last one did not look at it.
+        #: The caller that the next scan starts with.
         self._position = ""
 
     def claim_next(
         self, worker_id: str, agents: Collection[str], limit: int, cursor: ScanCursor | None, transaction: Transaction
     ) -> tuple[Sequence[Claim], ScanCursor | None]:
-        """Take up to `limit` runs: the oldest of each caller first, then the second oldest of each, and so on.
+        """Claim up to `limit` runs: the oldest of each caller first, then the second oldest of each, and so on.
 
-        Of the callers that come next after those that were looked at. Gives the claims, and how far that was; `None`:
-        all that wait were looked at.
+        Returns:
+            the claims, and the cursor of the next scan; `None` if all waiting callers were scanned.
         """
         if limit <= 0:
             return (), None
-        waiting = _CandidateScan(sorted(set(agents)), transaction, self._lease_timeout)
-        begin, reached = cursor or ScanCursor(self._position, self._position)
-        callers, cursor = waiting.next_callers(begin, reached, max(limit, _CALLERS_PER_SCAN))
+        scan = _CandidateScan(sorted(set(agents)), transaction, self._lease_timeout)
+        start, position = cursor or ScanCursor(self._position, self._position)
+        callers, cursor = scan.next_callers(start, position, max(limit, _CALLERS_PER_SCAN))
         self._position = cursor.position if cursor else ""
-        rows = {caller: runs for caller in callers if (runs := waiting.find_runs(caller, 1))}
-        if len(rows) < limit:
-            rows = {caller: waiting.find_runs(caller, limit) for caller in rows}
+        runs = {caller: oldest for caller in callers if (oldest := scan.find_runs(caller, 1))}
+        if len(runs) < limit:
+            runs = {caller: scan.find_runs(caller, limit) for caller in runs}
         order = {caller: turn for turn, caller in enumerate(self._served_callers)}
-        turns = sorted(rows, key=lambda caller: (order.get(caller, -1), rows[caller][0]))
-        ranks = zip_longest(*(rows[caller] for caller in turns))
+        turns = [caller for *_, caller in sorted((order.get(name, -1), runs[name][0], name) for name in runs)]
+        ranks = zip_longest(*(runs[caller] for caller in turns))
         chosen = list(islice((run for run in chain.from_iterable(ranks) if run is not None), limit))
         self._mark_served(turns[:limit])
         return tuple(_claim_run(run, worker_id, transaction) for run in chosen), cursor
@@ -110,19 +110,19 @@ class FairQueue:
 
 
 class _CandidateScan:
-    """The runs that no live worker drives, of some agents, within one transaction."""
+    """Finds runs of some agents without a live owner, within one transaction."""
 
     def __init__(self, agents: Sequence[str], transaction: Transaction, lease_timeout: timedelta) -> None:
         self._transaction = transaction
         liveness = Liveness(transaction.execute, transaction.now, lease_timeout)
         owners = [owner for (owner,) in transaction.execute(statement("running_owners")).fetchall()]
         dead = [owner for owner in owners if not liveness.is_alive(owner)]
-        #: An agent, and the dead worker that held the run; `None` for those that nobody holds.
+        #: An agent, and the dead owner of its runs; `None` for runs without an owner.
         self._sources = [(agent, owner) for agent in agents for owner in (None, *dead)]
         self._caller_sources: dict[str, list[tuple[str, str | None]]] = {}
 
     def next_callers(self, start: str, position: str, limit: int) -> tuple[list[str], ScanCursor | None]:
-        """Up to `limit` callers that have runs here, and how far the round has come with them; `None`: it is over."""
+        """Return up to `limit` callers with runs, and the cursor behind them; `None` at the end of the scan."""
         callers: list[str] = []
         if position >= start:
             callers, position = self._find_callers(position, limit), ""
@@ -130,29 +130,29 @@ class _CandidateScan:
             callers += self._find_callers(position, limit - len(callers), before=start)
         if len(callers) < limit:
             return callers, None
-        # The smallest string that is larger.
+        # The next larger string.
         position = callers[-1] + "\0"
         return callers, ScanCursor(start, position) if position != start else None
 
     def _find_callers(self, first: str, limit: int, *, before: str | None = None) -> list[str]:
-        """In the order of their names. None may be found by two calls: its runs would be there twice."""
+        """Return callers by name. Calls must cover disjoint ranges, or `find_runs` returns runs twice."""
         found: set[str] = set()
-        for place in self._sources:
-            agent, owner = place
-            what = "claimable_callers" if owner is None else "orphaned_callers"
+        for source in self._sources:
+            agent, owner = source
+            name = "claimable_callers" if owner is None else "orphaned_callers"
             bindings = (agent, first, limit) if owner is None else (agent, first, limit, owner)
-            for (caller,) in self._transaction.execute(statement(what), bindings):
+            for (caller,) in self._transaction.execute(statement(name), bindings):
                 if before is None or caller < before:
                     found.add(caller)
-                    self._caller_sources.setdefault(caller, []).append(place)
+                    self._caller_sources.setdefault(caller, []).append(source)
         return heapq.nsmallest(limit, found)
 
     def find_runs(self, caller: str, limit: int) -> list[Candidate]:
-        """The oldest runs of the caller that may be taken now."""
+        """Return the oldest claimable runs of the caller."""
         found: list[Candidate] = []
         for agent, owner in self._caller_sources[caller]:
-            what = "claimable_runs" if owner is None else "orphaned_runs"
+            name = "claimable_runs" if owner is None else "orphaned_runs"
             bindings = (agent, caller, self._transaction.now_micros, limit)
-            rows = self._transaction.execute(statement(what), bindings if owner is None else (*bindings, owner))
+            rows = self._transaction.execute(statement(name), bindings if owner is None else (*bindings, owner))
             found += [Candidate(*row) for row in rows]
         return heapq.nsmallest(limit, found)

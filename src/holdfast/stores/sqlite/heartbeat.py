@@ -1,9 +1,4 @@
-"""Who is alive: at once and for sure on this host, by heartbeat elsewhere.
-
-The signs by which a store's waiters learn that something may have changed.
-
-A thread that shows other processes that this one's workers live, and looks for what those changed.
-"""
+"""Liveness of workers, and notification of changes between processes: one thread with one connection for both."""
 
 import asyncio
 import contextlib
@@ -21,20 +16,21 @@ import apsw
 from holdfast.checkpoint.claim import ProcessIdentity, WorkerIdentity, is_process_alive, this_process
 from holdfast.checkpoint.errors import StoreError
 from holdfast.clock import Clock
-from holdfast.stores.sqlite.database import Database, set_synchronous, statement, store_errors
+from holdfast.db.sqlite import set_synchronous, transaction
+from holdfast.stores.sqlite.database import Database, statement
 from holdfast.stores.sqlite.transaction import Execute, Transaction, from_micros, to_micros
 
 
 @functools.cache
 def _own_process(pid: int) -> ProcessIdentity:
-    """The process that asks lives: no need to look, for each of a thousand runs that it has just claimed."""
+    """Return the identity of this process, cached by its id, because it may fork."""
     return this_process()
 
 
 class Liveness:
-    """Tells whether a worker is alive, from its row.
+    """Decides from its row whether a worker is alive: by its process on this host, by its heartbeat elsewhere.
 
-    A worker without a row is dead: it was discharged, or found dead and struck off.
+    A worker without a row is dead: it was deregistered.
     """
 
     def __init__(self, execute: Execute, now: datetime, lease_timeout: timedelta) -> None:
@@ -54,7 +50,7 @@ class Liveness:
         )
 
     def dead_workers(self) -> list[str]:
-        """The workers that have a row and are dead."""
+        """Return the dead workers that still have a row."""
         return [row[0] for row in self._execute(statement("list_workers")).fetchall() if not self._is_row_alive(row)]
 
     def _is_row_alive(self, row: tuple[str, str, int, str, int]) -> bool:
@@ -67,7 +63,7 @@ class Liveness:
 
 
 def register_worker(worker: WorkerIdentity, lease_timeout: timedelta, transaction: Transaction) -> None:
-    # Here, so that the rows of workers that died do not add up.
+    # Rows of dead workers would accumulate.
     for worker_id in Liveness(transaction.execute, transaction.now, lease_timeout).dead_workers():
         transaction.execute(statement("deregister_worker"), (worker_id,))
     process = worker.process
@@ -81,7 +77,7 @@ def deregister_worker(worker_id: str, transaction: Transaction) -> None:
 
 
 class ChangeNotifier:
-    """Collects signals of this process and of others, and wakes who waits in the event loop."""
+    """Wakes the waiting tasks when the change number grows, in this process or in another."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
@@ -90,23 +86,23 @@ class ChangeNotifier:
         self._event = asyncio.Event()
 
     def start(self, number: int) -> None:
-        """What was signalled so far is old."""
+        """Start at this change number."""
         self._latest = self._seen = number
 
     def notify(self, number: int) -> None:
-        """Something changed. From any thread; a number that is not new says nothing."""
+        """Report a change number, from any thread. One that is not new is ignored."""
         if number > self._latest:
             self._latest = number
             self.wake_all()
 
     def wake_all(self) -> None:
-        """Let everybody look. From any thread."""
-        # A loop that is closed has nobody left who waits.
+        """Wake all waiting tasks, from any thread."""
+        # RuntimeError: the loop is closed, so no task waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wake_waiters)
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
-        """Whether there was a signal since the last answer, or comes one in time."""
+        """Return whether there was a change since the last call, or is one within `timeout`."""
         if self._seen < self._latest:
             self._seen = self._latest
             return True
@@ -127,17 +123,17 @@ class ChangeNotifier:
 
 _log = logging.getLogger(__name__)
 
-#: While somebody waits for a change, other processes' changes are looked for so often.
+#: How often to poll for changes of other processes while a task waits for one.
 _POLL_INTERVAL_S = 0.05
-#: So many heartbeats have to be missed before a worker is taken for dead.
+#: Heartbeats that a worker may miss before its lease ends.
 _BEATS_PER_LEASE = 5
 
 
 class Heartbeat:
-    """One thread and one connection for a store, whatever the number of its workers and runs.
+    """Writes the heartbeats of all workers of a store, and polls for changes of other processes.
 
-    Not the event loop: one that is blocked for a while must not look dead. But a store that can write no more has no
-    live workers: it discharges them, so that others go on with their runs.
+    On its own thread: a worker whose event loop is blocked for a while is not dead. If the writer has failed, it
+    deregisters the workers instead, so that other processes resume their runs.
     """
 
     def __init__(
@@ -148,7 +144,7 @@ class Heartbeat:
         on_change: Callable[[int], None],
         can_write: Callable[[], bool],
     ) -> None:
-        """`writes` says whether the store can still write."""
+        """`can_write`: whether the writer still works."""
         self._database = database
         self._clock = clock
         self._interval_s = lease_timeout.total_seconds() / _BEATS_PER_LEASE
@@ -160,24 +156,24 @@ class Heartbeat:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._next_beat = 0.0
-        #: What SQLite said the last time it was asked whether anything was committed.
+        #: `PRAGMA data_version` of the last poll: it changes with commits of other connections.
         self._data_version: int | None = None
 
     def add(self, worker: WorkerIdentity) -> None:
-        """Keep up the heartbeat of a worker that was just enlisted."""
+        """Start the heartbeat of a worker that was just registered."""
         with self._condition:
             self._workers[worker.worker_id] = worker
             self._next_beat = time.monotonic() + self._interval_s
             self._start()
 
     def remove(self, worker_id: str) -> WorkerIdentity | None:
-        """To be called before the worker is discharged. Gives the worker, if it had a heartbeat."""
+        """Stop the heartbeat of a worker, before it is deregistered. Return the worker, if it had one."""
         with self._condition:
             return self._workers.pop(worker_id, None)
 
     @contextmanager
     def polling(self) -> Iterator[None]:
-        """Meanwhile, other processes' signals are looked for."""
+        """Poll for changes of other processes within the block."""
         with self._condition:
             self._waiters += 1
             self._start()
@@ -189,7 +185,7 @@ class Heartbeat:
                 self._waiters -= 1
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -208,15 +204,15 @@ class Heartbeat:
             try:
                 self._serve()
             except StoreError:
-                _log.warning("no heartbeat for now", exc_info=True)
+                _log.warning("could not write heartbeats, trying again", exc_info=True)
                 with self._condition:
-                    self._condition.wait_for(lambda: self._stopping, timeout=self._interval_s / 2)
+                    self._condition.wait_for(self._is_stopping, timeout=self._interval_s / 2)
 
     def _serve(self) -> None:
-        connection = self._database.connect_writer(may_wait=lambda: not self._stopping)
+        connection = self._database.connect_writer(self._may_wait_for_lock)
         try:
-            with store_errors(self._database.path, connection):
-                # A heartbeat that a power cut takes back is no loss.
+            with self._database.mapped_errors(connection):
+                # A power cut may take heartbeats back.
                 set_synchronous(connection, False)
                 while not self._stopping:
                     if self._workers and time.monotonic() >= self._next_beat:
@@ -235,14 +231,22 @@ class Heartbeat:
             wait = max(0.0, self._next_beat - time.monotonic()) if self._workers else None
             if not idle:
                 wait = _POLL_INTERVAL_S if wait is None else min(wait, _POLL_INTERVAL_S)
-            self._condition.wait_for(lambda: self._stopping or (idle and self._waiters > 0), timeout=wait)
+            self._condition.wait_for(self._is_stopping_or_polled if idle else self._is_stopping, timeout=wait)
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
+    def _is_stopping_or_polled(self) -> bool:
+        return self._stopping or self._waiters > 0
+
+    def _may_wait_for_lock(self) -> bool:
+        return not self._stopping
 
     def _write_heartbeats(self, connection: apsw.Connection) -> None:
         now = to_micros(self._clock.now())
         self._next_beat = time.monotonic() + self._interval_s
-        connection.execute(statement("begin"))
-        try:
-            # Only now: whoever is dropped after this is discharged after this.
+        with transaction(connection):
+            # Read within the transaction, so that a concurrent deregister is ordered after this heartbeat.
             with self._condition:
                 workers = list(self._workers.values())
             for worker in workers:
@@ -252,14 +256,10 @@ class Heartbeat:
                     connection.execute(statement("register_worker"), row)
                 else:
                     connection.execute(statement("deregister_worker"), (worker.worker_id,))
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
 
     def _poll_changes(self, connection: apsw.Connection) -> None:
         version = connection.pragma("data_version")
         if version != self._data_version:
             self._data_version = version
-            _, signal = connection.execute(statement("read_counters")).get
-            self._on_change(signal)
+            _, change_number = connection.execute(statement("read_counters")).get
+            self._on_change(change_number)

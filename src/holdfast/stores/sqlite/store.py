@@ -1,19 +1,18 @@
-"""Runs in one SQLite file: the default store."""
+"""The SQLite store: all runs in one file."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
 from os import PathLike
-from pathlib import Path
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import StoreHealth
+from holdfast.checkpoint.store import Durability, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.stores.sqlite import claims, heartbeat, runs
-from holdfast.stores.sqlite.database import Database, Durability
+from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.writer import Writer
@@ -22,9 +21,9 @@ from holdfast.stores.sqlite.writer import Writer
 class SqliteStore:
     """Keeps runs in one file, for any number of processes on one host.
 
-    One thread writes: whatever waits is one transaction, and each caller goes on when its own part is on the disk.
-    Reads have connections of their own; they neither wait for writes nor hold them up. The event loop is not blocked
-    by either, but for a lone run whose writes follow one another closely on a quick disk (see `Writer`).
+    One thread commits all waiting writes as one transaction. A caller resumes when its write is on the disk.
+    Reads have their own connections; they neither wait for writes nor block them. Neither blocks the event loop,
+    except for a lone run whose writes follow one another closely on a fast disk (see `Writer`).
     """
 
     durable = True
@@ -38,19 +37,18 @@ class SqliteStore:
         timeout: timedelta = timedelta(seconds=10),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Nothing is touched before `open`.
+        """Nothing is read or written before `open`.
 
         Args:
-            path: the file. It and its folder are created if they are not there.
-            durability: `full`: what was acknowledged survives a power cut. `process`: only the end of the process.
-            dead_after: a worker whose process cannot be seen from here (another host, another container) is dead
-                when its last heartbeat is so old. Of a process on this host it is known at once.
-            patience: how long a write waits for a lock of another process before it fails with `StoreUnavailable`.
+            path: the file. It and its folder are created if they do not exist. A relative path is resolved here.
+            durability: `full`: acknowledged writes survive a power cut. `process`: only the end of the process.
+            lease_timeout: a worker on another host, or in another container, is dead when its last heartbeat is older.
+                On this host a dead process is detected at once.
+            timeout: how long a write waits for a lock of another process before it fails with `StoreUnavailable`.
         """
-        self._path = Path(path)
         self._clock = clock
         self._lease_timeout = lease_timeout
-        self._database = Database(self._path, durability=durability, timeout=timeout)
+        self._database = Database(path, durability=durability, timeout=timeout)
         self._fair_queue = claims.FairQueue(lease_timeout)
         self._is_open = False
         self._closing: asyncio.Task[None] | None = None
@@ -85,7 +83,7 @@ class SqliteStore:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise StoreClosed(f"{self._path} is not open: call open() first, and nothing after close()")
+            raise StoreClosed(f"{self._database.path} is not open: call open() first, and nothing after close()")
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -143,16 +141,16 @@ class SqliteStore:
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         self._check_open()
-        wanted, looked = frozenset(agents), None
+        wanted, cursor = frozenset(agents), None
         while True:
-            # One transaction for each look: however many callers wait for something else, writes do not wait for that.
-            taken, looked = await self._writer.submit(
-                None, self._fair_queue.claim_next, worker_id, wanted, limit, looked
+            # One transaction per scan: writes do not wait for all of them.
+            claimed, cursor = await self._writer.submit(
+                None, self._fair_queue.claim_next, worker_id, wanted, limit, cursor
             )
-            if taken or looked is None:
-                return taken
+            if claimed or cursor is None:
+                return claimed
 
-    # -- signals between processes ------------------------------------------------------------------------------------
+    # -- changes by other processes ------------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
         self._check_open()

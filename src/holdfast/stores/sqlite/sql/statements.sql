@@ -1,20 +1,13 @@
--- The statements of the store. Each begins at a line `-- name: ...`; `{record_columns}` stands for the columns of a record.
--- Lines that begin with `--` are for the reader and are not sent.
+-- The statements of the store. Each starts at a line `-- name: ...`. `{record_columns}` stands for the columns of a record.
+-- The loader strips lines that begin with `--`. A segment of a journal is one row of the table `pieces`.
 
 -- == transactions ====================================================================================================
-
--- name: begin
--- The lock is taken now, not at the first write: what a write checks cannot change before it is committed.
-BEGIN IMMEDIATE
 
 -- name: read_counters
 SELECT token, signal FROM counters
 
 -- name: write_counters
 UPDATE counters SET token = ?1, signal = ?2
-
--- name: last_segment_key
-SELECT coalesce(max(piece_key), 0) FROM pieces
 
 -- == one run =========================================================================================================
 
@@ -28,52 +21,44 @@ INSERT INTO runs (
 SELECT EXISTS (SELECT 1 FROM runs WHERE run_id = ?1)
 
 -- name: update_run
--- The claim, the order of entries and the end of the journal are the condition: no row changes if one of them is not
--- what the writer believes. 5: the journal starts anew. 6: a step was finished.
+-- 6: the write replaces the journal. 7: a step was finished.
 UPDATE runs SET
-    first_seq = iif(?5, next_seq, first_seq),
-    next_seq = next_seq + ?1,
-    size = iif(?5, 0, size) + ?2,
-    updated_at = ?3,
-    progress = coalesce(?4, progress),
-    strikes = iif(?6, 0, strikes),
-    not_before = iif(?6, min(not_before, ?3), not_before),
-    last_piece = coalesce(?7, last_piece)
-WHERE run_key = ?10 AND token = ?8 AND status = 'running' AND last_piece = ?11 AND next_seq = coalesce(?9, next_seq)
+    first_seq = iif(?6, next_seq, first_seq),
+    next_seq = next_seq + ?2,
+    size = iif(?6, 0, size) + ?3,
+    updated_at = ?4,
+    progress = coalesce(?5, progress),
+    strikes = iif(?7, 0, strikes),
+    not_before = iif(?7, min(not_before, ?4), not_before),
+    last_piece = ?8
+WHERE run_key = ?1
 
 -- name: prepare_bulk_appends
--- The same, and the new piece, for many runs in one statement: what is put into this view is an append. None of their
--- journals starts anew. It belongs to the connection: the file knows nothing of it.
-CREATE TEMP VIEW appends (
-    now, count, progress, finished_step, token, piece_key, run_key, before, far, passed, seq, layout, checksum, body
-) AS SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0;
-CREATE TEMP TRIGGER append INSTEAD OF INSERT ON appends WHEN new.run_key IS NOT NULL BEGIN
+-- A row inserted into this view is an append that does not replace the journal: it is checked and applied as in
+-- `append`. A row without a run is ignored. View and trigger belong to the connection and are not stored in the file.
+CREATE TEMP VIEW appends (now, run_id, token, count, progress, step_finished, seq, layout, checksum, body)
+AS SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0;
+CREATE TEMP TRIGGER append INSTEAD OF INSERT ON appends WHEN new.run_id IS NOT NULL BEGIN
+    INSERT INTO pieces (run_key, before, seq, layout, checksum, body)
+    SELECT run_key, last_piece, new.seq, new.layout, new.checksum, new.body FROM runs
+    WHERE run_id = new.run_id AND token = new.token AND status = 'running' AND next_seq = new.seq;
+    SELECT raise(ABORT, 'an append was refused') WHERE changes() = 0;
     UPDATE runs SET
         next_seq = next_seq + new.count,
         size = size + length(new.body),
         updated_at = new.now,
         progress = new.progress,
-        strikes = iif(new.finished_step, 0, strikes),
-        not_before = iif(new.finished_step, min(not_before, new.now), not_before),
-        last_piece = new.piece_key
-    WHERE run_key = new.run_key AND token = new.token AND status = 'running'
-        AND last_piece = new.before AND next_seq = new.seq;
-    SELECT raise(ABORT, 'a run did not take its append') WHERE changes() = 0;
-    INSERT INTO pieces (piece_key, run_key, before, far, passed, seq, layout, checksum, body)
-    VALUES (
-        new.piece_key, new.run_key, new.before, new.far, new.passed, new.seq, new.layout, new.checksum, new.body
-    );
+        strikes = iif(new.step_finished, 0, strikes),
+        not_before = iif(new.step_finished, min(not_before, new.now), not_before),
+        last_piece = last_insert_rowid()
+    WHERE run_id = new.run_id;
 END
 
 -- name: append_bulk
 INSERT INTO appends VALUES {rows}
 
--- name: journal_tail
-SELECT run_key, last_piece FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
-
 -- name: insert_segment
-INSERT INTO pieces (piece_key, run_key, before, far, passed, seq, layout, checksum, body)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+INSERT INTO pieces (run_key, before, seq, layout, checksum, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 
 -- name: release_run
 UPDATE runs SET
@@ -82,8 +67,8 @@ UPDATE runs SET
 WHERE run_key = ?1
 
 -- name: run_row
--- What decides whether a write, a claim or a removal may be.
-SELECT run_key, token, status, next_seq, owner, strikes, reason FROM runs WHERE run_id = ?1
+-- Decides whether a write, a claim or a removal is allowed.
+SELECT run_key, token, status, next_seq, owner, strikes, reason, last_piece FROM runs WHERE run_id = ?1
 
 -- name: claim_run
 UPDATE runs SET
@@ -100,7 +85,7 @@ SELECT run_id FROM runs WHERE owner = ?1 AND cancel_requested = 1 AND status = '
 -- == removal =========================================================================================================
 
 -- name: run_tree
--- The run and all it started, with the ends of their journals.
+-- The run and its descendants, with the last segments of their journals.
 WITH RECURSIVE family (run_id) AS (
     SELECT ?1
     UNION
@@ -108,29 +93,13 @@ WITH RECURSIVE family (run_id) AS (
 )
 SELECT run_key, last_piece FROM family JOIN runs USING (run_id)
 
--- name: prepare_bulk_removals
--- The same for many runs in one statement: what is put into this view is a removal of a run that started no others.
--- The first column is not used. It belongs to the connection.
-CREATE TEMP VIEW removals (unused, run_id, token) AS SELECT 0, 0, 0;
-CREATE TEMP TRIGGER removal INSTEAD OF INSERT ON removals WHEN new.run_id IS NOT NULL BEGIN
-    SELECT raise(ABORT, 'a run is not to be removed like this')
-    WHERE NOT EXISTS (SELECT 1 FROM runs WHERE run_id = new.run_id AND token = new.token)
-        OR EXISTS (SELECT 1 FROM runs WHERE parent_run_id = new.run_id);
-    INSERT INTO garbage (last_piece, run_key)
-    SELECT last_piece, run_key FROM runs WHERE run_id = new.run_id AND last_piece > 0;
-    DELETE FROM runs WHERE run_id = new.run_id;
-END
-
--- name: remove_bulk
-INSERT INTO removals VALUES {rows}
-
 -- name: delete_run
 DELETE FROM runs WHERE run_key = ?1
 
 -- name: expired_runs
 SELECT run_id FROM runs
 WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled')
-    -- A parent that may go on has to meet its child again.
+    -- A parent that may resume needs the result of its child.
     AND NOT EXISTS (SELECT 1 FROM runs AS parent WHERE parent.run_id = runs.parent_run_id AND parent.status <> 'done')
 ORDER BY expires_at LIMIT ?2
 
@@ -138,12 +107,13 @@ ORDER BY expires_at LIMIT ?2
 INSERT INTO garbage (last_piece, run_key) VALUES (?1, ?2)
 
 -- name: prepare_gc
--- What is about to be deleted; and, put into the view, the order to do so. They belong to the connection.
+-- The segments that the next sweep deletes. The table belongs to the connection.
 CREATE TEMP TABLE doomed (piece_key INTEGER PRIMARY KEY, run_key INTEGER, before INTEGER);
+-- A row inserted into this view deletes them: one statement, because apsw releases the GIL for each.
 CREATE TEMP VIEW sweeps (journals) AS SELECT 0;
 CREATE TEMP TRIGGER sweep INSTEAD OF INSERT ON sweeps BEGIN
     DELETE FROM pieces WHERE piece_key IN (SELECT piece_key FROM doomed)
-        -- Meanwhile another process may have deleted it, too, and given its key to another run's.
+        -- Another process may have deleted the segment meanwhile, and another run may have its key now.
         AND run_key = (SELECT doomed.run_key FROM doomed WHERE doomed.piece_key = pieces.piece_key);
     INSERT OR IGNORE INTO garbage (last_piece, run_key)
     SELECT before, run_key FROM doomed
@@ -157,22 +127,22 @@ CREATE TEMP TRIGGER sweep INSTEAD OF INSERT ON sweeps BEGIN
 END
 
 -- name: gc_mark
--- The newest pieces that nobody can reach, of 1 journals at most: no more than 2 pieces, nor many more than 3 bytes. From the
--- end of the file, so that journals that lie between one another are deleted page by page. A damaged journal ends early.
+-- Mark the newest unreachable segments: of at most ?1 journals, at most ?2 segments, about ?3 bytes. Newest first, so that
+-- journals that share pages are deleted page by page. A damaged journal ends early.
 INSERT INTO doomed (piece_key, run_key, before)
 WITH RECURSIVE
 ends AS (SELECT last_piece, run_key FROM garbage ORDER BY last_piece DESC LIMIT ?1),
-way (piece_key, run_key, before, size) AS (
+chain (piece_key, run_key, before, size) AS (
     SELECT pieces.piece_key, pieces.run_key, pieces.before, length(pieces.body)
     FROM ends CROSS JOIN pieces ON pieces.piece_key = ends.last_piece AND pieces.run_key = ends.run_key
     UNION ALL
     SELECT pieces.piece_key, pieces.run_key, pieces.before, length(pieces.body)
-    FROM way CROSS JOIN pieces ON pieces.piece_key = way.before AND pieces.run_key = way.run_key
-    WHERE way.before < way.piece_key
+    FROM chain CROSS JOIN pieces ON pieces.piece_key = chain.before AND pieces.run_key = chain.run_key
+    WHERE chain.before < chain.piece_key
     ORDER BY 1 DESC LIMIT ?2
 )
 SELECT piece_key, run_key, before
-FROM (SELECT piece_key, run_key, before, size, sum(size) OVER (ORDER BY piece_key DESC) AS total FROM way)
+FROM (SELECT piece_key, run_key, before, size, sum(size) OVER (ORDER BY piece_key DESC) AS total FROM chain)
 WHERE total - size < ?3
 
 -- name: gc_sweep
@@ -191,14 +161,8 @@ not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress
 SELECT first_seq, last_piece, {record_columns} FROM runs WHERE run_id = ?1
 
 -- name: read_segment
--- With the next piece on the way backwards, and those that the way there passes over.
-SELECT coalesce(far, before), passed, seq, layout, checksum, body FROM pieces WHERE piece_key = ?1 AND run_key = ?2
-
--- name: read_segments
--- +?2: SQLite would prepare the statement anew for every run, to look at the key while it plans.
-SELECT seq, layout, checksum, body
-FROM json_each(?1) AS place CROSS JOIN pieces ON pieces.piece_key = place.value
-WHERE run_key = +?2
+-- `far` and `passed` are skip pointers of earlier versions. They are not needed: `before` names every segment.
+SELECT before, seq, layout, checksum, body FROM pieces WHERE piece_key = ?1 AND run_key = ?2
 
 -- name: list_runs
 SELECT {record_columns} FROM runs
@@ -227,10 +191,10 @@ WHERE run_key > ?1
     AND (?6 IS NULL OR parent_run_id = ?6)
 ORDER BY run_key LIMIT ?5
 
--- == the next runs to take ===========================================================================================
+-- == claiming ==========================================================================================================
 
 -- name: running_owners
--- From one owner to the next, whatever the number of runs each holds.
+-- Skips from one owner to the next, so the cost does not depend on the number of runs.
 WITH RECURSIVE owners (owner) AS (
     SELECT min(owner) FROM runs WHERE status = 'running'
     UNION ALL
@@ -240,7 +204,7 @@ WITH RECURSIVE owners (owner) AS (
 SELECT owner FROM owners WHERE owner IS NOT NULL
 
 -- name: claimable_callers
--- From one caller of agent 1 to the next, caller 2 being the first that counts, whatever the number of runs each has.
+-- Callers of agent ?1, from caller ?2 on. Skips from one to the next, so the cost does not depend on the number of runs.
 WITH RECURSIVE callers (caller_id) AS (
     SELECT min(caller_id) FROM runs
     WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id >= ?2
@@ -254,7 +218,7 @@ WITH RECURSIVE callers (caller_id) AS (
 SELECT caller_id FROM callers WHERE caller_id IS NOT NULL LIMIT ?3
 
 -- name: orphaned_callers
--- The same among the runs that the dead worker 4 held.
+-- The same among the runs that the dead worker ?4 owned.
 WITH RECURSIVE callers (caller_id) AS (
     SELECT min(caller_id) FROM runs
     WHERE status = 'running' AND owner = ?4 AND agent_name = ?1 AND caller_id >= ?2
