@@ -74,7 +74,7 @@ def raw_write(connection: apsw.Connection, run: int, seq: int) -> None:
 
 
 class RawGroupCommit:
-    """As little as it takes to commit for many tasks from one thread."""
+    """The least code that commits for many tasks from one thread."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -136,7 +136,7 @@ async def save(store: SqliteStore, claim: Claim, seq: int, count: int = 1) -> No
 
 
 async def create_with_entries(store: SqliteStore, name: str, entries: int) -> Claim:
-    """A run with so many entries, written quickly."""
+    """Create a run with this many entries, 100 per save."""
     claim = await create_claimed(store, name)
     for first in range(1, entries + 1, 100):
         new = [
@@ -282,7 +282,7 @@ async def interrupted_runs(runs: int = 1000, entries: int = 100, rounds: int = 7
     """What a new process finds, in files that the operating system has in memory.
 
     A load of the store goes through the event loop, finds the run's record, whether its owner lives, and the way to
-    its pieces, checks every byte, and gives the entries with their bodies; it decodes no message. Raw gives rows.
+    its segments, checks every byte, and gives the entries with their bodies; it decodes no message. Raw gives rows.
     """
     listing, loading, at_once, raw, own_rows = (Quickest() for _ in range(5))
     with folder() as place:
@@ -311,10 +311,10 @@ async def interrupted_runs(runs: int = 1000, entries: int = 100, rounds: int = 7
             await second.close()
             by_hand.close()
             of_store.close()
-    _say_loading(f"{runs} interrupted runs of {entries} entries", block, listing, loading, at_once, raw, own_rows)
+    _print_loading(f"{runs} interrupted runs of {entries} entries", block, listing, loading, at_once, raw, own_rows)
 
 
-def _say_loading(
+def _print_loading(
     what: str, block: int, listing: Quickest, loading: Quickest, at_once: Quickest, raw: Quickest, own_rows: Quickest
 ) -> None:
     print_result(f"{what}: list", f"{listing.seconds[1] * 1e3:.0f} ms", "under 50 ms")

@@ -1,4 +1,4 @@
-"""Trouble with the disk and with other processes: the error says what to do, and afterwards the store goes on."""
+"""Errors of the disk and of locks: each error says what to do, and the store works again afterwards."""
 
 import asyncio
 import ctypes
@@ -28,8 +28,8 @@ from holdfast.testing.store_suite.store_under_test import (
 
 
 @asynccontextmanager
-async def opened(path: Path, *, patience: timedelta = timedelta(seconds=60)) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, timeout=patience)
+async def opened(path: Path, *, timeout: timedelta = timedelta(seconds=60)) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, timeout=timeout)
     await store.open()
     try:
         yield store
@@ -52,27 +52,27 @@ def locked(path: Path) -> Iterator[apsw.Connection]:
 class Holder(threading.Thread):
     """Writes from another connection until the event loop has gone on, or has stood still for too long."""
 
-    def __init__(self, went_on: threading.Event, path: Path) -> None:
+    def __init__(self, resumed: threading.Event, path: Path) -> None:
         super().__init__()
-        self._went_on, self._path = went_on, path
+        self._resumed, self._path = resumed, path
         self.has_it = threading.Event()
         self.in_time = False
 
     def run(self) -> None:
         with locked(self._path):
             self.has_it.set()
-            self.in_time = self._went_on.wait(timeout=20)
+            self.in_time = self._resumed.wait(timeout=20)
 
 
 @contextmanager
-def held_until(went_on: threading.Event, path: Path) -> Iterator[Holder]:
-    holder = Holder(went_on, path)
+def held_until(resumed: threading.Event, path: Path) -> Iterator[Holder]:
+    holder = Holder(resumed, path)
     holder.start()
     holder.has_it.wait()
     try:
         yield holder
     finally:
-        went_on.set()
+        resumed.set()
         holder.join()
 
 
@@ -175,8 +175,8 @@ def test_a_file_that_may_not_be_opened_is_denied_until_it_may(tmp_path: Path, mo
 # -- another process has the lock --------------------------------------------------------------------------------------
 
 
-async def test_a_locked_database_is_unavailable_after_the_patience_and_works_again(tmp_path: Path) -> None:
-    async with opened(tmp_path / "runs.db", patience=timedelta(milliseconds=100)) as store:
+async def test_a_locked_database_is_unavailable_after_the_timeout_and_works_again(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db", timeout=timedelta(milliseconds=100)) as store:
         claims = [await create_claimed(store, await add_worker(store), make_run(f"run-{n}")) for n in range(3)]
         with locked(tmp_path / "runs.db"):
             writes = (store.append(claim, make_append(1, b"late")) for claim in claims)
@@ -198,14 +198,14 @@ async def test_the_event_loop_goes_on_while_a_write_waits_for_a_lock(
         claim = await create_claimed(store, await add_worker(store))
         for seq in range(1, 4):
             await store.append(claim, make_append(seq, b"before"))
-        went_on = threading.Event()
-        with held_until(went_on, tmp_path / "runs.db") as holder:
+        resumed = threading.Event()
+        with held_until(resumed, tmp_path / "runs.db") as holder:
             waiting = asyncio.ensure_future(store.append(claim, make_append(4, b"after")))
             for _ in range(20):
                 # Each of these is a turn of the event loop, and a read that does not wait.
                 assert len(await load_bodies(store)) == 4
             assert not waiting.done()
-            went_on.set()
+            resumed.set()
             await waiting
         assert holder.in_time, "the event loop stood still as long as the lock was held"
         assert (await load_bodies(store))[-1] == b"after"

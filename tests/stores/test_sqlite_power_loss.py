@@ -1,4 +1,4 @@
-"""Power cuts at every point of a day in the life of a SQLite store."""
+"""Power cuts at every point of a recorded session of a SQLite store."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.stores.sqlite import SqliteStore, database, heartbeat, vacuum
 
-#: How many images of each way to lose writes are looked at. More of them find rarer trouble.
+#: How many images of each way to lose writes are looked at. More of them find rarer errors.
 ROUNDS = int(os.environ.get("HOLDFAST_POWER_LOSS_ROUNDS", "1"))
 IMAGES_PER_ROUND = 60
 
@@ -30,7 +30,7 @@ State = tuple[RunStatus, tuple[bytes, ...]] | None
 
 
 @dataclass
-class Life:
+class History:
     """What was asked for one run: the states it goes through, and where in the recording each began and was safe."""
 
     states: list[State] = field(default_factory=lambda: [None])
@@ -48,15 +48,15 @@ class Life:
 class Day:
     store: SqliteStore
     recording: Recording
-    lives: dict[str, Life] = field(default_factory=dict)
+    histories: dict[str, History] = field(default_factory=dict)
 
     async def change(self, run_id: str, state: State, call: Awaitable[object]) -> None:
-        life = self.lives.setdefault(run_id, Life())
-        life.states.append(state)
-        life.begun.append(len(self.recording.done))
+        history = self.histories.setdefault(run_id, History())
+        history.states.append(state)
+        history.begun.append(len(self.recording.done))
         await call
         self.recording.mark(f"{run_id} is safe")
-        life.safe.append(len(self.recording.done))
+        history.safe.append(len(self.recording.done))
 
 
 def _entries(first: int, bodies: list[bytes]) -> list[Entry]:
@@ -96,23 +96,23 @@ async def _one_run(day: Day, run_id: str, chance: random.Random) -> None:
 
 async def _a_day(
     folder: Path, *, durability: Literal["full", "process"] = "full", lies: bool = False
-) -> tuple[list[Operation], dict[str, Life]]:
+) -> tuple[list[Operation], dict[str, History]]:
     """Two openings of a store with some runs at once in each; what was done to the disk, and what was asked for."""
     folder.mkdir()
-    lives: dict[str, Life] = {}
+    histories: dict[str, History] = {}
     with recorded(lies=lies) as recording:
         for opening in range(2):
             store = SqliteStore(folder / "runs.db", durability=durability)
             await store.open()
             await store.register_worker(WorkerIdentity(worker_id="worker", process=this_process()))
-            day = Day(store, recording, lives)
+            day = Day(store, recording, histories)
             chances = [random.Random(f"{opening} {n}") for n in range(6)]
             await asyncio.gather(*(_one_run(day, f"run-{opening}-{n}", chance) for n, chance in enumerate(chances)))
             await store.close()
-    return recording.done, lives
+    return recording.done, histories
 
 
-async def _wrong(image: Path, lives: dict[str, Life], cut: int) -> list[str]:
+async def _wrong(image: Path, histories: dict[str, History], cut: int) -> list[str]:
     """What is not as it has to be in a store that was found after a cut."""
     store = SqliteStore(image / "runs.db")
     try:
@@ -120,7 +120,7 @@ async def _wrong(image: Path, lives: dict[str, Life], cut: int) -> list[str]:
     except CheckpointError as exc:
         return [f"broken: the store does not open: {exc}"]
     wrong = []
-    for run_id, life in lives.items():
+    for run_id, history in histories.items():
         found: State = None
         try:
             stored = await store.load(run_id)
@@ -130,8 +130,8 @@ async def _wrong(image: Path, lives: dict[str, Life], cut: int) -> list[str]:
         except CheckpointError as exc:
             wrong.append(f"broken: {exc}")
             continue
-        if found not in life.allowed(cut):
-            known = found in life.states
+        if found not in history.allowed(cut):
+            known = found in history.states
             wrong.append(f"{run_id} was lost" if known else f"broken: {run_id} is in a state that never was")
     await store.close()
     return wrong + _damage(image / "runs.db")
@@ -149,7 +149,7 @@ def _damage(path: Path) -> list[str]:
 
 
 async def _wrong_after_cuts(
-    done: list[Operation], lives: dict[str, Life], folder: Path, images: int, seed: str
+    done: list[Operation], histories: dict[str, History], folder: Path, images: int, seed: str
 ) -> Counter[str]:
     """Look at so many images, with cuts all over the recording, and count what is wrong by its first word."""
     chance = random.Random(seed)
@@ -161,7 +161,7 @@ async def _wrong_after_cuts(
         at = cut
         image = folder / "image"
         platter.leave(image, chance.choice(KEPT), chance)
-        wrong.update(fault.partition(":")[0].split()[-1] for fault in await _wrong(image, lives, cut))
+        wrong.update(fault.partition(":")[0].split()[-1] for fault in await _wrong(image, histories, cut))
         shutil.rmtree(image)
     return wrong
 
@@ -173,18 +173,18 @@ def _small_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_power_cut_loses_nothing_acknowledged_and_leaves_nothing_half_written(tmp_path: Path) -> None:
-    done, lives = await _a_day(tmp_path / "store")
+    done, histories = await _a_day(tmp_path / "store")
     starts = sum(
         operation.what == "write" and operation.name.endswith("-wal") and not operation.offset for operation in done
     )
     assert starts > 4, "the day has to see a log that starts over and over"
     for number in range(ROUNDS):
-        assert not await _wrong_after_cuts(done, lives, tmp_path, IMAGES_PER_ROUND, f"round {number}")
+        assert not await _wrong_after_cuts(done, histories, tmp_path, IMAGES_PER_ROUND, f"round {number}")
 
 
 async def test_without_full_durability_a_power_cut_takes_back_but_breaks_nothing(tmp_path: Path) -> None:
-    done, lives = await _a_day(tmp_path / "store", durability="process")
-    wrong = await _wrong_after_cuts(done, lives, tmp_path, IMAGES_PER_ROUND, "process")
+    done, histories = await _a_day(tmp_path / "store", durability="process")
+    wrong = await _wrong_after_cuts(done, histories, tmp_path, IMAGES_PER_ROUND, "process")
     assert wrong["lost"]
     assert not wrong["broken"]
 
@@ -195,12 +195,12 @@ async def test_the_simulation_goes_red_without_syncs(tmp_path: Path, monkeypatch
 
     for module in (database, vacuum, heartbeat):
         monkeypatch.setattr(module, "set_synchronous", never_sync)
-    done, lives = await _a_day(tmp_path / "store")
-    wrong = await _wrong_after_cuts(done, lives, tmp_path, IMAGES_PER_ROUND, "off")
+    done, histories = await _a_day(tmp_path / "store")
+    wrong = await _wrong_after_cuts(done, histories, tmp_path, IMAGES_PER_ROUND, "off")
     assert wrong["lost"]
     assert wrong["broken"]
 
 
 async def test_the_simulation_goes_red_on_a_disk_that_lies(tmp_path: Path) -> None:
-    done, lives = await _a_day(tmp_path / "store", lies=True)
-    assert (await _wrong_after_cuts(done, lives, tmp_path, IMAGES_PER_ROUND, "lies"))["lost"]
+    done, histories = await _a_day(tmp_path / "store", lies=True)
+    assert (await _wrong_after_cuts(done, histories, tmp_path, IMAGES_PER_ROUND, "lies"))["lost"]

@@ -110,7 +110,7 @@ async def test_the_room_of_a_rewritten_journal_is_given_back(tmp_path: Path) -> 
     assert path.stat().st_size < 2_000_000
 
 
-async def test_room_is_given_back_while_the_store_is_open_and_nobody_writes(tmp_path: Path) -> None:
+async def test_room_is_given_back_while_the_store_is_open_and_no_run_writes(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with opened(path) as store:
         claim = await create_claimed(store, await add_worker(store))
@@ -149,7 +149,7 @@ async def test_a_removal_cut_short_by_a_kill_is_finished_later(tmp_path: Path) -
     assert _rows(path, "pieces") == 1
 
 
-async def test_saves_go_on_while_journals_are_deleted(tmp_path: Path) -> None:
+async def test_saves_continue_while_journals_are_deleted(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
         worker = await add_worker(store)
         claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(6)]

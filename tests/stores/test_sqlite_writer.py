@@ -1,4 +1,4 @@
-"""One writer for all runs: commits are shared, and nobody waits for what is not his."""
+"""One writer for all runs: they share commits, and no run waits for the errors of another."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -108,7 +108,7 @@ async def test_a_lone_run_in_a_hurry_does_not_keep_others_waiting(
         assert len(await load_bodies(store, "hasty")) == written
 
 
-async def test_a_caller_that_goes_away_harms_nobody(tmp_path: Path) -> None:
+async def test_a_caller_that_goes_away_harms_no_other(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
         worker = await add_worker(store)
         claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(20)]
@@ -247,7 +247,7 @@ async def test_appends_of_one_run_at_once_are_written_in_their_order(tmp_path: P
         assert await load_bodies(store) == [b"begin", *(b"%d" % seq for seq in range(1, 10))]
 
 
-async def test_a_failed_batch_leaves_no_wrong_memory(tmp_path: Path) -> None:
+async def test_a_failed_batch_leaves_the_next_writes_right(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with opened(path) as store:
         worker = await add_worker(store)

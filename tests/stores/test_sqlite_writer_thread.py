@@ -1,4 +1,4 @@
-"""The thread that writes: it shares its connection with the event loop's thread, and nobody waits for it in vain."""
+"""The writer thread: it shares its connection with the event loop's thread, and no caller waits for it forever."""
 
 import asyncio
 import logging
@@ -23,31 +23,31 @@ from holdfast.testing.store_suite.store_under_test import (
     make_run,
 )
 
-#: No test waits so long, unless it fails.
-IN_VAIN = 20
+#: Only a failing test waits this long, in seconds.
+TIMEOUT_S = 20
 
 
 @asynccontextmanager
-async def opened(path: Path, *, dead_after: timedelta = timedelta(seconds=30)) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, lease_timeout=dead_after)
+async def opened(path: Path, *, lease_timeout: timedelta = timedelta(seconds=30)) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, lease_timeout=lease_timeout)
     await store.open()
     try:
         yield store
     finally:
-        async with asyncio.timeout(IN_VAIN):
+        async with asyncio.timeout(TIMEOUT_S):
             await store.close()
 
 
 class Held(Vacuum):
     """Holds the writer's thread, once it is told to, just before it asks the connection how much was written."""
 
-    hold, is_held, go_on, has_asked = (threading.Event() for _ in range(4))
+    hold, is_held, resume, has_asked = (threading.Event() for _ in range(4))
 
     def idle_timeout(self) -> float | None:
         if threading.current_thread() is threading.main_thread() or not self.hold.is_set():
             return super().idle_timeout()
         self.is_held.set()
-        self.go_on.wait(IN_VAIN)
+        self.resume.wait(TIMEOUT_S)
         try:
             return super().idle_timeout()
         finally:
@@ -57,8 +57,8 @@ class Held(Vacuum):
     def committing(cls) -> bool:
         """Within a commit of the event loop's thread, wait until the other one has asked."""
         if cls.hold.is_set() and threading.current_thread() is threading.main_thread():
-            cls.go_on.set()
-            cls.has_asked.wait(IN_VAIN)
+            cls.resume.set()
+            cls.has_asked.wait(TIMEOUT_S)
         return False
 
 
@@ -72,12 +72,12 @@ async def test_the_thread_outlives_a_commit_of_the_event_loops_thread(
         worker = await add_worker(store)
         Held.hold.set()
         claim = await create_claimed(store, worker)
-        assert await asyncio.to_thread(Held.is_held.wait, IN_VAIN)
+        assert await asyncio.to_thread(Held.is_held.wait, TIMEOUT_S)
         saving = asyncio.ensure_future(store.append(claim, make_append(1, b"meanwhile")))
         for _ in range(10):
             await asyncio.sleep(0)
-        Held.go_on.set()
-        async with asyncio.timeout(IN_VAIN):
+        Held.resume.set()
+        async with asyncio.timeout(TIMEOUT_S):
             await saving
             await add_worker(store)
         assert await load_bodies(store) == [b"begin", b"meanwhile"]
@@ -86,37 +86,37 @@ async def test_the_thread_outlives_a_commit_of_the_event_loops_thread(
 class Broken(Vacuum):
     """Once it is told to, holds the writer's thread, and then ends it."""
 
-    hold, is_held, go_on = (threading.Event() for _ in range(3))
+    hold, is_held, resume = (threading.Event() for _ in range(3))
 
     def run_slice(self, budget: float, *, idle: bool) -> None:
         if self.hold.is_set():
             self.is_held.set()
-            self.go_on.wait(IN_VAIN)
+            self.resume.wait(TIMEOUT_S)
             raise SystemExit("out of order")
         super().run_slice(budget, idle=idle)
 
 
 @asynccontextmanager
 async def breaking(
-    path: Path, monkeypatch: pytest.MonkeyPatch, *, dead_after: timedelta = timedelta(seconds=30)
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, lease_timeout: timedelta = timedelta(seconds=30)
 ) -> AsyncIterator[SqliteStore]:
-    """A store whose thread is held when `hold` was called, and ends at `go_on`."""
-    for event in (Broken.hold, Broken.is_held, Broken.go_on):
+    """A store whose thread is held when `hold` was called, and ends at `resume`."""
+    for event in (Broken.hold, Broken.is_held, Broken.resume):
         event.clear()
     monkeypatch.setattr(writer, "Vacuum", Broken)
-    async with opened(path, dead_after=dead_after) as store:
+    async with opened(path, lease_timeout=lease_timeout) as store:
         yield store
 
 
 async def hold(store: SqliteStore) -> "asyncio.Future[tuple[str | BaseException]]":
-    """Gives what the thread was woken with."""
+    """Return the outcome of the write that woke the thread."""
     Broken.hold.set()
     woken = asyncio.gather(add_worker(store), return_exceptions=True)
-    assert await asyncio.to_thread(Broken.is_held.wait, IN_VAIN)
+    assert await asyncio.to_thread(Broken.is_held.wait, TIMEOUT_S)
     return woken
 
 
-async def test_when_the_thread_ends_nobody_waits_for_it(
+async def test_when_the_thread_ends_no_caller_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with breaking(tmp_path / "runs.db", monkeypatch) as store:
@@ -126,17 +126,17 @@ async def test_when_the_thread_ends_nobody_waits_for_it(
         waiting = [asyncio.ensure_future(store.append(claim, make_append(1, b"lost"))) for claim in claims]
         for _ in range(10):
             await asyncio.sleep(0)
-        Broken.go_on.set()
-        async with asyncio.timeout(IN_VAIN):
+        Broken.resume.set()
+        async with asyncio.timeout(TIMEOUT_S):
             results = await asyncio.gather(*waiting, return_exceptions=True)
             assert [type(result) for result in results] == [StoreError] * 3
             await woken
             with pytest.raises(StoreError, match="open it again"):
                 await store.create(make_run("late"))
         assert [await load_bodies(store, claim.run_id) for claim in claims] == [[b"begin"]] * 3
-        [told] = [record for record in caplog.records if record.levelno >= logging.ERROR]
-        assert told.exc_info is not None
-        assert "out of order" in str(told.exc_info[1])
+        [logged] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert logged.exc_info is not None
+        assert "out of order" in str(logged.exc_info[1])
 
 
 async def test_a_close_under_way_ends_when_the_thread_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +148,8 @@ async def test_a_close_under_way_ends_when_the_thread_does(tmp_path: Path, monke
         closing = asyncio.ensure_future(store.close())
         for _ in range(10):
             await asyncio.sleep(0)
-        Broken.go_on.set()
-        async with asyncio.timeout(IN_VAIN):
+        Broken.resume.set()
+        async with asyncio.timeout(TIMEOUT_S):
             with pytest.raises(StoreError):
                 await waiting
             await woken
@@ -163,8 +163,8 @@ async def test_a_store_whose_thread_has_ended_is_closed_and_opened_again(
         worker = await add_worker(store)
         await create_claimed(store, worker)
         woken = await hold(store)
-        Broken.go_on.set()
-        async with asyncio.timeout(IN_VAIN):
+        Broken.resume.set()
+        async with asyncio.timeout(TIMEOUT_S):
             await woken
             with pytest.raises(StoreError, match="open it again"):
                 await store.deregister_worker(worker)
@@ -175,14 +175,14 @@ async def test_a_store_whose_thread_has_ended_is_closed_and_opened_again(
         await store.append(claim, make_append(1, b"goes on"))
 
 
-async def test_when_the_thread_ends_others_go_on_with_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_the_thread_ends_others_resume_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs.db"
-    async with opened(path) as other, breaking(path, monkeypatch, dead_after=timedelta(milliseconds=50)) as store:
+    async with opened(path) as other, breaking(path, monkeypatch, lease_timeout=timedelta(milliseconds=50)) as store:
         await create_claimed(store, await add_worker(store))
         heir = await add_worker(other)
         assert get_run_ids(await other.claim_next(heir, agents=["agent"], limit=1)) == []
         woken = await hold(store)
-        Broken.go_on.set()
+        Broken.resume.set()
         await woken
         async with asyncio.timeout(60):
             while not (taken := await other.claim_next(heir, agents=["agent"], limit=1)):
