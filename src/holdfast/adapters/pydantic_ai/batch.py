@@ -186,12 +186,7 @@ class Batch:
         try:
             result = await self._context.call(request)
         except (ApprovalRequired, CallDeferred) as exc:
-            kind: Literal["approval", "external"] = "approval" if isinstance(exc, ApprovalRequired) else "external"
-            self._adapter_state.deferred[call.call_id] = Deferral.create(kind, exc.metadata)
-            self._adapter_state.started = [
-                call_id for call_id in self._adapter_state.started if call_id != call.call_id
-            ]
-            self._adapter_state.write_to(self._context.state)
+            self._record_deferral(call, exc)
             raise
         except Exception as exc:
             self._context.run.record_interruption(exc)
@@ -201,6 +196,13 @@ class Batch:
         if get_return_part(result).outcome == "retried" and ctx.tool_manager is not None:
             ctx.tool_manager.failed_tools.add(call.part.tool_name)
         return get_value(result)
+
+    def _record_deferral(self, call: OpenCall, error: ApprovalRequired | CallDeferred) -> None:
+        kind: Literal["approval", "external"] = "approval" if isinstance(error, ApprovalRequired) else "external"
+        state = self._adapter_state
+        state.deferred[call.call_id] = Deferral.create(kind, error.metadata)
+        state.started = [call_id for call_id in state.started if call_id != call.call_id]
+        state.write_to(self._context.state)
 
     async def _mark_started(self, call: OpenCall) -> None:
         """Record that the call starts: it is in doubt until its result is recorded. Durable before it starts."""
