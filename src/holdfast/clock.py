@@ -1,4 +1,4 @@
-"""Time, so that a test can hand in its own."""
+"""The clock, which a test may replace."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A callback that waits for its time."""
+    """A scheduled callback."""
 
     def cancel(self) -> None:
-        """The callback will not be called any more."""
+        """Do not call the callback."""
         ...
 
 
@@ -19,11 +19,11 @@ class Clock(Protocol):
     """Tells the time and waits for it."""
 
     def now(self) -> datetime:
-        """The wall clock, aware, in UTC. For records; may jump."""
+        """Return the wall clock time, aware, in UTC. For records; may jump."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never jump back. For durations within one process."""
+        """Return seconds that never decrease. For durations within one process."""
         ...
 
     async def sleep(self, duration: timedelta) -> None:
@@ -41,7 +41,6 @@ class SystemClock:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    #: Itself, and no function around it: a step asks for the time more than once.
     monotonic = staticmethod(time.monotonic)
 
     async def sleep(self, duration: timedelta) -> None:

@@ -56,7 +56,7 @@ async def test_every_other_run_id_is_taken(run_id: str) -> None:
 
 
 async def test_a_run_id_that_is_live_already_is_refused_and_the_live_run_is_not_touched() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -64,10 +64,10 @@ async def test_a_run_id_that_is_live_already_is_refused_and_the_live_run_is_not_
         await go_on.wait()
         return Reply(text="first")
 
-    first = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    first = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r"))
     await begun.wait()
     with pytest.raises(RunAlreadyRunning, match="await that one, or choose another id"):
-        await life.executor.run(Agent(name="a", model=ScriptedModel("second")), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=ScriptedModel("second")), "go", run_id="r")
     go_on.set()
     assert (await first).output == "first"
 
@@ -75,11 +75,11 @@ async def test_a_run_id_that_is_live_already_is_refused_and_the_live_run_is_not_
 async def test_who_begins_a_run_just_when_it_ends_is_not_told_of_a_shutdown() -> None:
     ends: list[Any] = []
     for turns in range(30):
-        life, agent = SimulatedHost(), Agent(name="a", model=ScriptedModel("done"))
-        first = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+        host, agent = SimulatedHost(), Agent(name="a", model=ScriptedModel("done"))
+        first = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
         for _ in range(turns + 1):
             await asyncio.sleep(0)
-        ends += await asyncio.gather(life.executor.run(agent, "go", run_id="r"), return_exceptions=True)
+        ends += await asyncio.gather(host.executor.run(agent, "go", run_id="r"), return_exceptions=True)
         await first
     assert {type(end) for end in ends} == {RunAlreadyRunning, Result}
 
@@ -123,36 +123,36 @@ def test_the_id_of_a_parent_has_to_be_a_run_id() -> None:
 
 
 async def test_a_prompt_that_cannot_be_encoded_is_refused_before_the_model_is_asked() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     model = ScriptedModel("never")
     with pytest.raises(PayloadError, match="cannot be stored"):
-        await life.executor.run(Agent(name="a", model=model), "half a pair \ud800")
+        await host.executor.run(Agent(name="a", model=model), "half a pair \ud800")
     assert model.requests == []
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_message_that_cannot_be_encoded_is_refused_and_nothing_that_was_saved_is_lost() -> None:
-    life = SimulatedHost(settings=KEPT)
+    host = SimulatedHost(settings=KEPT)
     model = ScriptedModel(tool_reply(call("1", "look")), Reply(text="half a pair \ud800"))
     with pytest.raises(PayloadError, match="cannot be stored"):
-        await life.executor.run(Agent(name="a", model=model, tools=[look]), "go", run_id="r")
-    assert await life.get_statuses() == {"r": RunStatus.FAILED}
+        await host.executor.run(Agent(name="a", model=model, tools=[look]), "go", run_id="r")
+    assert await host.get_statuses() == {"r": RunStatus.FAILED}
     better = ScriptedModel("", "mended")
-    result = await SimulatedHost(life.inner).resume(Agent(name="a", model=better, tools=[look]), "r")
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", model=better, tools=[look]), "r")
     assert (result.output, result.steps) == ("mended", 2)
     assert better.requests[0][-1] == ToolResult(call_id="1", tool="look", content="seen")
 
 
 async def test_a_transcript_over_the_cap_parks_the_run_and_it_goes_on_under_a_higher_cap() -> None:
-    life = SimulatedHost(settings=CheckpointSettings(max_transcript_bytes=2000))
+    host = SimulatedHost(settings=CheckpointSettings(max_transcript_bytes=2000))
     model = ScriptedModel(tool_reply(call("1", "look")), tool_reply(call("2", "look"), text="x" * 2000), "done")
     agent = Agent(name="a", model=model, tools=[look])
     with pytest.raises(TranscriptTooLarge, match="compact it or raise max_transcript_bytes"):
-        await life.executor.run(agent, "go", run_id="r")
-    [record] = await life.list_records()
+        await host.executor.run(agent, "go", run_id="r")
+    [record] = await host.list_records()
     assert record.status is RunStatus.PARKED
     assert record.reason.startswith("size: ")
-    assert (await SimulatedHost(life.inner).resume(agent, "r")).output == "done"
+    assert (await SimulatedHost(host.inner).resume(agent, "r")).output == "done"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ async def test_a_transcript_over_the_cap_parks_the_run_and_it_goes_on_under_a_hi
     ids=lambda value: repr(value)[:20],
 )
 async def test_hard_values_in_arguments_and_results_round_trip_through_a_resume(value: Any) -> None:
-    life = SimulatedHost(settings=KEPT)
+    host = SimulatedHost(settings=KEPT)
     got: list[Any] = []
 
     @tool(effect="pure")
@@ -172,9 +172,9 @@ async def test_hard_values_in_arguments_and_results_round_trip_through_a_resume(
     ask = Reply(tool_calls=[ToolCall(id="1", name="echo", arguments={"value": value})])
     model = ScriptedModel(ask, ConnectionError("down"))
     with pytest.raises(ConnectionError):
-        await life.executor.run(Agent(name="a", model=model, tools=[echo]), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=model, tools=[echo]), "go", run_id="r")
     after = ScriptedModel("", "done")
-    await SimulatedHost(life.inner).resume(Agent(name="a", model=after, tools=[echo]), "r")
+    await SimulatedHost(host.inner).resume(Agent(name="a", model=after, tools=[echo]), "r")
     [reply, result] = after.requests[0][-2:]
     assert isinstance(reply, Reply)
     assert isinstance(result, ToolResult)
@@ -186,14 +186,14 @@ async def test_hard_values_in_arguments_and_results_round_trip_through_a_resume(
     "value", ["\ud800", float("nan"), b"x", 10**5000, {1: 2}], ids=lambda value: type(value).__name__
 )
 async def test_arguments_that_would_be_changed_are_refused(value: Any) -> None:
-    life = SimulatedHost(settings=KEPT)
+    host = SimulatedHost(settings=KEPT)
     reply = Reply(tool_calls=[ToolCall(id="2", name="look", arguments={"value": value})])
     with pytest.raises(PayloadError, match="the arguments of 'look'"):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), reply), tools=[look]), "", run_id="r"
         )
     assert (
-        await SimulatedHost(life.inner).resume(Agent(name="a", model=ScriptedModel("", "ok"), tools=[look]), "r")
+        await SimulatedHost(host.inner).resume(Agent(name="a", model=ScriptedModel("", "ok"), tools=[look]), "r")
     ).steps == 2
 
 
@@ -227,16 +227,16 @@ async def test_arguments_that_would_be_changed_are_refused(value: Any) -> None:
     ],
 )
 async def test_a_reply_of_the_wrong_shape_is_refused_and_nothing_that_was_saved_is_lost(reply: Any) -> None:
-    life = SimulatedHost(settings=KEPT)
+    host = SimulatedHost(settings=KEPT)
 
     async def odd(messages: Sequence[Message]) -> Reply:
         return reply  # type: ignore[no-any-return]
 
     with pytest.raises(InvalidReply, match=r"return a holdfast Reply|has to|have to|wrong type|share an id"):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), odd), tools=[look]), "", run_id="r"
         )
-    result = await SimulatedHost(life.inner).resume(
+    result = await SimulatedHost(host.inner).resume(
         Agent(name="a", model=ScriptedModel("", "better"), tools=[look]), "r"
     )
     assert (result.output, result.steps) == ("better", 2)

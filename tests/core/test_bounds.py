@@ -40,17 +40,17 @@ async def test_a_run_takes_at_most_its_iterations(bound: int, steps: int) -> Non
 
 
 async def test_iterations_count_on_over_a_resume() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     bounds = Bounds(max_steps=4)
     with pytest.raises(Shutdown):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(*looking(3), Shutdown("now")), tools=[look], bounds=bounds),
             "go",
             run_id="r",
         )
     model = ScriptedModel(*looking(4), "never")
     with pytest.raises(StepsExceeded):
-        await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=[look], bounds=bounds), "r")
+        await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[look], bounds=bounds), "r")
     assert len(model.requests) == 1
 
 
@@ -88,18 +88,18 @@ async def test_ids_of_calls_are_no_difference_and_true_is_not_one() -> None:
 
 
 async def test_repeats_count_on_over_a_resume() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     bounds = Bounds(max_repeats=3)
     same = looking(1)[0]
     with pytest.raises(Shutdown):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(same, same, Shutdown("now")), tools=[look], bounds=bounds),
             "go",
             run_id="r",
         )
     model = ScriptedModel(same, same, same, same, "never")
     with pytest.raises(RepeatedToolCalls):
-        await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=[look], bounds=bounds), "r")
+        await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[look], bounds=bounds), "r")
     assert len(model.requests) == 2
 
 
@@ -134,26 +134,26 @@ async def test_a_run_takes_at_most_its_time() -> None:
 
 async def test_time_counts_on_over_a_resume_but_not_while_the_run_was_interrupted() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     first = slow_agent(clock, steps=3, each=MINUTE, bound=10 * MINUTE, end=Shutdown("now"))
-    run = asyncio.create_task(life.executor.run(first, "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(first, "go", run_id="r"))
     await clock.advance(5 * MINUTE)
     with pytest.raises(Shutdown):
         await run
     await clock.advance(timedelta(days=3))
 
-    life = SimulatedHost(life.inner, clock=clock)
+    host = SimulatedHost(host.inner, clock=clock)
     second = slow_agent(clock, steps=6, each=MINUTE, bound=10 * MINUTE, end=Shutdown("now"))
-    run = asyncio.create_task(life.resume(second, "r"))
+    run = asyncio.create_task(host.resume(second, "r"))
     await clock.advance(5 * MINUTE)
     with pytest.raises(Shutdown):
         await run
-    resumption = await SimulatedHost(life.inner, clock=clock).claim(second, "r")
+    resumption = await SimulatedHost(host.inner, clock=clock).claim(second, "r")
     assert resumption.state.elapsed == 6 * MINUTE
     await resumption.checkpointer.release()
 
     third = slow_agent(clock, steps=60, each=MINUTE, bound=10 * MINUTE, end="never")
-    run = asyncio.create_task(SimulatedHost(life.inner, clock=clock).resume(third, "r"))
+    run = asyncio.create_task(SimulatedHost(host.inner, clock=clock).resume(third, "r"))
     await clock.advance(timedelta(minutes=3, seconds=59))
     assert not run.done()
     await clock.advance(timedelta(seconds=1))
@@ -163,9 +163,9 @@ async def test_time_counts_on_over_a_resume_but_not_while_the_run_was_interrupte
 
 async def test_a_run_whose_time_was_over_before_it_was_resumed_ends_at_once() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     run = asyncio.create_task(
-        life.executor.run(slow_agent(clock, steps=3, each=MINUTE, bound=None, end=Shutdown("now")), "go", run_id="r")
+        host.executor.run(slow_agent(clock, steps=3, each=MINUTE, bound=None, end=Shutdown("now")), "go", run_id="r")
     )
     await clock.advance(5 * MINUTE)
     with pytest.raises(Shutdown):
@@ -176,11 +176,11 @@ async def test_a_run_whose_time_was_over_before_it_was_resumed_ends_at_once() ->
         raise AssertionError
 
     agent = Agent(name="a", model=hangs, bounds=Bounds(max_runtime=MINUTE))
-    run = asyncio.create_task(SimulatedHost(life.inner, clock=clock).resume(agent, "r"))
+    run = asyncio.create_task(SimulatedHost(host.inner, clock=clock).resume(agent, "r"))
     await clock.advance(timedelta(0))
     with pytest.raises(RuntimeExceeded):
         await run
-    assert await life.get_statuses() == {}
+    assert await host.get_statuses() == {}
 
 
 async def test_the_end_of_a_runs_time_reaches_into_whatever_it_is_doing() -> None:
@@ -210,13 +210,13 @@ async def test_the_end_of_a_runs_time_reaches_into_whatever_it_is_doing() -> Non
         Agent(name="a", model=ScriptedModel("never"), compact=compact, bounds=bounds),
     ):
         begun.clear()
-        life = SimulatedHost(clock=clock)
-        run = asyncio.create_task(life.executor.run(agent, "go"))
+        host = SimulatedHost(clock=clock)
+        run = asyncio.create_task(host.executor.run(agent, "go"))
         await begun.wait()
         await clock.advance(MINUTE)
         with pytest.raises(RuntimeExceeded):
             await run
-        assert await life.list_records() == []
+        assert await host.list_records() == []
     assert ended == ["tool", "compact"]
 
 
@@ -235,11 +235,11 @@ async def test_a_tool_that_swallows_its_end_does_not_keep_the_run_alive() -> Non
 
     model = ScriptedModel(tool_reply(call("1", "stubborn")), "never")
     agent = Agent(name="a", model=model, tools=[stubborn], bounds=Bounds(max_runtime=MINUTE))
-    life = SimulatedHost(clock=clock)
-    run = asyncio.create_task(life.executor.run(agent, "go"))
+    host = SimulatedHost(clock=clock)
+    run = asyncio.create_task(host.executor.run(agent, "go"))
     await begun.wait()
     await clock.advance(MINUTE)
     with pytest.raises(RuntimeExceeded):
         await run
     assert len(model.requests) == 1
-    assert RunStatus.RUNNING not in (await life.get_statuses()).values()
+    assert RunStatus.RUNNING not in (await host.get_statuses()).values()

@@ -68,77 +68,77 @@ Check = Callable[[Run, SimulatedHost, Counter[str]], Awaitable[None]]
 async def every_moment(stop: Stop, check: Check) -> None:
     """Stop a run at its first moment, its second, and so on until it ends by itself."""
     for moment in range(10_000):
-        life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)), loop_turns=2)
-        await life.inner.open()
+        host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)), loop_turns=2)
+        await host.inner.open()
         sent: Counter[str] = Counter()
-        run = asyncio.create_task(life.executor.run(a_bit_of_everything(sent), "go", run_id="p"))
+        run = asyncio.create_task(host.executor.run(a_bit_of_everything(sent), "go", run_id="p"))
         await _turns(moment)
         if run.done():
             assert (await run).output == "y"
-            assert await life.list_records() == []
+            assert await host.list_records() == []
             assert sorted(sent.values()) == [1, 1, 1]
             assert moment > 50
             return
-        stop(run, life)
+        stop(run, host)
         await asyncio.wait([run])
-        assert life.executor.active_run_ids == frozenset()
-        await check(run, life, sent)
+        assert host.executor.active_run_ids == frozenset()
+        await check(run, host, sent)
     raise AssertionError("the run never ended")
 
 
-async def all_settled(life: SimulatedHost) -> dict[str, RunStatus]:
+async def all_settled(host: SimulatedHost) -> dict[str, RunStatus]:
     """Nothing is left as if somebody drove it, and everything that is left can be read."""
-    statuses = await life.get_statuses()
+    statuses = await host.get_statuses()
     assert RunStatus.RUNNING not in statuses.values()
     for run_id in statuses:
-        read_checkpoint(await life.inner.load(run_id), NATIVE_CODEC)
+        read_checkpoint(await host.inner.load(run_id), NATIVE_CODEC)
     return statuses
 
 
-async def goes_on(life: SimulatedHost, sent: Counter[str]) -> None:
+async def goes_on(host: SimulatedHost, sent: Counter[str]) -> None:
     """Another process takes the run to its end, and no message is sent twice."""
-    result = await SimulatedHost(life.inner).resume(a_bit_of_everything(sent), "p")
+    result = await SimulatedHost(host.inner).resume(a_bit_of_everything(sent), "p")
     assert (result.output, result.steps) == ("y", 4)
     assert set(sent.values()) <= {1}
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_cancel_by_the_caller_at_any_moment_leaves_nothing_running() -> None:
-    def cancel(run: Run, life: SimulatedHost) -> None:
+    def cancel(run: Run, host: SimulatedHost) -> None:
         run.cancel()
 
-    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
+    async def check(run: Run, host: SimulatedHost, sent: Counter[str]) -> None:
         assert run.cancelled()
-        assert set((await all_settled(life)).values()) <= {RunStatus.CANCELLED, RunStatus.DONE}
+        assert set((await all_settled(host)).values()) <= {RunStatus.CANCELLED, RunStatus.DONE}
 
     await every_moment(cancel, check)
 
 
 async def test_several_cancels_in_a_row_are_no_worse_than_one() -> None:
-    def cancel_thrice(run: Run, life: SimulatedHost) -> None:
+    def cancel_thrice(run: Run, host: SimulatedHost) -> None:
         loop = asyncio.get_running_loop()
         run.cancel()
         loop.call_soon(run.cancel)
         loop.call_soon(lambda: loop.call_soon(run.cancel))
 
-    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
+    async def check(run: Run, host: SimulatedHost, sent: Counter[str]) -> None:
         assert run.cancelled()
-        await all_settled(life)
+        await all_settled(host)
 
     await every_moment(cancel_thrice, check)
 
 
 async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
-    def shut_down(run: Run, life: SimulatedHost) -> None:
-        for run_id in life.executor.active_run_ids:
-            live = life.executor.get_run(run_id)
+    def shut_down(run: Run, host: SimulatedHost) -> None:
+        for run_id in host.executor.active_run_ids:
+            live = host.executor.get_run(run_id)
             assert live is not None
             live.stop(Shutdown("now"))
 
-    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
-        if "p" in await all_settled(life):
+    async def check(run: Run, host: SimulatedHost, sent: Counter[str]) -> None:
+        if "p" in await all_settled(host):
             assert isinstance(run.exception(), Shutdown)
-            await goes_on(life, sent)
+            await goes_on(host, sent)
 
     await every_moment(shut_down, check)
 
@@ -146,14 +146,14 @@ async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_noth
 async def test_a_death_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
     """What is left of the dead process even goes on, as one does that was only cut off from the store."""
 
-    def die(run: Run, life: SimulatedHost) -> None:
-        life.store.die()
+    def die(run: Run, host: SimulatedHost) -> None:
+        host.store.die()
 
-    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
-        await life.crash()
+    async def check(run: Run, host: SimulatedHost, sent: Counter[str]) -> None:
+        await host.crash()
         run.exception()
-        if "p" in await life.get_statuses():
-            await goes_on(life, sent)
+        if "p" in await host.get_statuses():
+            await goes_on(host, sent)
 
     await every_moment(die, check)
 
@@ -162,13 +162,13 @@ async def test_a_death_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing
     ("error", "expected"), [(RunKilled("enough"), RunStatus.FAILED), (RunParked("approval"), RunStatus.PARKED)]
 )
 async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exception, expected: RunStatus) -> None:
-    def stop(run: Run, life: SimulatedHost) -> None:
-        live = life.executor.get_run("p")
+    def stop(run: Run, host: SimulatedHost) -> None:
+        live = host.executor.get_run("p")
         if live is not None:
             live.stop(error)
 
-    async def check(run: Run, life: SimulatedHost, sent: Counter[str]) -> None:
-        statuses = await all_settled(life)
+    async def check(run: Run, host: SimulatedHost, sent: Counter[str]) -> None:
+        statuses = await all_settled(host)
         assert statuses.get("p", expected) is expected
         if expected is RunStatus.PARKED:  # a child is not failed because its parent waits for somebody
             assert set(statuses.values()) <= {RunStatus.PARKED, RunStatus.INTERRUPTED, RunStatus.DONE}
@@ -177,7 +177,7 @@ async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exc
 
 
 async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_force() -> None:
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     async def gate(method: str) -> None:
@@ -185,8 +185,8 @@ async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_forc
             reached.set()
             await go_on.wait()
 
-    life.store.before = gate
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=ScriptedModel("never")), "go", run_id="r"))
+    host.store.before = gate
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=ScriptedModel("never")), "go", run_id="r"))
     await reached.wait()
     run.cancel()
     await _turns(20)
@@ -194,7 +194,7 @@ async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_forc
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert await life.get_statuses() == {"r": RunStatus.CANCELLED}
+    assert await host.get_statuses() == {"r": RunStatus.CANCELLED}
 
 
 @pytest.mark.parametrize("error", [RunKilled("enough"), Shutdown("now")])
@@ -202,7 +202,7 @@ async def test_a_stop_during_a_write_that_then_fails_comes_into_force(error: Exc
     before = SimulatedHost()
     with pytest.raises(Shutdown):
         await before.executor.run(Agent(name="a", model=ScriptedModel(Shutdown("a deploy"))), "go", run_id="r")
-    life = SimulatedHost(before.inner)
+    host = SimulatedHost(before.inner)
     reached, go_on = asyncio.Event(), asyncio.Event()
     looked: list[str] = []
 
@@ -210,7 +210,7 @@ async def test_a_stop_during_a_write_that_then_fails_comes_into_force(error: Exc
         if method == "append":
             reached.set()
             await go_on.wait()
-            life.store.before = None
+            host.store.before = None
             raise StoreError("no room")
 
     @tool(effect="pure")
@@ -218,16 +218,16 @@ async def test_a_stop_during_a_write_that_then_fails_comes_into_force(error: Exc
         looked.append("seen")
         return "seen"
 
-    life.store.before = gate
+    host.store.before = gate
     # It was resumed and has not finished a step: what it intends to do is saved first.
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), "never"), tools=[look])
-    run = asyncio.create_task(life.resume(agent, "r"))
+    run = asyncio.create_task(host.resume(agent, "r"))
     await reached.wait()
-    live = life.executor.get_run("r")
+    live = host.executor.get_run("r")
     assert live is not None
     live.stop(error)
     go_on.set()
     with pytest.raises(type(error)):
         await run
     assert looked == []
-    assert await life.get_statuses() == ({"r": RunStatus.INTERRUPTED} if isinstance(error, Shutdown) else {})
+    assert await host.get_statuses() == ({"r": RunStatus.INTERRUPTED} if isinstance(error, Shutdown) else {})

@@ -50,21 +50,21 @@ def parent_of(child: Agent, *turns: Any, keys: Sequence[str | None] = (None,), e
 
 
 async def test_a_child_runs_inside_its_parents_tool_and_carries_its_parents_identity() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     seen: list[Any] = []
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-        seen.extend(await life.list_records())
+        seen.extend(await host.list_records())
         return Reply(text="from the child")
 
     child = Agent(name="child", model=model, agent_id="7", model_tier="small")
     parent = parent_of(child, "done")
-    await life.executor.run(parent, "go", run_id="p", caller_id="ann", labels={"team": "x"})
+    await host.executor.run(parent, "go", run_id="p", caller_id="ann", labels={"team": "x"})
     [_, record] = seen
     assert record.run_id.startswith("p:")
     assert (record.parent_run_id, record.agent_name, record.caller_id) == ("p", "child", "ann")
     assert parent.model.requests[1][-1] == ToolResult(call_id="1", tool="ask", content=["from the child"])  # type: ignore[union-attr]
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_child_runs_without_a_store_too() -> None:
@@ -99,14 +99,14 @@ async def test_a_child_that_fails_is_an_error_of_the_tool() -> None:
 
 async def test_several_children_of_one_call_are_told_apart_by_order_or_by_key() -> None:
     for keys in ((None, None), ("x", "y")):
-        life = SimulatedHost()
+        host = SimulatedHost()
         ids: set[str] = set()
 
-        async def model(messages: Sequence[Message], tools: Sequence[ToolSchema], life: SimulatedHost = life) -> Reply:
-            ids.update(record.run_id for record in await life.list_records())  # noqa: B023
+        async def model(messages: Sequence[Message], tools: Sequence[ToolSchema], host: SimulatedHost = host) -> Reply:
+            ids.update(record.run_id for record in await host.list_records())  # noqa: B023
             return Reply(text="x")
 
-        await life.executor.run(parent_of(Agent(name="child", model=model), "done", keys=keys), "go", run_id="p")
+        await host.executor.run(parent_of(Agent(name="child", model=model), "done", keys=keys), "go", run_id="p")
         assert len(ids) == 3
 
 
@@ -147,16 +147,16 @@ async def test_the_same_key_again_is_the_same_child_and_is_counted_once(when: st
         return [result.output for result in await asyncio.gather(first, second)]
 
     parent = Agent(name="parent", model=ScriptedModel(tool_reply(call("1", "twice")), "done"), tools=[twice])
-    life = SimulatedHost(loop_turns=1)
-    result = await (life.executor if durable else Executor()).run(parent, "go", run_id="p")
+    host = SimulatedHost(loop_turns=1)
+    result = await (host.executor if durable else Executor()).run(parent, "go", run_id="p")
     [told] = [message for message in result.messages if isinstance(message, ToolResult)]
     assert told.content == (["broken", "broken"] if when == "when it has failed" else ["x", "x"])
     assert (asked, result.usage.input_tokens) == (2, 10 if when == "when it has failed" else 20)
-    assert not durable or await life.list_records() == []
+    assert not durable or await host.list_records() == []
 
 
 async def test_who_asks_for_a_child_again_is_told_when_the_first_one_gives_up_on_it() -> None:
-    life, begun = SimulatedHost(), asyncio.Event()
+    host, begun = SimulatedHost(), asyncio.Event()
 
     async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         begun.set()
@@ -179,24 +179,24 @@ async def test_who_asks_for_a_child_again_is_told_when_the_first_one_gives_up_on
         return "gave up"
 
     model = ScriptedModel(tool_reply(call("1", "impatient")), "done")
-    await life.executor.run(Agent(name="parent", model=model, tools=[impatient]), "go", run_id="p")
+    await host.executor.run(Agent(name="parent", model=model, tools=[impatient]), "go", run_id="p")
     assert model.requests[1][-1] == ToolResult(call_id="1", tool="impatient", content="gave up")
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_call_id_that_is_used_again_in_a_later_step_starts_another_child() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     prompts: list[str] = []
     ids: set[str] = set()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         assert isinstance(messages[-1], User)
         prompts.append(messages[-1].text)
-        ids.update(record.run_id for record in await life.list_records() if record.parent_run_id)
+        ids.update(record.run_id for record in await host.list_records() if record.parent_run_id)
         return Reply(text=messages[-1].text)
 
     parent = parent_of(Agent(name="child", model=model), tool_reply(call("1", "ask", prompt="second")), "done")
-    await life.executor.run(parent, "go")
+    await host.executor.run(parent, "go")
     assert prompts == ["sub", "second"]
     assert len(ids) == 2
 
@@ -229,24 +229,24 @@ class Child:
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("stop", [0, 1])
 async def test_a_resumed_parent_meets_its_half_way_child_and_counts_it_once(stop: int, dies: bool) -> None:
-    life = SimulatedHost()
-    before = Child(stop=stop, dies=life if dies else None)
+    host = SimulatedHost()
+    before = Child(stop=stop, dies=host if dies else None)
     with pytest.raises(Shutdown):
-        await life.executor.run(parent_of(before.agent, "never"), "go", run_id="p")
-    records = {record.agent_name: record for record in await life.list_records()}
+        await host.executor.run(parent_of(before.agent, "never"), "go", run_id="p")
+    records = {record.agent_name: record for record in await host.list_records()}
     assert records.keys() == {"parent", "child"}
     assert all(record.is_interrupted for record in records.values())
 
     after = Child()
-    result = await SimulatedHost(life.inner).resume(parent_of(after.agent, Reply(text="done", usage=TEN)), "p")
+    result = await SimulatedHost(host.inner).resume(parent_of(after.agent, Reply(text="done", usage=TEN)), "p")
     assert len(before.asked) + len(after.asked) == 2
     assert result.usage == Usage(input_tokens=40, requests=4, tool_calls=2)
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 @pytest.mark.parametrize("ends", ["well", "badly"])
 async def test_a_resumed_parent_meets_its_finished_child_and_counts_it_once(ends: str) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     asked: list[str] = []
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -277,33 +277,33 @@ async def test_a_resumed_parent_meets_its_finished_child_and_counts_it_once(ends
         return Agent(name="parent", model=ScriptedModel(*turns), tools=[ask])
 
     with pytest.raises(Shutdown):
-        await life.executor.run(parent(life), "go", run_id="p")
-    assert sorted((await life.get_statuses()).values()) == sorted(
+        await host.executor.run(parent(host), "go", run_id="p")
+    assert sorted((await host.get_statuses()).values()) == sorted(
         [RunStatus.RUNNING, RunStatus.DONE if ends == "well" else RunStatus.FAILED]
     )
     second = parent(None)
-    result = await SimulatedHost(life.inner).resume(second, "p")
+    result = await SimulatedHost(host.inner).resume(second, "p")
     assert len(asked) == 2
     [shown] = [message for message in second.model.requests[-1] if isinstance(message, ToolResult)]  # type: ignore[union-attr]
     assert ("broken" if ends == "badly" else "from the child") in shown.content
     spent = 40 if ends == "well" else 30
     assert result.usage.input_tokens == spent
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_child_is_kept_until_its_parents_result_is_durable() -> None:
     """With the throttle on, the parent's step would be held back: a child that is gone by then would run again."""
-    life = SimulatedHost(settings=CheckpointSettings(save_interval=timedelta(hours=1)))
+    host = SimulatedHost(settings=CheckpointSettings(save_interval=timedelta(hours=1)))
     child = Child()
 
     async def dies(messages: Sequence[Message]) -> Reply:
-        await life.crash()
+        await host.crash()
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        await life.executor.run(parent_of(child.agent, dies), "go", run_id="p")
+        await host.executor.run(parent_of(child.agent, dies), "go", run_id="p")
     again = Child()
-    result = await SimulatedHost(life.inner).resume(parent_of(again.agent, "done"), "p")
+    result = await SimulatedHost(host.inner).resume(parent_of(again.agent, "done"), "p")
     assert (result.output, len(child.asked), len(again.asked)) == ("done", 2, 0)
 
 
@@ -342,35 +342,35 @@ async def test_a_child_is_met_again_though_a_throttle_holds_back_its_parents_sav
             agent = run_below(agent)
         return agent
 
-    life = SimulatedHost(settings=CheckpointSettings(save_interval=timedelta(hours=1)))
+    host = SimulatedHost(settings=CheckpointSettings(save_interval=timedelta(hours=1)))
     with pytest.raises(Shutdown):
-        await life.executor.run(family(life), "go", run_id="p")
-    result = await SimulatedHost(life.inner).resume(family(None), "p")
+        await host.executor.run(family(host), "go", run_id="p")
+    result = await SimulatedHost(host.inner).resume(family(None), "p")
     assert (deeds, result.usage.requests) == (1, 2 * (levels + 1))
     assert "Unknown outcome" in result.output
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_parent_whose_intent_is_saved_starts_a_child_without_saving_again() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(Shutdown):
-        await life.executor.run(parent_of(Child(stop=0).agent, "never"), "go", run_id="p")
-    again = SimulatedHost(life.inner)
+        await host.executor.run(parent_of(Child(stop=0).agent, "never"), "go", run_id="p")
+    again = SimulatedHost(host.inner)
     await again.resume(parent_of(Child().agent, "done"), "p")
     # The parent's claim, and at once the child's.
     assert again.store.write_calls[:2] == ["claim", "claim"]
 
 
 async def test_a_parent_that_cannot_save_its_intent_is_interrupted_before_it_starts_a_child() -> None:
-    life, child = SimulatedHost(settings=CheckpointSettings(store_timeout=timedelta(0))), Child()
-    life.store.fail("append", StoreUnavailable("no answer"))
+    host, child = SimulatedHost(settings=CheckpointSettings(store_timeout=timedelta(0))), Child()
+    host.store.fail("append", StoreUnavailable("no answer"))
     with pytest.raises(SaveFailed, match="run p could not be saved"):
-        await life.executor.run(parent_of(child.agent, "never"), "go", run_id="p")
-    assert (child.asked, await life.get_statuses()) == ([], {"p": RunStatus.INTERRUPTED})
+        await host.executor.run(parent_of(child.agent, "never"), "go", run_id="p")
+    assert (child.asked, await host.get_statuses()) == ([], {"p": RunStatus.INTERRUPTED})
 
 
 async def test_a_child_that_cannot_be_forgotten_does_not_hurt_its_parent(caplog: pytest.LogCaptureFixture) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     child = Child()
     removed = 0
 
@@ -381,40 +381,40 @@ async def test_a_child_that_cannot_be_forgotten_does_not_hurt_its_parent(caplog:
             if removed == 1:
                 raise StoreUnavailable("no answer")
 
-    life.store.before = refuse_first
+    host.store.before = refuse_first
     parent = parent_of(child.agent, tool_reply(call("2", "ask")), "done")
-    assert (await life.executor.run(parent, "go", run_id="p")).output == "done"
+    assert (await host.executor.run(parent, "go", run_id="p")).output == "done"
     assert "removed later" in caplog.text
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_store_that_cannot_look_up_a_child_interrupts_the_parent_and_never_becomes_a_result() -> None:
-    life = SimulatedHost()
-    life.store.fail("load", StoreUnavailable("no answer"))
+    host = SimulatedHost()
+    host.store.fail("load", StoreUnavailable("no answer"))
     with pytest.raises(SaveFailed, match="child"):
-        await life.executor.run(parent_of(Child().agent, "never"), "go", run_id="p")
-    assert await life.get_statuses() == {"p": RunStatus.INTERRUPTED}
-    assert (await SimulatedHost(life.inner).resume(parent_of(Child().agent, "done"), "p")).output == "done"
+        await host.executor.run(parent_of(Child().agent, "never"), "go", run_id="p")
+    assert await host.get_statuses() == {"p": RunStatus.INTERRUPTED}
+    assert (await SimulatedHost(host.inner).resume(parent_of(Child().agent, "done"), "p")).output == "done"
 
 
 async def test_a_child_that_cannot_be_read_parks_its_parent() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(Shutdown):
-        await life.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
-    [child] = [record for record in await life.list_records() if record.parent_run_id]
-    claim = await life.inner.claim(child.run_id, "vandal")
+        await host.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
+    [child] = [record for record in await host.list_records() if record.parent_run_id]
+    claim = await host.inner.claim(child.run_id, "vandal")
     nonsense = Entry(seq=child.next_seq, kind=EntryKind.MESSAGE, body=b"nonsense")
-    await life.inner.append(claim, Append(entries=[nonsense], progress=child.progress))
+    await host.inner.append(claim, Append(entries=[nonsense], progress=child.progress))
     with pytest.raises(RunParked, match="damaged"):
-        await SimulatedHost(life.inner).resume(parent_of(Child().agent, "never"), "p")
-    assert (await life.get_statuses())["p"] is RunStatus.PARKED
+        await SimulatedHost(host.inner).resume(parent_of(Child().agent, "never"), "p")
+    assert (await host.get_statuses())["p"] is RunStatus.PARKED
 
 
 # -- stopped together -------------------------------------------------------------------------------------------------
 
 
 async def test_a_child_that_is_interrupted_stops_its_parent_whatever_the_tool_makes_of_it() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     @tool(effect="idempotent")
     async def careless() -> str:
@@ -434,13 +434,13 @@ async def test_a_child_that_is_interrupted_stops_its_parent_whatever_the_tool_ma
             name="parent", model=ScriptedModel(tool_reply(call("1", name)), "never"), tools=[careless, grouped]
         )
         with pytest.raises(Shutdown):
-            await life.executor.run(agent, "go", run_id=name)
-    assert set((await life.get_statuses()).values()) == {RunStatus.INTERRUPTED}
-    assert len(await life.list_records()) == 4
+            await host.executor.run(agent, "go", run_id=name)
+    assert set((await host.get_statuses()).values()) == {RunStatus.INTERRUPTED}
+    assert len(await host.list_records()) == 4
 
 
 async def test_a_child_that_parks_parks_its_parent_and_both_go_on_together() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     @tool
     async def approve() -> str:
@@ -448,16 +448,16 @@ async def test_a_child_that_parks_parks_its_parent_and_both_go_on_together() -> 
 
     child = Agent(name="child", model=ScriptedModel(tool_reply(call("c", "approve"))), tools=[approve])
     with pytest.raises(RunParked):
-        await life.executor.run(parent_of(child, "never"), "go", run_id="p")
-    assert set((await life.get_statuses()).values()) == {RunStatus.PARKED}
+        await host.executor.run(parent_of(child, "never"), "go", run_id="p")
+    assert set((await host.get_statuses()).values()) == {RunStatus.PARKED}
 
     @tool(name="approve")
     async def approved() -> str:
         return "yes"
 
     child = Agent(name="child", model=ScriptedModel(tool_reply(call("c", "approve")), "bought"), tools=[approved])
-    assert (await SimulatedHost(life.inner).resume(parent_of(child, "done"), "p")).output == "done"
-    assert await life.list_records() == []
+    assert (await SimulatedHost(host.inner).resume(parent_of(child, "done"), "p")).output == "done"
+    assert await host.list_records() == []
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ async def test_a_child_that_parks_parks_its_parent_and_both_go_on_together() -> 
 async def test_a_child_goes_down_as_its_parent_does_when_another_call_of_the_batch_ends_the_run(
     stop: Exception, status: RunStatus | None
 ) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     begun = asyncio.Event()
 
     async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -489,8 +489,8 @@ async def test_a_child_goes_down_as_its_parent_does_when_another_call_of_the_bat
         name="parent", model=ScriptedModel(tool_reply(call("1", "ask"), call("2", "breaks"))), tools=[ask, breaks]
     )
     with pytest.raises(Exception, match=r"now|approval|broken"):
-        await life.executor.run(agent, "go", run_id="p")
-    statuses = await life.get_statuses()
+        await host.executor.run(agent, "go", run_id="p")
+    statuses = await host.get_statuses()
     if status is None:
         assert statuses == {}
     else:
@@ -507,7 +507,7 @@ async def test_a_child_goes_down_as_its_parent_does_when_another_call_of_the_bat
 async def test_a_run_is_left_with_its_child_though_another_call_fails_before_that_one_is_over(
     stop: Exception, status: RunStatus, on_error: Literal["report", "raise"]
 ) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     left = asyncio.Event()
     made = 0
 
@@ -528,8 +528,8 @@ async def test_a_run_is_left_with_its_child_though_another_call_fails_before_tha
 
     turns = tool_reply(call("1", "ask"), call("2", "breaks"))
     with pytest.raises(type(stop)):
-        await life.executor.run(Agent(name="parent", model=ScriptedModel(turns), tools=[ask, breaks]), "go", run_id="p")
-    assert set((await life.get_statuses()).values()) == {status}
+        await host.executor.run(Agent(name="parent", model=ScriptedModel(turns), tools=[ask, breaks]), "go", run_id="p")
+    assert set((await host.get_statuses()).values()) == {status}
 
     @tool(name="ask", effect="idempotent")
     async def answered() -> str:
@@ -538,13 +538,13 @@ async def test_a_run_is_left_with_its_child_though_another_call_fails_before_tha
 
     model = ScriptedModel(turns, "done")
     tools = [answered, tool(effect="idempotent")(breaks.function)]
-    await life.resume(Agent(name="parent", model=model, tools=tools), "p")
+    await host.resume(Agent(name="parent", model=model, tools=tools), "p")
     assert [each.content for each in model.requests[-1][-2:]] == ["yes", "ValueError: broken"]  # type: ignore[union-attr]
-    assert (made, await life.list_records()) == (2, [])
+    assert (made, await host.list_records()) == (2, [])
 
 
 async def test_a_tool_that_gives_up_on_its_child_ends_it_and_goes_on() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         await asyncio.Event().wait()
@@ -560,13 +560,13 @@ async def test_a_tool_that_gives_up_on_its_child_ends_it_and_goes_on() -> None:
         return "never"
 
     model = ScriptedModel(tool_reply(call("1", "impatient")), "done")
-    await life.executor.run(Agent(name="parent", model=model, tools=[impatient]), "go", run_id="p")
+    await host.executor.run(Agent(name="parent", model=model, tools=[impatient]), "go", run_id="p")
     assert model.requests[1][-1] == ToolResult(call_id="1", tool="impatient", content="gave up")
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_cancel_of_the_parent_by_its_caller_ends_the_child_too() -> None:
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     begun = asyncio.Event()
 
     async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -574,12 +574,12 @@ async def test_a_cancel_of_the_parent_by_its_caller_ends_the_child_too() -> None
         await asyncio.Event().wait()
         raise AssertionError
 
-    run = asyncio.create_task(life.executor.run(parent_of(Agent(name="child", model=hangs)), "go", run_id="p"))
+    run = asyncio.create_task(host.executor.run(parent_of(Agent(name="child", model=hangs)), "go", run_id="p"))
     await begun.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert set((await life.get_statuses()).values()) == {RunStatus.CANCELLED}
+    assert set((await host.get_statuses()).values()) == {RunStatus.CANCELLED}
 
 
 # -- several children of one call -------------------------------------------------------------------------------------
@@ -646,16 +646,16 @@ class Siblings:
 
 @pytest.mark.parametrize("how", ["gathered", "grouped", "swallowed", "detached"])
 async def test_a_child_that_is_left_takes_its_siblings_along_and_all_of_them_are_met_again(how: str) -> None:
-    life = SimulatedHost(loop_turns=1)
+    host = SimulatedHost(loop_turns=1)
     with pytest.raises(ModelUnavailable):
-        await life.executor.run(Siblings(how, ModelUnavailable("busy")).parent, "go", run_id="p")
-    assert life.executor.active_run_ids == frozenset()
-    assert [record.status for record in await life.list_records()] == [RunStatus.INTERRUPTED] * 3
+        await host.executor.run(Siblings(how, ModelUnavailable("busy")).parent, "go", run_id="p")
+    assert host.executor.active_run_ids == frozenset()
+    assert [record.status for record in await host.list_records()] == [RunStatus.INTERRUPTED] * 3
     again = Siblings(how, "well", Reply(text="done", usage=TEN))
-    result = await life.resume(again.parent, "p")
+    result = await host.resume(again.parent, "p")
     assert again.model.requests[-1][-1] == ToolResult(call_id="1", tool=how, content=["slow", "other"])
     assert result.usage == Usage(input_tokens=50, requests=5, tool_calls=2)
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 @pytest.mark.parametrize(
@@ -666,25 +666,25 @@ async def test_a_child_that_is_left_takes_its_siblings_along_and_all_of_them_are
     ],
 )
 async def test_a_child_whose_call_is_over_is_ended_and_counted(how: str, end: Exception | str, used: int) -> None:
-    life = SimulatedHost(loop_turns=1)
+    host = SimulatedHost(loop_turns=1)
     live: frozenset[str] = frozenset()
 
     async def last(messages: Sequence[Message]) -> Reply:
         nonlocal live
-        live = life.executor.active_run_ids
+        live = host.executor.active_run_ids
         return Reply(text="done")
 
     siblings = Siblings(how, end, last)
-    result = await life.executor.run(siblings.parent, "go", run_id="p")
+    result = await host.executor.run(siblings.parent, "go", run_id="p")
     assert live == {"p"}
     assert result.usage.input_tokens == used
     assert siblings.after.model.requests == []  # type: ignore[union-attr]
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 @pytest.mark.parametrize("status", [RunStatus.INTERRUPTED, RunStatus.PARKED])
 async def test_a_tool_that_stops_its_run_leaves_the_child_that_it_does_not_wait_for(status: RunStatus) -> None:
-    life, siblings = SimulatedHost(), Siblings("gathered", "later")
+    host, siblings = SimulatedHost(), Siblings("gathered", "later")
 
     @tool(effect="idempotent")
     async def stops() -> None:
@@ -697,15 +697,15 @@ async def test_a_tool_that_stops_its_run_leaves_the_child_that_it_does_not_wait_
 
     parent = Agent(name="parent", model=ScriptedModel(tool_reply(call("1", "stops"))), tools=[stops])
     with pytest.raises((Shutdown, RunParked)):
-        await life.executor.run(parent, "go", run_id="p")
-    assert {record.agent_name: record.status for record in await life.list_records()} == {
+        await host.executor.run(parent, "go", run_id="p")
+    assert {record.agent_name: record.status for record in await host.list_records()} == {
         "parent": status,
         "slow": RunStatus.INTERRUPTED,
     }
 
 
 async def test_a_cancel_while_the_children_of_a_call_are_ended_waits_for_them() -> None:
-    life, siblings = SimulatedHost(), Siblings("gathered", ValueError("broken"))
+    host, siblings = SimulatedHost(), Siblings("gathered", ValueError("broken"))
     settling, go_on = asyncio.Event(), asyncio.Event()
     ends = 0
 
@@ -716,23 +716,23 @@ async def test_a_cancel_while_the_children_of_a_call_are_ended_waits_for_them() 
             settling.set()
             await go_on.wait()
 
-    life.store.before = second_end
-    run = asyncio.create_task(life.executor.run(siblings.parent, "go", run_id="p"))
+    host.store.before = second_end
+    run = asyncio.create_task(host.executor.run(siblings.parent, "go", run_id="p"))
     await settling.wait()
     run.cancel()
     await asyncio.sleep(0)
-    assert len(life.executor.active_run_ids) == 2
+    assert len(host.executor.active_run_ids) == 2
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert (life.executor.active_run_ids, await life.list_records()) == (frozenset(), [])
+    assert (host.executor.active_run_ids, await host.list_records()) == (frozenset(), [])
 
 
 async def test_a_child_that_was_resumed_by_hand_goes_on_under_its_parent() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(Shutdown):
-        await life.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
-    [record] = [record for record in await life.list_records() if record.parent_run_id]
+        await host.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
+    [record] = [record for record in await host.list_records() if record.parent_run_id]
     begun = asyncio.Event()
 
     async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -740,21 +740,21 @@ async def test_a_child_that_was_resumed_by_hand_goes_on_under_its_parent() -> No
         await asyncio.Event().wait()
         raise AssertionError
 
-    by_hand = asyncio.create_task(life.resume(Agent(name="child", model=hangs, tools=[look]), record.run_id))
+    by_hand = asyncio.create_task(host.resume(Agent(name="child", model=hangs, tools=[look]), record.run_id))
     await begun.wait()
     parent = parent_of(Child().agent, "done")
-    await life.resume(parent, "p")
+    await host.resume(parent, "p")
     assert parent.model.requests[-1][-1] == ToolResult(call_id="1", tool="ask", content=["from the child"])  # type: ignore[union-attr]
     with pytest.raises(RunInterrupted, match="under its parent"):
         await by_hand
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_during_a_shutdown_a_child_that_was_resumed_by_hand_is_left_to_who_resumed_it() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(Shutdown):
-        await life.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
-    [record] = [record for record in await life.list_records() if record.parent_run_id]
+        await host.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")
+    [record] = [record for record in await host.list_records() if record.parent_run_id]
     child_begun, parent_begun, draining, go_on = (asyncio.Event() for _ in range(4))
 
     async def slow(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -768,13 +768,13 @@ async def test_during_a_shutdown_a_child_that_was_resumed_by_hand_is_left_to_who
         await draining.wait()
         await current_call().run(Child().agent, "sub")
 
-    by_hand = asyncio.create_task(life.resume(Agent(name="child", model=slow, tools=[look]), record.run_id))
+    by_hand = asyncio.create_task(host.resume(Agent(name="child", model=slow, tools=[look]), record.run_id))
     await child_begun.wait()
-    parent = asyncio.create_task(life.resume(Agent(name="parent", model=ScriptedModel(), tools=[ask]), "p"))
+    parent = asyncio.create_task(host.resume(Agent(name="parent", model=ScriptedModel(), tools=[ask]), "p"))
     await parent_begun.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown())
+    shutdown = asyncio.create_task(host.executor.shutdown())
     await asyncio.sleep(0)
-    assert life.executor.draining
+    assert host.executor.draining
     draining.set()
     with pytest.raises(ShuttingDown):
         await parent
@@ -782,4 +782,4 @@ async def test_during_a_shutdown_a_child_that_was_resumed_by_hand_is_left_to_who
     with pytest.raises(Shutdown, match="after step 2"):
         await by_hand
     await shutdown
-    assert set((await life.get_statuses()).values()) == {RunStatus.INTERRUPTED}
+    assert set((await host.get_statuses()).values()) == {RunStatus.INTERRUPTED}

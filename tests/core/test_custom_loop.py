@@ -113,29 +113,29 @@ class LineLoop:
 
 async def test_another_loop_is_driven_saved_and_completed_like_the_native_one() -> None:
     everything = RecordingPorts()
-    life = SimulatedHost(ports=everything.ports)
+    host = SimulatedHost(ports=everything.ports)
     loop = LineLoop()
-    result = await life.executor.run(Agent(name="a", loop=loop), "say hi; call x y; say bye")
+    result = await host.executor.run(Agent(name="a", loop=loop), "say hi; call x y; say bye")
     assert result.output == Answer(
         "program say hi; call x y; say bye | asked say hi | asked call x y | results did x, did y | asked say bye"
     )
     assert (result.steps, result.usage) == (3, Usage(requests=3, tool_calls=2))
     assert everything.get_calls("audit.step") == ["audit.step 1 1", "audit.step 2 2", "audit.step 3 3"]
     assert everything.get_calls("delivery.output") == [f"delivery.output {result.output}"]
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 @pytest.mark.parametrize("effect", [Effect.PURE, Effect.ONCE])
 async def test_another_loop_goes_on_mid_batch_after_an_interruption(effect: Effect) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     loop = LineLoop(effect)
     loop.stop_in = "y"
     program = "call w; call x y z; call x"
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", loop=loop), program, run_id="r")
+        await host.executor.run(Agent(name="a", loop=loop), program, run_id="r")
     assert loop.called == ["w", "x"]
     after = LineLoop(effect)
-    result = await SimulatedHost(life.inner).resume(Agent(name="a", loop=after), "r")
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", loop=after), "r")
     told = f"({UNKNOWN_OUTCOME})"
     y, z = ("did y", "did z") if effect is Effect.PURE else (told, told)
     assert result.output.text.endswith(f"results did x, {y}, {z} | asked call x | results did x")
@@ -160,26 +160,26 @@ class CurtLoop(LineLoop):
 
 @pytest.mark.parametrize("effect", [Effect.PURE, Effect.ONCE])
 async def test_the_result_of_each_call_is_recorded_though_all_give_the_same_object(effect: Effect) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     loop = CurtLoop(effect)
     loop.stop_in = "z"
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", loop=loop), "call w; call w x y z", run_id="r")
+        await host.executor.run(Agent(name="a", loop=loop), "call w; call w x y z", run_id="r")
     after = CurtLoop(effect)
-    result = await SimulatedHost(life.inner).resume(Agent(name="a", loop=after), "r")
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", loop=after), "r")
     z = "ok" if effect is Effect.PURE else f"({UNKNOWN_OUTCOME})"
     assert result.output.text.endswith(f"results ok, ok, ok, {z}")
     assert after.called == (["z"] if effect is Effect.PURE else [])
 
 
 async def test_a_result_of_an_earlier_step_is_not_taken_for_a_later_call_with_the_same_id() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     loop = LineLoop(Effect.PURE)
     loop.stop_in = "stop"
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", loop=loop), "call x y; call x stop", run_id="r")
-    assert any(EntryKind.RESULT in kinds for kinds in life.store.kinds)
-    resumption = await SimulatedHost(life.inner).claim(Agent(name="a", loop=loop), "r")
+        await host.executor.run(Agent(name="a", loop=loop), "call x y; call x stop", run_id="r")
+    assert any(EntryKind.RESULT in kinds for kinds in host.store.kinds)
+    resumption = await SimulatedHost(host.inner).claim(Agent(name="a", loop=loop), "r")
     assert set(resumption.state.results) == {"x"}
     assert resumption.state.results["x"] == "did x"
 
@@ -205,22 +205,22 @@ async def test_a_message_that_another_loops_codec_cannot_store_fails_the_run_and
             await context.end_step()
             return Answer("never")
 
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     with pytest.raises(PayloadError, match="is a str"):
-        await life.executor.run(Agent(name="a", loop=Odd()), "go", run_id="r")
-    assert await life.get_statuses() == {"r": RunStatus.FAILED}
+        await host.executor.run(Agent(name="a", loop=Odd()), "go", run_id="r")
+    assert await host.get_statuses() == {"r": RunStatus.FAILED}
 
 
 async def test_what_another_loops_codec_cannot_read_is_refused_and_left_untouched() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     loop = LineLoop()
     loop.stop_in = "x"
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", loop=loop), "call x", run_id="r")
-    before = await life.inner.load("r")
+        await host.executor.run(Agent(name="a", loop=loop), "call x", run_id="r")
+    before = await host.inner.load("r")
     with pytest.raises(RecordDecodeError, match="NativeCodec"):
-        await SimulatedHost(life.inner).claim(Agent(name="a", model=ScriptedModel("never")), "r")
-    assert (await life.inner.load("r")).entries == before.entries
+        await SimulatedHost(host.inner).claim(Agent(name="a", model=ScriptedModel("never")), "r")
+    assert (await host.inner.load("r")).entries == before.entries
 
 
 async def test_an_agent_may_be_built_when_its_run_begins() -> None:

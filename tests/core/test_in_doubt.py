@@ -46,24 +46,24 @@ class World:
 
 async def left_in_doubt(world: World, clock: ManualClock | None = None, **options: Any) -> SimulatedHost:
     """A run whose process died within a call."""
-    life = SimulatedHost(clock=clock) if clock is not None else SimulatedHost()
+    host = SimulatedHost(clock=clock) if clock is not None else SimulatedHost()
     with pytest.raises(Shutdown):
-        await life.executor.run(
-            Agent(name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(life, **options)]), "go", run_id="r"
+        await host.executor.run(
+            Agent(name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(host, **options)]), "go", run_id="r"
         )
-    [record] = await life.list_records()
+    [record] = await host.list_records()
     assert record.is_interrupted
-    return life
+    return host
 
 
-async def after(world: World, life: SimulatedHost, **options: Any) -> ToolResult:
+async def after(world: World, host: SimulatedHost, **options: Any) -> ToolResult:
     """Resume the run; the result that the model is shown."""
     model = ScriptedModel(ASK, "done")
-    result = await SimulatedHost(life.inner).resume(
+    result = await SimulatedHost(host.inner).resume(
         Agent(name="a", model=model, tools=[world.tool(None, **options)]), "r"
     )
     assert result.output == "done"
-    assert await life.list_records() == []
+    assert await host.list_records() == []
     [shown] = [message for message in model.requests[-1] if isinstance(message, ToolResult)]
     return shown
 
@@ -71,25 +71,25 @@ async def after(world: World, life: SimulatedHost, **options: Any) -> ToolResult
 @pytest.mark.parametrize("effect", ["pure", "idempotent"])
 async def test_a_harmless_call_in_doubt_is_made_again_with_the_same_key(effect: str) -> None:
     world = World()
-    life = await left_in_doubt(world, effect=effect)
+    host = await left_in_doubt(world, effect=effect)
     # A pure call may be started before its reply is durable: then the model is asked again, which is not repeated work
     # that was saved.
-    shown = await after(world, life, effect=effect)
+    shown = await after(world, host, effect=effect)
     assert (shown.content, world.sent) == ("sent to ann", ["ann"])
     assert len(set(world.keys)) == 1
     assert len(world.keys) == 2
 
 
 async def test_a_once_call_is_durable_before_it_starts() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     seen: list[list[EntryKind]] = []
 
     async def send(to: str) -> None:
-        stored = await life.inner.load("r")
+        stored = await host.inner.load("r")
         seen.append([entry.kind for entry in stored.entries])
         assert b"send" in stored.entries[-1].body
 
-    await life.executor.run(Agent(name="a", model=ScriptedModel(ASK, "done"), tools=[Tool(send)]), "go", run_id="r")
+    await host.executor.run(Agent(name="a", model=ScriptedModel(ASK, "done"), tools=[Tool(send)]), "go", run_id="r")
     assert seen == [[EntryKind.BEGIN, EntryKind.MESSAGE, EntryKind.MESSAGE]]
 
 
@@ -102,11 +102,11 @@ async def test_a_once_call_in_doubt_is_told_to_the_model_and_never_made_again() 
 
 async def test_a_once_call_in_doubt_parks_the_run_if_the_tool_says_so() -> None:
     world = World()
-    life = await left_in_doubt(world)
+    host = await left_in_doubt(world)
     agent = Agent(name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(None, in_doubt="park")])
     with pytest.raises(RunParked, match="in doubt"):
-        await SimulatedHost(life.inner).resume(agent, "r")
-    [record] = await life.list_records()
+        await SimulatedHost(host.inner).resume(agent, "r")
+    [record] = await host.list_records()
     assert record.status is RunStatus.PARKED
     assert record.reason == "in doubt: call 1 of send may or may not have happened"
     assert world.sent == []
@@ -123,14 +123,14 @@ def _verdict(answer: Any) -> Callable[[ToolContext], Awaitable[Any]]:
 
 async def test_reconcile_is_asked_with_the_identity_of_the_call() -> None:
     world = World()
-    life = await left_in_doubt(world)
+    host = await left_in_doubt(world)
     asked: list[ToolContext] = []
 
     async def reconcile(context: ToolContext) -> Reconciliation:
         asked.append(context)
         return NOT_EXECUTED
 
-    await after(world, life, reconcile=reconcile)
+    await after(world, host, reconcile=reconcile)
     [context] = asked
     assert (context.run_id, context.step, context.call_id, context.tool) == ("r", 1, "1", "send")
     assert context.arguments == {"to": "ann"}
@@ -163,14 +163,14 @@ async def test_whatever_is_no_answer_leaves_the_call_in_doubt(
     answer: Any, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World()
-    life = await left_in_doubt(world)
+    host = await left_in_doubt(world)
     options = {"reconcile": _verdict(answer), "in_doubt": policy}
     if policy == "report":
-        assert (await after(world, life, **options)).content == UNKNOWN_OUTCOME
+        assert (await after(world, host, **options)).content == UNKNOWN_OUTCOME
     else:
         with pytest.raises(RunParked):
-            await after(world, life, **options)
-        assert await life.get_statuses() == {"r": RunStatus.PARKED}
+            await after(world, host, **options)
+        assert await host.get_statuses() == {"r": RunStatus.PARKED}
     assert world.sent == []
     if isinstance(answer, Exception):
         assert "reconciling send failed: api down" in caplog.text
@@ -179,30 +179,30 @@ async def test_whatever_is_no_answer_leaves_the_call_in_doubt(
 
 async def test_a_reconcile_that_says_the_host_shuts_down_leaves_the_run() -> None:
     world = World()
-    life = await left_in_doubt(world)
+    host = await left_in_doubt(world)
     agent = Agent(
         name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(None, reconcile=_verdict(Shutdown("now")))]
     )
     with pytest.raises(Shutdown):
-        await SimulatedHost(life.inner).resume(agent, "r")
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+        await SimulatedHost(host.inner).resume(agent, "r")
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
 
 async def test_in_a_half_done_batch_only_the_calls_without_a_result_are_in_doubt() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     sent: list[str] = []
     batch = tool_reply(*(call(name, "send", to=name) for name in "abc"))
 
     async def send(to: str) -> str:
         if to == "b":
-            await life.store.wait_for_entries(EntryKind.RESULT, 2)
-            await life.crash()
+            await host.store.wait_for_entries(EntryKind.RESULT, 2)
+            await host.crash()
             raise Shutdown("the process is gone")
         sent.append(to)
         return f"sent to {to}"
 
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", model=ScriptedModel(batch), tools=[Tool(send)]), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=ScriptedModel(batch), tools=[Tool(send)]), "go", run_id="r")
     asked: list[str] = []
 
     async def reconcile(context: ToolContext) -> Reconciliation:
@@ -210,7 +210,7 @@ async def test_in_a_half_done_batch_only_the_calls_without_a_result_are_in_doubt
         return UNKNOWN
 
     model = ScriptedModel(batch, "done")
-    await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=[Tool(send, reconcile=reconcile)]), "r")
+    await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[Tool(send, reconcile=reconcile)]), "r")
     assert asked == ["b"]
     assert sorted(sent) == ["a", "c"]
     contents = [message.content for message in model.requests[0] if isinstance(message, ToolResult)]
@@ -218,24 +218,24 @@ async def test_in_a_half_done_batch_only_the_calls_without_a_result_are_in_doubt
 
 
 async def test_a_doubt_that_was_settled_once_is_settled_for_good() -> None:
-    """The second life tells the model and dies in the next call of the batch: the third does not ask again."""
-    life = SimulatedHost()
+    """The second host tells the model and dies in the next call of the batch: the third does not ask again."""
+    host = SimulatedHost()
     batch = tool_reply(call("a", "send", to="a"), call("b", "wait"))
 
     async def send(to: str) -> None:
         raise AssertionError("it was in doubt")
 
     async def dies(to: str = "") -> None:
-        await life.crash()
+        await host.crash()
         raise Shutdown("the process is gone")
 
     with pytest.raises(Shutdown):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(batch), tools=[Tool(dies, name="send"), Tool(dies, name="wait")]),
             "go",
             run_id="r",
         )
-    second = SimulatedHost(life.inner)
+    second = SimulatedHost(host.inner)
     asked: list[str] = []
 
     async def reconcile(context: ToolContext) -> Reconciliation:
@@ -256,31 +256,31 @@ async def test_a_doubt_that_was_settled_once_is_settled_for_good() -> None:
 
     model = ScriptedModel(batch, "done")
     tools = [Tool(send, reconcile=reconcile), Tool(waits, name="wait", effect="idempotent")]
-    await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=tools), "r")
+    await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=tools), "r")
     assert asked == ["a"]
 
 
 async def test_a_call_in_doubt_is_not_made_by_a_worker_that_has_lost_the_run() -> None:
     world, clock = World(), ManualClock()
-    life = await left_in_doubt(world, clock)
-    second = SimulatedHost(life.inner, clock=clock)
+    host = await left_in_doubt(world, clock)
+    second = SimulatedHost(host.inner, clock=clock)
 
     async def reconcile(context: ToolContext) -> Reconciliation:
         await clock.advance(timedelta(minutes=1))
-        await life.inner.claim("r", "somebody else", steal=True)
+        await host.inner.claim("r", "somebody else", steal=True)
         return NOT_EXECUTED
 
     agent = Agent(name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(None, reconcile=reconcile)])
     with pytest.raises(ClaimLost):
         await second.resume(agent, "r")
     assert world.sent == []
-    assert await life.get_statuses() == {"r": RunStatus.RUNNING}
+    assert await host.get_statuses() == {"r": RunStatus.RUNNING}
 
 
 async def test_a_claim_that_cannot_be_proven_interrupts_the_run_and_never_fails_it() -> None:
     world, clock = World(), ManualClock()
-    life = await left_in_doubt(world, clock)
-    second = SimulatedHost(life.inner, clock=clock, settings=CheckpointSettings(store_timeout=timedelta(0)))
+    host = await left_in_doubt(world, clock)
+    second = SimulatedHost(host.inner, clock=clock, settings=CheckpointSettings(store_timeout=timedelta(0)))
 
     async def reconcile(context: ToolContext) -> Reconciliation:
         await clock.advance(timedelta(minutes=1))
@@ -291,17 +291,17 @@ async def test_a_claim_that_cannot_be_proven_interrupts_the_run_and_never_fails_
     with pytest.raises(SaveFailed, match="still ours"):
         await second.resume(agent, "r")
     assert world.sent == []
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
 
 async def test_a_worker_that_has_lost_the_run_starts_no_further_once_tool() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     sent: list[str] = []
 
     async def send(to: str) -> None:
         if to == "first":
-            await life.inner.claim("r", "somebody else", steal=True)
+            await host.inner.claim("r", "somebody else", steal=True)
             await clock.advance(timedelta(minutes=1))
         sent.append(to)
 
@@ -309,5 +309,5 @@ async def test_a_worker_that_has_lost_the_run_starts_no_further_once_tool() -> N
         tool_reply(call("1", "send", to="first")), tool_reply(call("2", "send", to="second")), "never"
     )
     with pytest.raises(ClaimLost):
-        await life.executor.run(Agent(name="a", model=model, tools=[Tool(send)]), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=model, tools=[Tool(send)]), "go", run_id="r")
     assert sent == ["first"]

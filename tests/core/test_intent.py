@@ -41,93 +41,93 @@ def agent(slow: Slow, effect: str = "pure") -> Agent:
     return Agent(name="a", model=ScriptedModel(ASK, "done"), tools=[Tool(slow.work, effect=effect)])
 
 
-async def begun(life: SimulatedHost, slow: Slow, effect: str = "pure") -> "asyncio.Task[object]":
-    run: asyncio.Task[object] = asyncio.create_task(life.executor.run(agent(slow, effect), "go", run_id="r"))
+async def begun(host: SimulatedHost, slow: Slow, effect: str = "pure") -> "asyncio.Task[object]":
+    run: asyncio.Task[object] = asyncio.create_task(host.executor.run(agent(slow, effect), "go", run_id="r"))
     await slow.begun.wait()
     return run
 
 
 async def test_the_reply_that_asks_for_a_harmless_tool_is_written_while_the_tool_works() -> None:
     clock = ManualClock()
-    life, slow = SimulatedHost(clock=clock), Slow()
-    run = await begun(life, slow)
-    assert life.store.kinds == [BEGUN]
+    host, slow = SimulatedHost(clock=clock), Slow()
+    run = await begun(host, slow)
+    assert host.store.kinds == [BEGUN]
     await clock.advance(INTENT_DELAY)
-    assert life.store.kinds == [BEGUN, [EntryKind.MESSAGE]]
+    assert host.store.kinds == [BEGUN, [EntryKind.MESSAGE]]
     slow.go_on.set()
     await run
-    assert life.store.kinds[2] == [EntryKind.MESSAGE, EntryKind.STEP]
+    assert host.store.kinds[2] == [EntryKind.MESSAGE, EntryKind.STEP]
 
 
 async def test_a_quick_harmless_call_shares_one_write_with_its_reply() -> None:
-    life, slow = SimulatedHost(clock=ManualClock()), Slow()
+    host, slow = SimulatedHost(clock=ManualClock()), Slow()
     slow.go_on.set()
-    await life.executor.run(agent(slow), "go")
-    assert life.store.kinds[:2] == [BEGUN, [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]]
+    await host.executor.run(agent(slow), "go")
+    assert host.store.kinds[:2] == [BEGUN, [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]]
 
 
 async def test_a_harmless_call_whose_reply_was_written_is_made_again_without_asking_the_model() -> None:
     clock = ManualClock()
-    life, slow = SimulatedHost(clock=clock), Slow()
-    run = await begun(life, slow)
+    host, slow = SimulatedHost(clock=clock), Slow()
+    run = await begun(host, slow)
     await clock.advance(INTENT_DELAY)
-    await life.crash()
+    await host.crash()
     run.cancel()
     await asyncio.wait([run])
     again = Slow()
     again.go_on.set()
     model = ScriptedModel("never", "done")
     tools = [Tool(again.work, effect="pure")]
-    result = await SimulatedHost(life.inner, clock=clock).resume(Agent(name="a", model=model, tools=tools), "r")
+    result = await SimulatedHost(host.inner, clock=clock).resume(Agent(name="a", model=model, tools=tools), "r")
     assert (result.output, len(model.requests)) == ("done", 1)
     assert again.begun.is_set()
 
 
 async def test_a_run_that_was_lost_is_stopped_by_what_it_writes_beside_its_tool() -> None:
     clock = ManualClock()
-    life, slow = SimulatedHost(clock=clock), Slow()
-    run = await begun(life, slow)
-    await life.inner.claim("r", "somebody else", steal=True)
+    host, slow = SimulatedHost(clock=clock), Slow()
+    run = await begun(host, slow)
+    await host.inner.claim("r", "somebody else", steal=True)
     await clock.advance(INTENT_DELAY)
     with pytest.raises(ClaimLost):
         await run
-    assert await life.get_statuses() == {"r": RunStatus.RUNNING}
+    assert await host.get_statuses() == {"r": RunStatus.RUNNING}
 
 
 async def test_what_cannot_be_written_beside_a_tool_is_carried_by_the_step(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    life, slow = SimulatedHost(clock=clock), Slow()
-    run = await begun(life, slow)
-    life.store.fail("append", StoreFull("no room"))
+    host, slow = SimulatedHost(clock=clock), Slow()
+    run = await begun(host, slow)
+    host.store.fail("append", StoreFull("no room"))
     await clock.advance(INTENT_DELAY)
     assert "the next one will carry it" in caplog.text
     slow.go_on.set()
     await run
-    assert life.store.kinds[1] == [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]
+    assert host.store.kinds[1] == [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]
 
 
 async def test_what_must_not_be_written_beside_a_tool_ends_the_run() -> None:
     clock = ManualClock()
-    life, slow = SimulatedHost(clock=clock), Slow()
-    run = await begun(life, slow)
-    live = life.executor.get_run("r")
+    host, slow = SimulatedHost(clock=clock), Slow()
+    run = await begun(host, slow)
+    live = host.executor.get_run("r")
     assert live is not None
     live.state.history.append(User("half a pair \ud800"))
     await clock.advance(INTENT_DELAY)
     with pytest.raises(PayloadError):
         await run
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_nothing_waits_for_a_clock_when_the_run_is_over() -> None:
     clock = ManualClock()
-    life, slow = SimulatedHost(clock=clock), Slow()
-    run = await begun(life, slow)
+    host, slow = SimulatedHost(clock=clock), Slow()
+    run = await begun(host, slow)
     run.cancel()
     await asyncio.wait([run])
     assert clock.waiting == 0
     await clock.advance(timedelta(hours=1))
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 # -- under a throttle -------------------------------------------------------------------------------------------------
@@ -140,28 +140,28 @@ async def test_a_throttle_does_not_hold_back_the_reply_that_asks_for_an_idempote
     effect: str, writes: int
 ) -> None:
     clock = ManualClock()
-    life, slow = SimulatedHost(clock=clock, settings=HOUR), Slow()
-    run = await begun(life, slow, effect)
+    host, slow = SimulatedHost(clock=clock, settings=HOUR), Slow()
+    run = await begun(host, slow, effect)
     await clock.advance(INTENT_DELAY)
-    assert life.store.kinds == [BEGUN, [EntryKind.MESSAGE]][:writes]
+    assert host.store.kinds == [BEGUN, [EntryKind.MESSAGE]][:writes]
     slow.go_on.set()
     await run
     # What the call gave is held back: with its key it may be made again.
-    assert len(life.store.kinds) == writes
+    assert len(host.store.kinds) == writes
 
 
 @pytest.mark.parametrize(("effect", "writes"), [("pure", 1), ("idempotent", 2)])
 async def test_nor_that_of_a_quick_one(effect: str, writes: int) -> None:
-    life, slow = SimulatedHost(clock=ManualClock(), settings=HOUR), Slow()
+    host, slow = SimulatedHost(clock=ManualClock(), settings=HOUR), Slow()
     slow.go_on.set()
-    await life.executor.run(agent(slow, effect), "go")
-    assert life.store.kinds == [BEGUN, [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]][:writes]
+    await host.executor.run(agent(slow, effect), "go")
+    assert host.store.kinds == [BEGUN, [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]][:writes]
 
 
 @pytest.mark.parametrize("quick", [True, False])
 async def test_an_idempotent_call_is_made_under_one_key_whenever_a_throttled_process_dies(quick: bool) -> None:
     clock, ids, keys = ManualClock(), itertools.count(), set()
-    life = SimulatedHost(clock=clock, settings=HOUR)
+    host = SimulatedHost(clock=clock, settings=HOUR)
     paid = asyncio.Event()
 
     def payer(dies: bool) -> Agent:
@@ -177,11 +177,11 @@ async def test_an_idempotent_call_is_made_under_one_key_whenever_a_throttled_pro
 
         return Agent(name="a", model=model, tools=[Tool(pay, effect="idempotent")])
 
-    run = asyncio.create_task(life.executor.run(payer(dies=True), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(payer(dies=True), "go", run_id="r"))
     await paid.wait()
     await clock.advance(INTENT_DELAY)
-    await life.crash()
+    await host.crash()
     run.cancel()
     await asyncio.wait([run])
-    assert (await SimulatedHost(life.inner, clock=clock).resume(payer(dies=False), "r")).output == "done"
+    assert (await SimulatedHost(host.inner, clock=clock).resume(payer(dies=False), "r")).output == "done"
     assert len(keys) == 1

@@ -79,9 +79,9 @@ async def test_parallel_tool_calls_of_one_reply_run_concurrently(effect: str) ->
         await all_begun.wait()
         return name
 
-    life = SimulatedHost()
+    host = SimulatedHost()
     model = ScriptedModel(tool_reply(*(call(name, "meet", name=name) for name in "abc")), "done")
-    await life.executor.run(Agent(name="a", model=model, tools=[meet]), "go")
+    await host.executor.run(Agent(name="a", model=model, tools=[meet]), "go")
     assert [result.content for result in model.requests[-1] if isinstance(result, ToolResult)] == ["a", "b", "c"]
 
 

@@ -108,12 +108,12 @@ async def test_what_was_spent_on_an_unfinished_step_is_committed_at_the_end() ->
 
 async def test_a_resumed_run_says_so() -> None:
     first, second = RecordingPorts(), RecordingPorts()
-    life = SimulatedHost(ports=first.ports)
+    host = SimulatedHost(ports=first.ports)
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "work")), Shutdown("x")), tools=[work])
     with pytest.raises(Shutdown):
-        await life.executor.run(agent, "go", run_id="r")
+        await host.executor.run(agent, "go", run_id="r")
     assert first.get_calls("audit")[-1] == "audit.close leave 1 Shutdown"
-    await SimulatedHost(life.inner, ports=second.ports).resume(three_steps(), "r")
+    await SimulatedHost(host.inner, ports=second.ports).resume(three_steps(), "r")
     assert second.get_calls("audit")[:2] == ["audit.begin r", "audit.start resumed"]
     assert second.get_calls("delivery")[0] == "delivery.progress resumed 1"
     assert second.get_calls("audit.step") == ["audit.step 2 2", "audit.step 3 3"]
@@ -151,21 +151,21 @@ AT_THE_END = ["audit.close", "critic.close", "delivery.error"]
 @pytest.mark.parametrize("resumed", [False, True])
 async def test_a_port_that_raises_is_the_runs_error_and_the_checkpoint_is_settled(where: str, resumed: bool) -> None:
     everything = RecordingPorts(where)
-    life = SimulatedHost(ports=everything.ports, settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(ports=everything.ports, settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     if resumed:
-        earlier = SimulatedHost(life.inner)
+        earlier = SimulatedHost(host.inner)
         agent = Agent(name="a", model=ScriptedModel(Shutdown("now")))
         with pytest.raises(Shutdown):
             await earlier.executor.run(agent, "go", run_id="r")
         with pytest.raises(PortFailed):
-            await life.resume(three_steps(), "r")
+            await host.resume(three_steps(), "r")
     else:
         with pytest.raises(PortFailed):
-            await life.executor.run(three_steps(), "go", run_id="r")
-    statuses = await life.get_statuses()
+            await host.executor.run(three_steps(), "go", run_id="r")
+    statuses = await host.get_statuses()
     assert set(statuses.values()) <= {RunStatus.FAILED}
     assert bool(statuses) or not resumed
-    assert life.executor.active_run_ids == frozenset()
+    assert host.executor.active_run_ids == frozenset()
     if where not in ("audit.begin", "audit.start"):
         assert everything.get_calls("audit")[-1].startswith("audit.close fail")
     assert isinstance(everything.errors[0], PortFailed)
@@ -177,15 +177,15 @@ async def test_a_port_that_raises_while_the_run_is_settled_is_logged(
     where: str, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     everything = RecordingPorts(where)
-    life = SimulatedHost(ports=everything.ports)
+    host = SimulatedHost(ports=everything.ports)
     if fails:
         with pytest.raises(ValueError, match="the run's own"):
-            await life.executor.run(Agent(name="a", model=ScriptedModel(ValueError("the run's own"))), "go")
+            await host.executor.run(Agent(name="a", model=ScriptedModel(ValueError("the run's own"))), "go")
     else:
-        assert (await life.executor.run(three_steps(), "go")).output == "done"
+        assert (await host.executor.run(three_steps(), "go")).output == "done"
     if fails or where != "delivery.error":
         assert "a port failed while the run was finalized" in caplog.text
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 @pytest.mark.parametrize("where", DURING)
@@ -194,13 +194,13 @@ async def test_a_port_can_park_or_leave_a_run_wherever_it_is_asked(where: str) -
         (lambda: RunParked("budget"), RunStatus.PARKED),
         (lambda: Shutdown("x"), RunStatus.INTERRUPTED),
     ):
-        life = SimulatedHost()
+        host = SimulatedHost()
         agent = Agent(name="a", model=ScriptedModel(Shutdown("now")))
         with pytest.raises(Shutdown):
-            await life.executor.run(agent, "go", run_id="r")
+            await host.executor.run(agent, "go", run_id="r")
         with pytest.raises((RunParked, Shutdown)):
-            await SimulatedHost(life.inner, ports=RecordingPorts(where, error).ports).resume(three_steps(), "r")
-        assert await life.get_statuses() == {"r": status}
+            await SimulatedHost(host.inner, ports=RecordingPorts(where, error).ports).resume(three_steps(), "r")
+        assert await host.get_statuses() == {"r": status}
 
         new = SimulatedHost(ports=RecordingPorts(where, error).ports)
         with pytest.raises((RunParked, Shutdown)):
@@ -257,7 +257,7 @@ async def test_a_critic_that_does_not_watch_leaves_the_time_bound_as_the_end() -
 
 async def test_a_kill_sticks_even_if_the_run_comes_to_an_answer() -> None:
     everything = RecordingPorts()
-    life = SimulatedHost(ports=Ports(critic=RecordingCritic(everything)))
+    host = SimulatedHost(ports=Ports(critic=RecordingCritic(everything)))
 
     async def stubborn(messages: Sequence[Message]) -> Reply:
         assert everything.control is not None
@@ -270,8 +270,8 @@ async def test_a_kill_sticks_even_if_the_run_comes_to_an_answer() -> None:
         raise AssertionError
 
     with pytest.raises(RunKilled, match="enough"):
-        await life.executor.run(Agent(name="a", model=ScriptedModel(stubborn)), "go")
-    assert await life.list_records() == []
+        await host.executor.run(Agent(name="a", model=ScriptedModel(stubborn)), "go")
+    assert await host.list_records() == []
 
 
 async def test_a_critic_can_steer_the_run() -> None:

@@ -42,7 +42,7 @@ class StopsAtACall(NullListener):
 
 
 async def test_a_resumed_run_is_seeded_with_what_was_saved_and_no_new_input() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     first = ScriptedModel(tool_reply(call("1", "look")), Shutdown("now"))
 
     @tool(effect="pure")
@@ -50,15 +50,15 @@ async def test_a_resumed_run_is_seeded_with_what_was_saved_and_no_new_input() ->
         return "seen"
 
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", model=first, tools=[look], instructions="be brief"), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=first, tools=[look], instructions="be brief"), "go", run_id="r")
     second = ScriptedModel("", "done")
     agent = Agent(name="a", model=second, tools=[look], instructions="changed since")
-    await SimulatedHost(life.inner).resume(agent, "r")
+    await SimulatedHost(host.inner).resume(agent, "r")
     assert second.requests == [first.requests[-1]]
 
 
 async def test_iteration_and_usage_go_on_counting() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     usage = Usage(input_tokens=10, cost_usd=0.25)
 
     @tool(effect="pure")
@@ -66,37 +66,37 @@ async def test_iteration_and_usage_go_on_counting() -> None:
 
     turns = [tool_reply(call("1", "look"), usage=usage), tool_reply(call("2", "look"), usage=usage)]
     with pytest.raises(Shutdown):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(*turns, Shutdown("now")), tools=[look]), "go", run_id="r"
         )
     agent = Agent(name="a", model=ScriptedModel(*turns, Reply(text="done", usage=usage)), tools=[look])
-    result = await SimulatedHost(life.inner).resume(agent, "r")
+    result = await SimulatedHost(host.inner).resume(agent, "r")
     assert result.steps == 3
     assert result.usage == Usage(input_tokens=30, cost_usd=0.75, requests=3, tool_calls=2)
 
 
 async def test_a_run_that_died_before_its_first_reply_was_recorded_first() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     async def dies(messages: Sequence[Message]) -> Reply:
-        await life.crash()
+        await host.crash()
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        await life.executor.run(Agent(name="a", model=ScriptedModel(dies)), "go", run_id="r")
-    [record] = await life.list_records()
+        await host.executor.run(Agent(name="a", model=ScriptedModel(dies)), "go", run_id="r")
+    [record] = await host.list_records()
     assert record.is_interrupted
     model = ScriptedModel("done")
-    assert (await SimulatedHost(life.inner).resume(Agent(name="a", model=model), "r")).output == "done"
+    assert (await SimulatedHost(host.inner).resume(Agent(name="a", model=model), "r")).output == "done"
     assert model.requests == [(User("go"),)]
 
 
 async def test_an_answer_that_was_saved_is_not_asked_for_again() -> None:
-    life = SimulatedHost(ports=Ports(listener=StopsAtTheEnd()))
+    host = SimulatedHost(ports=Ports(listener=StopsAtTheEnd()))
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id="r")
     model = ScriptedModel("never")
-    result = await SimulatedHost(life.inner).resume(Agent(name="a", model=model), "r")
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", model=model), "r")
     assert (result.output, result.steps) == ("done", 1)
     assert model.requests == []
 
@@ -112,10 +112,10 @@ async def test_the_step_of_an_answer_that_was_saved_is_counted_once(
 
     model = ScriptedModel(tool_reply(call("1", "look")), "done")
     agent = Agent(name="a", tools=[look], phases=[*before, Phase(name="last", model=model)])
-    life = SimulatedHost(ports=Ports(listener=delivery))
+    host = SimulatedHost(ports=Ports(listener=delivery))
     with pytest.raises(Shutdown):
-        await life.executor.run(agent, "go", run_id="r")
-    result = await SimulatedHost(life.inner).resume(agent, "r")
+        await host.executor.run(agent, "go", run_id="r")
+    result = await SimulatedHost(host.inner).resume(agent, "r")
     steps = len(before) + 2
     assert (result.output, result.steps, result.usage.requests) == ("done", steps, steps)
     assert len(model.requests) == 2
@@ -188,7 +188,7 @@ async def test_a_released_batch_keeps_every_result_that_came(throttle: timedelta
 
 
 async def test_a_finished_call_stays_made_when_whoever_is_told_of_it_raises() -> None:
-    life = SimulatedHost(ports=Ports(listener=StopsAtACall()))
+    host = SimulatedHost(ports=Ports(listener=StopsAtACall()))
     made: list[str] = []
 
     @tool
@@ -199,15 +199,15 @@ async def test_a_finished_call_stays_made_when_whoever_is_told_of_it_raises() ->
     model = ScriptedModel(tool_reply(call("1", "pay")), "done")
     agent = Agent(name="a", model=model, tools=[pay])
     with pytest.raises(Shutdown):
-        await life.executor.run(agent, "go", run_id="r")
-    result = await SimulatedHost(life.inner).resume(agent, "r")
+        await host.executor.run(agent, "go", run_id="r")
+    result = await SimulatedHost(host.inner).resume(agent, "r")
     assert made == ["paid"]
     assert model.requests[-1][-1] == ToolResult(call_id="1", tool="pay", content="receipt")
     assert result.usage.tool_calls == 1
 
 
 async def test_an_id_of_a_call_that_is_used_again_is_a_new_call() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     made: list[int] = []
 
     @tool
@@ -217,23 +217,23 @@ async def test_an_id_of_a_call_that_is_used_again_is_a_new_call() -> None:
 
     turns = [tool_reply(call("same", "count", n=n)) for n in range(3)]
     with pytest.raises(Shutdown):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(*turns, Shutdown("now")), tools=[count]), "go", run_id="r"
         )
     model = ScriptedModel(*turns, tool_reply(call("same", "count", n=3)), "done")
-    await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=[count]), "r")
+    await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[count]), "r")
     assert made == [0, 1, 2, 3]
 
 
 async def test_of_a_rewritten_agent_the_new_tools_are_used() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     @tool(effect="pure")
     async def work(name: str) -> str:
         raise Shutdown("now")
 
     with pytest.raises(Shutdown):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "work", name="x"))), tools=[work]),
             "go",
             run_id="r",
@@ -243,7 +243,7 @@ async def test_of_a_rewritten_agent_the_new_tools_are_used() -> None:
         return f"new {name}"
 
     model = ScriptedModel(tool_reply(), "done")
-    await SimulatedHost(life.inner).resume(
+    await SimulatedHost(host.inner).resume(
         Agent(name="a", model=model, tools=[Tool(other, name="work", effect="pure")]), "r"
     )
     assert model.requests[0][-1] == ToolResult(call_id="1", tool="work", content="new x")
@@ -258,19 +258,19 @@ async def test_of_a_rewritten_agent_the_new_tools_are_used() -> None:
     ],
 )
 async def test_a_tool_that_a_deploy_removed_meets_the_agents_policy(policy: Any, error: Any, status: Any) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     @tool(effect="pure")
     async def work() -> str:
         raise Shutdown("now")
 
     with pytest.raises(Shutdown):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "work"))), tools=[work]), "go", run_id="r"
         )
     model = ScriptedModel(tool_reply(), "done")
     agent = Agent(name="a", model=model, missing_tools=policy)
-    after = SimulatedHost(life.inner)
+    after = SimulatedHost(host.inner)
     if error is None:
         assert (await after.resume(agent, "r")).output == "done"
         last = model.requests[0][-1]
@@ -279,5 +279,5 @@ async def test_a_tool_that_a_deploy_removed_meets_the_agents_policy(policy: Any,
         return
     with pytest.raises(error):
         await after.resume(agent, "r")
-    assert await life.get_statuses() == {"r": status}
+    assert await host.get_statuses() == {"r": status}
     assert model.requests == []

@@ -49,11 +49,11 @@ LOOK = tool_reply(call("1", "look"))
 
 
 async def test_a_run_is_let_to_its_next_boundary_and_left_there() -> None:
-    life = SimulatedHost(clock=ManualClock())
+    host = SimulatedHost(clock=ManualClock())
     gate = Gate(LOOK, Reply(text="never"))
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id="r"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await asyncio.sleep(0)
     assert not shutdown.done()
     gate.open.set()
@@ -61,139 +61,139 @@ async def test_a_run_is_let_to_its_next_boundary_and_left_there() -> None:
         await run
     await shutdown
     assert gate.asked == 1
-    assert life.store.at_close is not None
-    [record] = life.store.at_close
+    assert host.store.at_close is not None
+    [record] = host.store.at_close
     assert (record.status, record.strikes) == (RunStatus.INTERRUPTED, 0)
     model = ScriptedModel(LOOK, "done")
-    result = await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=[look]), "r")
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[look]), "r")
     assert (result.output, len(model.requests)) == ("done", 1)
 
 
 async def test_a_run_that_reaches_its_answer_within_the_grace_is_completed() -> None:
-    life = SimulatedHost(clock=ManualClock())
+    host = SimulatedHost(clock=ManualClock())
     gate = Gate(Reply(text="done"))
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate), "go"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await asyncio.sleep(0)
     gate.open.set()
     assert (await run).output == "done"
     await shutdown
-    assert life.store.at_close == []
+    assert host.store.at_close == []
 
 
 async def test_when_the_grace_is_over_a_run_is_stopped_where_it_is() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     gate = Gate(LOOK, Reply(text="never"), at=1)
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id="r"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(GRACE - timedelta(seconds=1))
     assert not run.done()
     await clock.advance(timedelta(seconds=1))
     with pytest.raises(Shutdown, match="within step 2"):
         await run
     await shutdown
-    assert life.store.at_close is not None
-    assert [record.status for record in life.store.at_close] == [RunStatus.INTERRUPTED]
+    assert host.store.at_close is not None
+    assert [record.status for record in host.store.at_close] == [RunStatus.INTERRUPTED]
 
 
 async def test_without_grace_runs_are_stopped_at_once() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     gate = Gate(Reply(text="never"))
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go", run_id="r"))
     await gate.reached.wait()
-    await life.executor.shutdown(timedelta(0))
+    await host.executor.shutdown(timedelta(0))
     with pytest.raises(Shutdown):
         await run
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
 
 async def test_the_store_is_closed_last_when_all_is_flushed_and_all_claims_are_released() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock, settings=CheckpointSettings(save_interval=timedelta(hours=1)))
+    host = SimulatedHost(clock=clock, settings=CheckpointSettings(save_interval=timedelta(hours=1)))
     gates = [Gate(LOOK, Reply(text="never"), at=1) for _ in range(3)]
     runs = [
-        asyncio.create_task(life.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id=f"r{number}"))
+        asyncio.create_task(host.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id=f"r{number}"))
         for number, gate in enumerate(gates)
     ]
     for gate in gates:
         await gate.reached.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(GRACE)
     await shutdown
     assert [type(error) for error in await asyncio.gather(*runs, return_exceptions=True)] == [Shutdown] * 3
-    assert life.store.calls[-2:] == ["deregister_worker", "close"]
-    assert life.store.at_close is not None
-    assert {record.status for record in life.store.at_close} == {RunStatus.INTERRUPTED}
+    assert host.store.calls[-2:] == ["deregister_worker", "close"]
+    assert host.store.at_close is not None
+    assert {record.status for record in host.store.at_close} == {RunStatus.INTERRUPTED}
     for number in range(3):
-        resumption = await SimulatedHost(life.inner, clock=clock).claim(
+        resumption = await SimulatedHost(host.inner, clock=clock).claim(
             Agent(name="a", model=ScriptedModel("x")), f"r{number}"
         )
         assert resumption.state.steps == 1, "the step that the throttle held back was flushed"
 
 
 async def test_new_runs_are_refused_and_nothing_is_written_for_them() -> None:
-    life = SimulatedHost(clock=ManualClock())
+    host = SimulatedHost(clock=ManualClock())
     gate = Gate(Reply(text="done"))
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate), "go"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await asyncio.sleep(0)
-    assert life.executor.draining
-    written = len(life.store.writes)
+    assert host.executor.draining
+    written = len(host.store.writes)
     with pytest.raises(ShuttingDown, match="shutting down"):
-        await life.executor.run(Agent(name="b", model=ScriptedModel("never")), "go", run_id="late")
-    assert len(life.store.writes) == written
+        await host.executor.run(Agent(name="b", model=ScriptedModel("never")), "go", run_id="late")
+    assert len(host.store.writes) == written
     gate.open.set()
     await asyncio.gather(run, shutdown)
     with pytest.raises(ShuttingDown):
-        await life.executor.run(Agent(name="b", model=ScriptedModel("never")), "go")
+        await host.executor.run(Agent(name="b", model=ScriptedModel("never")), "go")
 
 
 async def test_a_claimed_run_that_comes_too_late_is_given_back() -> None:
     first = SimulatedHost()
     with pytest.raises(Shutdown):
         await first.executor.run(Agent(name="a", model=ScriptedModel(Shutdown("now"))), "go", run_id="r")
-    life = SimulatedHost(first.inner, clock=ManualClock())
+    host = SimulatedHost(first.inner, clock=ManualClock())
     gate = Gate(Reply(text="done"))
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate), "go", run_id="other"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go", run_id="other"))
     await gate.reached.wait()
-    resumption = await life.claim(Agent(name="a", model=ScriptedModel("x")), "r")
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    resumption = await host.claim(Agent(name="a", model=ScriptedModel("x")), "r")
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await asyncio.sleep(0)
     with pytest.raises(ShuttingDown):
-        await life.executor.resume(Agent(name="a", model=ScriptedModel("x")), resumption)
-    assert (await life.get_statuses())["r"] is RunStatus.INTERRUPTED
+        await host.executor.resume(Agent(name="a", model=ScriptedModel("x")), resumption)
+    assert (await host.get_statuses())["r"] is RunStatus.INTERRUPTED
     gate.open.set()
     await asyncio.gather(run, shutdown)
 
 
 async def test_a_second_call_waits_for_the_same_shutdown() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     gate = Gate(Reply(text="never"))
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate), "go"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go"))
     await gate.reached.wait()
-    first = asyncio.create_task(life.executor.shutdown(GRACE))
-    second = asyncio.create_task(life.executor.shutdown(timedelta(days=1)))
+    first = asyncio.create_task(host.executor.shutdown(GRACE))
+    second = asyncio.create_task(host.executor.shutdown(timedelta(days=1)))
     await clock.advance(timedelta(seconds=1))
     first.cancel()  # whoever asked may go away: the shutdown goes on
     await clock.advance(GRACE)
     await second
     with pytest.raises(Shutdown):
         await run
-    await life.executor.shutdown()
-    assert life.store.calls.count("close") == 1
+    await host.executor.shutdown()
+    assert host.store.calls.count("close") == 1
 
 
 async def test_a_shutdown_without_runs_or_ports_is_done_at_once() -> None:
     await Executor().shutdown()
-    life = SimulatedHost()
-    await life.checkpoints.open()
-    await life.executor.shutdown()
-    assert life.store.at_close == []
+    host = SimulatedHost()
+    await host.checkpoints.open()
+    await host.executor.shutdown()
+    assert host.store.at_close == []
 
 
 def parent_of(child: Agent) -> Agent:
@@ -208,12 +208,12 @@ def parent_of(child: Agent) -> Agent:
 @pytest.mark.parametrize("in_time", [True, False])
 async def test_children_inside_parents_are_left_and_not_failed(in_time: bool) -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     gate = Gate(LOOK, Reply(text="never"))
     parent = parent_of(Agent(name="child", model=gate, tools=[look]))
-    run = asyncio.create_task(life.executor.run(parent, "go", run_id="p"))
+    run = asyncio.create_task(host.executor.run(parent, "go", run_id="p"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(timedelta(0))
     if in_time:
         gate.open.set()
@@ -222,54 +222,54 @@ async def test_children_inside_parents_are_left_and_not_failed(in_time: bool) ->
     with pytest.raises(Shutdown):
         await run
     await shutdown
-    assert len(await life.list_records()) == 2
-    assert set((await life.get_statuses()).values()) == {RunStatus.INTERRUPTED}
+    assert len(await host.list_records()) == 2
+    assert set((await host.get_statuses()).values()) == {RunStatus.INTERRUPTED}
 
     model = ScriptedModel(LOOK, "from the child")
-    result = await SimulatedHost(life.inner).resume(parent_of(Agent(name="child", model=model, tools=[look])), "p")
+    result = await SimulatedHost(host.inner).resume(parent_of(Agent(name="child", model=model, tools=[look])), "p")
     assert result.output == "done"
     assert len(model.requests) == (1 if in_time else 2)
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_run_that_cannot_be_flushed_is_left_as_it_was_saved() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock, settings=CheckpointSettings(store_timeout=timedelta(0)))
+    host = SimulatedHost(clock=clock, settings=CheckpointSettings(store_timeout=timedelta(0)))
     gate = Gate(LOOK, Reply(text="never"), at=1)
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id="r"))
     await gate.reached.wait()
 
     async def unreachable(method: str) -> None:
         if method in ("append", "release"):
             raise StoreUnavailable("no answer")
 
-    life.store.before = unreachable
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    host.store.before = unreachable
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(GRACE)
     await shutdown
     with pytest.raises(Shutdown):
         await run
     # Not released: but its worker was discharged, so it is a candidate all the same.
-    [record] = await life.list_records()
+    [record] = await host.list_records()
     assert record.is_interrupted
     model = ScriptedModel(LOOK, "done")
-    assert (await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=[look]), "r")).output == "done"
+    assert (await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[look]), "r")).output == "done"
 
 
 async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_does_not_end_the_run() -> None:
     """A second Ctrl-C cancels all that waits."""
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     gate = Gate(Reply(text="never"))
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=gate), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go", run_id="r"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(timedelta(0))
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
     await shutdown
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
 
 @pytest.mark.parametrize("own_first", [True, False])
@@ -279,7 +279,7 @@ async def test_a_cancel_of_all_tasks_while_the_host_shuts_down_does_not_end_the_
 ) -> None:
     """As asyncio.run() does when a second Ctrl-C has ended the main task: in any order."""
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     begun = asyncio.Event()
 
     async def hang() -> str:
@@ -290,9 +290,9 @@ async def test_a_cancel_of_all_tasks_while_the_host_shuts_down_does_not_end_the_
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         return tool_reply(call("1", "hang")) if in_tool else Reply(text=await hang())
 
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model, tools=[tool(hang)]), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model, tools=[tool(hang)]), "go", run_id="r"))
     await begun.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(timedelta(0))
     [own] = [task for task in asyncio.all_tasks() if task.get_name() == "holdfast run r"]
     for task in [own, run] if own_first else [run, own]:
@@ -300,7 +300,7 @@ async def test_a_cancel_of_all_tasks_while_the_host_shuts_down_does_not_end_the_
     with pytest.raises(asyncio.CancelledError):
         await run
     await shutdown
-    [record] = await life.list_records()
+    [record] = await host.list_records()
     assert record.status is RunStatus.INTERRUPTED
     # What was being done is not over: it is in doubt.
-    assert {entry.kind for entry in (await life.inner.load("r")).entries} == {EntryKind.BEGIN, EntryKind.MESSAGE}
+    assert {entry.kind for entry in (await host.inner.load("r")).entries} == {EntryKind.BEGIN, EntryKind.MESSAGE}

@@ -47,11 +47,11 @@ async def test_a_message_is_steered_in_between_two_steps() -> None:
 
 
 async def test_a_message_that_cannot_be_stored_is_refused_and_the_run_goes_on() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     @tool(effect="pure")
     async def hint() -> str:
-        live = life.executor.get_run("r")
+        live = host.executor.get_run("r")
         assert live is not None
         live.steer("hurry up")
         with pytest.raises(PayloadError, match="cannot be stored"):
@@ -59,7 +59,7 @@ async def test_a_message_that_cannot_be_stored_is_refused_and_the_run_goes_on() 
         return "seen"
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "done")
-    await life.executor.run(Agent(name="a", model=model, tools=[hint]), "go", run_id="r")
+    await host.executor.run(Agent(name="a", model=model, tools=[hint]), "go", run_id="r")
     assert [message for message in model.requests[1] if isinstance(message, User)] == [User("go"), User("hurry up")]
 
 
@@ -79,19 +79,19 @@ async def test_a_message_that_comes_with_the_answer_is_answered_too() -> None:
 
 
 async def test_a_steered_message_survives_a_resume_once_its_step_is_saved() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     @tool(effect="pure")
     async def hint() -> None:
-        live = life.executor.get_run("r")
+        live = host.executor.get_run("r")
         assert live is not None
         live.steer("mind the gap")
 
     model = ScriptedModel(tool_reply(call("1", "hint")), tool_reply(call("2", "look")), Shutdown("now"))
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", model=model, tools=[hint, look]), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=model, tools=[hint, look]), "go", run_id="r")
     after = ScriptedModel("", "", "done")
-    await SimulatedHost(life.inner).resume(Agent(name="a", model=after, tools=[hint, look]), "r")
+    await SimulatedHost(host.inner).resume(Agent(name="a", model=after, tools=[hint, look]), "r")
     assert User("mind the gap") in after.requests[0]
 
 
@@ -100,24 +100,24 @@ def said(messages: Sequence[Message]) -> list[str]:
 
 
 async def test_what_no_step_took_before_a_shutdown_is_said_in_the_next_life_and_once() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     closing: list[asyncio.Task[None]] = []
 
     @tool(effect="pure")
     async def hint() -> None:
-        live = life.executor.get_run("r")
+        live = host.executor.get_run("r")
         assert live is not None
         live.steer("mind the gap")
         live.steer("and the doors")
-        closing.append(asyncio.create_task(life.executor.shutdown()))
+        closing.append(asyncio.create_task(host.executor.shutdown()))
         while not live.stop_state.draining:  # noqa: ASYNC110 - until the shutdown has had its turn
             await asyncio.sleep(0)
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "never")
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", model=model, tools=[hint]), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=model, tools=[hint]), "go", run_id="r")
     await closing[0]
-    store = life.inner
+    store = host.inner
     second = ScriptedModel("", tool_reply(call("2", "look")), Shutdown("now"))
     with pytest.raises(Shutdown):
         await SimulatedHost(store).resume(Agent(name="a", model=second, tools=[look]), "r")
@@ -128,18 +128,18 @@ async def test_what_no_step_took_before_a_shutdown_is_said_in_the_next_life_and_
 
 
 async def test_what_came_with_the_answer_is_answered_in_the_next_life() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     async def answers(messages: Sequence[Message]) -> Reply:
-        live = life.executor.get_run("r")
+        live = host.executor.get_run("r")
         assert live is not None
         live.steer("one more thing")
         live.stop_state.draining = True
         return Reply(text="done")
 
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", model=ScriptedModel(answers)), "go", run_id="r")
-    result = await SimulatedHost(life.inner).resume(Agent(name="a", model=ScriptedModel("", "done as well")), "r")
+        await host.executor.run(Agent(name="a", model=ScriptedModel(answers)), "go", run_id="r")
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", model=ScriptedModel("", "done as well")), "r")
     assert (result.output, said(list(result.messages))) == ("done as well", ["go", "one more thing"])
 
 
@@ -155,20 +155,20 @@ async def test_what_a_step_had_begun_to_take_when_it_was_stopped_is_not_lost(whe
             if event.kind == "steered":
                 raise Shutdown("now")
 
-    life = SimulatedHost(ports=Ports(listener=Stops() if where == "delivery" else None))
+    host = SimulatedHost(ports=Ports(listener=Stops() if where == "delivery" else None))
 
     @tool(effect="pure")
     async def hint() -> None:
-        live = life.executor.get_run("r")
+        live = host.executor.get_run("r")
         assert live is not None
         live.steer("mind the gap")
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "never")
     compact = stops if where == "compact" else None
     with pytest.raises(Shutdown):
-        await life.executor.run(Agent(name="a", model=model, tools=[hint], compact=compact), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=model, tools=[hint], compact=compact), "go", run_id="r")
     after = ScriptedModel("", "done")
-    await SimulatedHost(life.inner).resume(Agent(name="a", model=after, tools=[hint]), "r")
+    await SimulatedHost(host.inner).resume(Agent(name="a", model=after, tools=[hint]), "r")
     assert said(after.requests[-1]) == ["go", "mind the gap"]
 
 
@@ -256,20 +256,20 @@ async def test_a_compacted_history_is_what_the_model_sees_and_what_a_resume_find
     assert whole.asked[3] == (System("count"), User("counted to 3"))
 
     for stop in range(len(whole.asked)):
-        life, before, after = SimulatedHost(), Counter(to=8, stop=stop), Counter(to=8)
+        host, before, after = SimulatedHost(), Counter(to=8, stop=stop), Counter(to=8)
         with pytest.raises(Shutdown):
-            await life.executor.run(before.agent, "go", run_id="r")
-        result = await SimulatedHost(life.inner).resume(after.agent, "r")
+            await host.executor.run(before.agent, "go", run_id="r")
+        result = await SimulatedHost(host.inner).resume(after.agent, "r")
         assert before.asked + after.asked == whole.asked
         assert list(result.messages) == list(expected.messages)
         assert (result.steps, result.usage) == (expected.steps, expected.usage)
 
 
 async def test_the_journal_of_a_run_that_compacts_stays_small() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     counter = Counter(to=300)
-    await life.executor.run(counter.agent, "go")
-    sizes = [sum(len(entry.body) for entry in write) for write in life.store.writes]
+    await host.executor.run(counter.agent, "go")
+    sizes = [sum(len(entry.body) for entry in write) for write in host.store.writes]
     assert max(sizes) < 2000, "the largest write is a journal written anew"
-    replaced = [write for write in life.store.writes[1:] if write[0].kind is EntryKind.BEGIN]
+    replaced = [write for write in host.store.writes[1:] if write[0].kind is EntryKind.BEGIN]
     assert len(replaced) > 50

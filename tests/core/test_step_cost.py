@@ -72,11 +72,11 @@ async def test_a_late_step_makes_as_many_function_calls_as_an_early_one(effect: 
 )
 async def test_a_step_is_as_many_writes_as_it_needs_and_no_more(effect: str, calls: int, least: int, most: int) -> None:
     """One for the step, one before the first of its once calls, and one for every result but the last."""
-    life = SimulatedHost(clock=ManualClock())  # on which no step is too slow to be written as one
+    host = SimulatedHost(clock=ManualClock())  # on which no step is too slow to be written as one
     model = Counting(calls)
     try:
-        await life.executor.run(agent(model, effect), "go")
+        await host.executor.run(agent(model, effect), "go")
     finally:
         sys.setprofile(None)
     begun_and_answered = 2
-    assert least <= (len(life.store.writes) - begun_and_answered) / STEPS <= most
+    assert least <= (len(host.store.writes) - begun_and_answered) / STEPS <= most

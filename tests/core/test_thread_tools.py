@@ -46,42 +46,42 @@ class Thread:
 @pytest.mark.parametrize("alone", [False, True])
 async def test_a_run_is_not_left_to_others_while_a_thread_of_it_still_works(alone: bool, fails: bool) -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     thread = Thread()
     thread.fails = fails
     batch = tool_reply(call("1", "send")) if alone else tool_reply(call("1", "send"), call("2", "look"))
     agent = Agent(name="a", model=ScriptedModel(batch, "done"), tools=[thread.tool, look])
-    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await thread.begun.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(GRACE)
-    live = life.executor.get_run("r")
+    live = host.executor.get_run("r")
     assert live is not None
     assert isinstance(live.stop_state.error, Shutdown)
-    assert await life.get_statuses() == {"r": RunStatus.RUNNING}
+    assert await host.get_statuses() == {"r": RunStatus.RUNNING}
     thread.go_on.set()
     with pytest.raises(Shutdown):
         await run
     await shutdown
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
     model = ScriptedModel(batch, "done")
-    await SimulatedHost(life.inner).resume(Agent(name="a", model=model, tools=[thread.tool, look]), "r")
+    await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[thread.tool, look]), "r")
     assert thread.done == ["sent"]
     shown = next(message for message in model.requests[0] if isinstance(message, ToolResult))
     assert (shown.content, shown.error) == (("ValueError: sent, but", True) if fails else ("sent", False))
 
 
 async def test_a_run_that_is_ended_does_not_wait_for_its_threads() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     thread = Thread()
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "send"))), tools=[thread.tool])
-    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await thread.begun.wait()
-    live = life.executor.get_run("r")
+    live = host.executor.get_run("r")
     assert live is not None
     live.kill("it hangs")
     with pytest.raises(RunKilled):
         await run
     assert thread.done == []
-    assert await life.list_records() == []
+    assert await host.list_records() == []
     thread.go_on.set()

@@ -1,7 +1,4 @@
-"""Agents and their phases: what is to be run, as plain immutable data.
-
-Model tiers: names such as `fast` and `smart`, and the chain of models that each stands for.
-"""
+"""Agents, their phases and bounds, and model tiers: immutable data."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,19 +16,19 @@ from holdfast.core.tool import Tool, ToolSchema
 if TYPE_CHECKING:
     from holdfast.core.execution.loop import Loop
 
-#: A model is one async callable: the conversation and the tools in, a reply out.
+#: An async callable from the conversation and the tools to a reply.
 Model = Callable[[Sequence[Message], Sequence[ToolSchema]], Awaitable[Reply]]
 
-#: Looks at the conversation before a step and returns a shorter one to go on with, or `None` to leave it.
+#: Gets the conversation before a step and returns a shorter one, or `None` to keep it.
 Compact = Callable[[Sequence[Any]], Awaitable[Sequence[Any] | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How far a run may go before it is ended. All of them count on over a resume."""
+    """The bounds of a run. Counting continues over a resume."""
 
     max_steps: int = 100
-    #: Time the run is driven; time spent interrupted does not count. `None`: no end.
+    #: Execution time, without the time spent interrupted. `None`: unbounded.
     max_runtime: timedelta | None = None
     #: Replies in a row that ask for the same tools with the same arguments.
     max_repeats: int = 5
@@ -43,19 +40,19 @@ class Bounds:
             raise DefinitionError(f"max_runtime is {self.max_runtime}: give a positive duration, or None for no end")
 
 
-#: What becomes of a resumed run that was about to call a tool its agent no longer has: it is left for a process that
-#: knows the tool, or the model is told, or the run is parked for a person.
+#: For a resumed run that was about to call a tool its agent no longer has: leave it to a process that has the tool,
+#: report it to the model, or park the run for a person.
 MissingTools = Literal["defer", "report", "park"]
 
-#: What the prompt of a phase may be made from: the run's prompt and the finished phases.
+#: Makes the prompt of a phase from the run's prompt and the finished phases.
 PhasePrompt = Callable[[str, Sequence[PhaseOutput]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A named stage of a pipeline: a loop of its own whose output later phases can use.
+    """A named stage of a pipeline: a conversation of its own whose output later phases can use.
 
-    What is left `None` is taken from the agent.
+    Fields that are `None` are taken from the agent.
     """
 
     name: str
@@ -65,11 +62,11 @@ class Phase:
     instructions: str | None = None
     tools: Sequence[Tool | Callable[..., Any] | str] | None = None
     model: Model | None = None
-    #: For this phase alone. The agent's bounds hold for the whole run all the same.
+    #: For this phase alone. The agent's bounds hold for the whole run too.
     bounds: Bounds | None = None
 
     def render(self, prompt: str, finished: Sequence[PhaseOutput]) -> str:
-        """The phase's own prompt."""
+        """Return the phase's own prompt."""
         if callable(self.prompt):
             return self.prompt(prompt, finished)
         outputs = {phase.name: phase.output for phase in finished}
@@ -78,7 +75,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """What to run: instructions, a model, tools, and bounds; or a pipeline of phases."""
+    """Instructions, a model, tools and bounds; or a pipeline of phases."""
 
     name: str
     model: Model | None = None
@@ -91,7 +88,7 @@ class Agent:
     model_tier: str = ""
     compact: Compact | None = None
     missing_tools: MissingTools = "defer"
-    #: Drives another kind of agent. `None`: the native loop.
+    #: Executes another kind of agent. `None`: the native loop.
     loop: "Loop | None" = None
 
     def __post_init__(self) -> None:
@@ -105,11 +102,11 @@ class Agent:
                 raise DefinitionError(f"agent {self.name}: no model; give it one, or one to each of its phases")
 
     async def build(self, info: RunInfo) -> "Agent":
-        """An agent is its own source."""
+        """Return itself: an agent is its own source."""
         return self
 
     def profile(self, phase: Phase | None = None) -> "Profile":
-        """What one loop of this agent works with: the agent's own, or a phase's."""
+        """Return the profile of one conversation of this agent, or of a phase."""
         own = Profile(
             instructions=self.instructions,
             model=self.model,
@@ -132,22 +129,25 @@ class Agent:
 
 
 class AgentSource(Protocol):
-    """Anything that can become an agent when a run begins or is resumed. An `Agent` is one."""
+    """Builds an agent when a run begins or is resumed. An `Agent` is one.
+
+    A source may have further attributes: see `AgentDetails`.
+    """
 
     @property
     def name(self) -> str: ...
 
     async def build(self, info: RunInfo) -> Agent:
-        """The agent for this run. An error from here ends the run, and its checkpoint with it.
+        """Return the agent for this run. An error fails the run.
 
-        But a `DefinitionError` about a run that is resumed leaves it for a process that can build its agent.
+        But a `DefinitionError` for a resumed run leaves the run to a process that can build its agent.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What one loop works with."""
+    """The definition of one conversation."""
 
     instructions: str
     model: Model | None
@@ -168,7 +168,7 @@ class Profile:
 
 
 def index_tools(tools: Sequence[Any]) -> Mapping[str, Tool]:
-    """Tools by name.
+    """Return the tools by name.
 
     Raises:
         DefinitionError: two have the same name.
@@ -198,7 +198,7 @@ log = logging.getLogger("holdfast.tiers")
 
 
 def failover(*models: Model) -> Model:
-    """One model of several: each is asked in turn until one replies. The last one's error is the chain's.
+    """Return a model that asks each model in turn until one replies. It raises the last one's error.
 
     Raises:
         DefinitionError: there are none.
@@ -210,7 +210,7 @@ def failover(*models: Model) -> Model:
         for model in models[:-1]:
             try:
                 return await model(messages, tools)
-            except Exception as exc:  # whatever a provider raises; the next one is asked
+            except Exception as exc:  # a provider may raise anything
                 log.warning("a model failed, the next one of its chain is asked: %r", exc)
         return await models[-1](messages, tools)
 
@@ -218,13 +218,13 @@ def failover(*models: Model) -> Model:
 
 
 class ModelTiers:
-    """Which models a tier stands for. What is not configured falls back to the default tier."""
+    """Names such as `fast` and `smart`, each for a chain of models. Unknown names mean the default tier."""
 
     def __init__(self, tiers: Mapping[str, Model | Sequence[Model]], *, default: str | None = None) -> None:
         """Make tiers.
 
         Args:
-            default: what an unknown or empty tier stands for; without it such a tier is an error.
+            default: the tier of unknown and empty names. Without it they are an error.
 
         Raises:
             DefinitionError: a chain is empty, or the default is not among the tiers.
@@ -235,7 +235,7 @@ class ModelTiers:
         self._default = default
 
     def model(self, tier: str) -> Model:
-        """The model of a tier.
+        """Return the model of a tier.
 
         Raises:
             DefinitionError: there is no such tier, and no default.

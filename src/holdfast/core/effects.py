@@ -1,4 +1,4 @@
-"""What a tool does to the world, and what is done when nobody knows whether it did."""
+"""The effect of a tool, and the policies for a call whose outcome is unknown."""
 
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -10,25 +10,25 @@ from holdfast.core.tool_context import ToolContext
 
 
 class Effect(StrEnum):
-    """What calling a tool twice would do."""
+    """The effect of calling a tool twice."""
 
     #: It changes nothing. May be called again at any time.
     PURE = "pure"
     #: Calling it again with the same idempotency key changes nothing more.
     IDEMPOTENT = "idempotent"
-    #: It must not happen twice. What a tool is unless it says otherwise.
+    #: It must not happen twice. The default.
     ONCE = "once"
 
 
-#: What becomes of a `once` call in doubt: the model is told that the outcome is unknown, or the run is parked.
+#: For a `once` call in doubt: report to the model that the outcome is unknown, or park the run.
 InDoubt = Literal["report", "park"]
 
-#: What becomes of an error that a tool raises: the model is told, or the run ends.
+#: For an error that a tool raises: report it to the model, or fail the run.
 OnError = Literal["report", "raise"]
 
 
 class Completed(msgspec.Struct, frozen=True):
-    """Reconciled: the call did its work, and this was its result."""
+    """Reconciled: the call took effect, with this result."""
 
     result: Any
 
@@ -36,14 +36,14 @@ class Completed(msgspec.Struct, frozen=True):
 class Reconciliation(StrEnum):
     """Reconciled, without a result."""
 
-    #: The call never did its work; it is made now.
+    #: The call never took effect; it is made now.
     NOT_EXECUTED = "did not happen"
-    #: It cannot be found out; the tool's in-doubt policy decides.
+    #: The outcome cannot be determined; the tool's in-doubt policy decides.
     UNKNOWN = "unknown"
 
 
 NOT_EXECUTED: Final = Reconciliation.NOT_EXECUTED
 UNKNOWN: Final = Reconciliation.UNKNOWN
 
-#: Finds out what became of a call, from its identity and arguments.
+#: Finds the outcome of a call, from its identity and arguments.
 Reconcile = Callable[[ToolContext], Awaitable[Completed | Reconciliation]]

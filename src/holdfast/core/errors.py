@@ -1,4 +1,4 @@
-"""What can go wrong in a run. The whole tree is drawn in `holdfast.errors`."""
+"""Errors of runs. The whole tree is drawn in `holdfast.errors`."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ from holdfast.errors import HoldfastError
 
 
 class RunError(HoldfastError):
-    """A run could not be started, or ended otherwise than with an answer."""
+    """A run could not be started, or ended without an answer."""
 
 
 class InvalidRunId(RunError):
@@ -14,7 +14,7 @@ class InvalidRunId(RunError):
 
 
 class RunAlreadyRunning(RunError):
-    """This executor drives a run with this id at the moment."""
+    """This executor already executes a run with this id."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"run {run_id} is live in this process: await that one, or choose another id")
@@ -26,7 +26,7 @@ class NotDurable(RunError):
 
 
 class DefinitionError(RunError):
-    """An agent, a tool or a phase was put together in a way that cannot work."""
+    """The definition of an agent, a tool or a phase is not valid."""
 
 
 class UnknownTool(DefinitionError):
@@ -42,23 +42,23 @@ class InvalidReply(RunError):
 
 
 class PayloadError(RunError):
-    """A value cannot be stored without changing it. What was saved before is still there."""
+    """A value cannot be stored without changing it. Earlier saves are kept."""
 
 
 class BoundExceeded(RunError):
-    """The run reached a bound of its agent. Raise the bound to let such runs go on for longer."""
+    """The run reached a bound of its agent. Raise the bound to allow longer runs."""
 
 
 class StepsExceeded(BoundExceeded):
     """The run took as many steps as its agent may take."""
 
     def __init__(self, run_id: str, bound: int) -> None:
-        super().__init__(f"run {run_id} took its {bound} iterations without an answer: raise max_steps if it may")
+        super().__init__(f"run {run_id} took its {bound} steps without an answer: raise max_steps if it may")
         self.run_id, self.bound = run_id, bound
 
 
 class RuntimeExceeded(BoundExceeded):
-    """The run was driven for as long as its agent may take. Time spent interrupted does not count."""
+    """The run used all the execution time of its agent. Time spent interrupted does not count."""
 
     def __init__(self, run_id: str, bound: timedelta) -> None:
         super().__init__(f"run {run_id} ran for its {bound} without an answer: raise max_runtime if it may")
@@ -66,7 +66,7 @@ class RuntimeExceeded(BoundExceeded):
 
 
 class RepeatedToolCalls(BoundExceeded):
-    """The model asked for the same tool with the same arguments again and again."""
+    """The model asked for the same tools with the same arguments too often in a row."""
 
     def __init__(self, run_id: str, tool: str, times: int) -> None:
         super().__init__(f"run {run_id} called {tool} {times} times in a row with the same arguments: it is stuck")
@@ -74,7 +74,7 @@ class RepeatedToolCalls(BoundExceeded):
 
 
 class ToolFailed(RunError):
-    """A tool that ends the run on an error raised one. The error is the cause of this one."""
+    """A tool with `on_error="raise"` raised an error, which is the cause of this one."""
 
     def __init__(self, tool: str, error: BaseException) -> None:
         super().__init__(f"tool {tool} failed and says that this ends the run: {format_error(error)}")
@@ -82,22 +82,22 @@ class ToolFailed(RunError):
 
 
 class RunKilled(RunError):
-    """Something that watches the run ended it."""
+    """A critic ended the run."""
 
 
 class RunCancelled(RunError):
-    """Somebody asked for the run to be cancelled."""
+    """The run was cancelled."""
 
 
 class RunFailed(RunError):
-    """The run failed, in another process or earlier: what is known of it is the text of its error."""
+    """The run failed in another process or earlier. Only the text of its error is known."""
 
 
 class RunParked(RunError):
-    """The run waits for a person or a condition. Its checkpoint is kept; it goes on when it is unparked."""
+    """The run waits for a person or a condition. Its checkpoint is kept; `unpark` resumes it."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        #: What is kept with the run, and shown.
+        #: Stored with the run.
         self.message = f"{reason}: {detail}" if detail else reason
         super().__init__(f"parked, {self.message}")
         #: In a word or two: `approval`, `in doubt`, `poison`, `budget`, `size`, ...
@@ -106,30 +106,30 @@ class RunParked(RunError):
 
 
 class RunInterrupted(RunError):
-    """The run stopped before its end and its checkpoint is kept: recovery goes on with it."""
+    """The run stopped before its end and its checkpoint is kept: recovery resumes it."""
 
-    #: Recovery leaves the run alone for so long.
+    #: Recovery waits this long before it resumes the run.
     retry_after = timedelta(0)
 
 
 class Shutdown(RunInterrupted):
-    """The host shuts down. The run goes on when somebody recovers it."""
+    """The host shuts down. Recovery resumes the run."""
 
 
 class MissingDefinition(RunInterrupted):
-    """The saved run needs what this process does not have: a tool, a phase, its agent. It is left for one that does."""
+    """This process lacks a tool, a phase or the agent of a saved run. The run is left to a process that has it."""
 
     retry_after = timedelta(minutes=1)
 
 
 class SaveFailed(RunInterrupted):
-    """The run cannot go on because its store does not take what it must not go on without."""
+    """The store did not take a save that the run must not continue without."""
 
     retry_after = timedelta(seconds=5)
 
 
 class ModelUnavailable(RunInterrupted):
-    """The model's provider does not answer, or not now. Nothing is wrong with the run: it goes on when it does."""
+    """The model's provider is unavailable. Recovery resumes the run after `retry_after`."""
 
     def __init__(self, message: str, retry_after: timedelta = timedelta(seconds=30)) -> None:
         super().__init__(message)
@@ -137,17 +137,17 @@ class ModelUnavailable(RunInterrupted):
 
 
 class ShuttingDown(RunInterrupted):
-    """The executor is shutting down and takes no new runs."""
+    """The executor is shutting down and admits no new runs."""
 
 
 class RunLost(RunError):
-    """This process does not own the run any more: stop, and write nothing about it."""
+    """This process no longer owns the run: stop, and write nothing about it."""
 
 
 def format_error(error: BaseException) -> str:
-    """The error's kind and text, as any store or model can take it: no half surrogate pairs. Raises nothing."""
+    """Return the error's class and text without half surrogate pairs, which no store can keep. Raises nothing."""
     try:
         text = str(error)
-    except Exception:  # the class is somebody else's
+    except Exception:  # a class of the user's may raise anything
         text = "(its text could not be made)"
     return f"{type(error).__name__}: {text}".encode(errors="replace").decode()

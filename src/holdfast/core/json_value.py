@@ -1,4 +1,4 @@
-"""Values that a store can keep without changing them: what the model sees is what is stored."""
+"""JSON values: data that a store returns unchanged."""
 
 from typing import Any
 
@@ -11,18 +11,16 @@ JsonValue = Any
 
 _BINARY_TYPES = (bytes, bytearray, memoryview)
 
-#: An integer below it is one for whoever reads the JSON.
+#: Every JSON parser reads an integer below this exactly.
 _MAX_SAFE_INTEGER = 2**53
 
 
 def to_json_value(value: Any, label: str) -> JsonValue:
-    """`value` as plain data of its own that reads back equal.
-
-    Structs, dataclasses, tuples, sets, dates, enums and the like are lowered.
+    """Return a copy of `value` as plain JSON data. Structs, dataclasses, tuples, sets, dates and enums are lowered.
 
     Raises:
-        PayloadError: it holds something that would come back changed or not at all, such as NaN, raw bytes, a lone
-            surrogate, a key that is no string, or an object of a class of its own.
+        PayloadError: JSON cannot represent it exactly: NaN, raw bytes, a lone surrogate, a key that is not a string,
+            an object of another class.
     """
     if _is_json_scalar(value):
         return value
@@ -45,7 +43,7 @@ def to_json_value(value: Any, label: str) -> JsonValue:
 
 
 def _is_json_scalar(value: Any) -> bool:
-    """Whether a look is enough to see that it reads back as it is."""
+    """Whether it is a scalar that JSON certainly represents exactly."""
     kind = type(value)
     if kind is str:
         return bool(value.isascii())
@@ -53,7 +51,7 @@ def _is_json_scalar(value: Any) -> bool:
 
 
 def _is_flat_dict(value: dict[Any, Any]) -> bool:
-    """Whether that can be seen of all that is in it. Most arguments of tools are like this."""
+    """Whether all keys and values are such scalars, as in most tool arguments."""
     for key, item in value.items():
         if type(key) is not str or not key.isascii() or not _is_json_scalar(item):
             return False

@@ -1,10 +1,4 @@
-"""What a run has used up so far.
-
-The messages of the native loop, and how messages of any loop are stored.
-
-What they hold is plain data, which has no way back to them: so the garbage collector need not look at the histories of
-all runs again and again (`gc=False`).
-"""
+"""Usage, the messages of the native loop, and the codec that stores the messages of any loop."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -15,11 +9,11 @@ from holdfast.core.errors import PayloadError
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens, requests and cost. Adds up; counts on over resumes."""
+    """Tokens, requests and cost, summed over resumes."""
 
     input_tokens: int = 0
     output_tokens: int = 0
-    #: Part of the output tokens, where the provider tells.
+    #: Part of the output tokens, if the provider reports them.
     reasoning_tokens: int = 0
     requests: int = 0
     tool_calls: int = 0
@@ -38,7 +32,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             requests=self.requests + other.requests,
             tool_calls=self.tool_calls + other.tool_calls,
-            # Zero as it is by default, so that it is left out when it is stored.
+            # The default object if zero, so that `omit_defaults` leaves it out.
             cost_usd=(self.cost_usd + other.cost_usd) or NO_USAGE.cost_usd,
         )
 
@@ -49,42 +43,42 @@ ONE_TOOL_CALL = Usage(tool_calls=1)
 
 
 class System(msgspec.Struct, frozen=True, tag_field="role", tag="system"):
-    """The agent's instructions, as they were when the run began."""
+    """The agent's instructions when the run began."""
 
     text: str
 
 
 class User(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
-    """What a person, or whoever steers the run, says."""
+    """The prompt, or a steered message."""
 
     text: str
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that the model asks for."""
+    """A tool call that the model asks for."""
 
     #: Unique within the run. Results are recorded under it.
     id: str
     name: str
-    #: What the model gave, as JSON data. Checked against the tool's signature before the tool is called.
+    #: JSON data. Checked against the tool's signature before the tool is called.
     arguments: Any = {}
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="reply", omit_defaults=True):
-    """What the model says. Without tool calls it is the answer."""
+    """The model's reply. Without tool calls it is the answer."""
 
     text: str = ""
     tool_calls: Sequence[ToolCall] = ()
     usage: Usage = NO_USAGE
 
     def __post_init__(self) -> None:
-        # One that is read back equals the one that was stored.
+        # A stored reply decodes to one that is equal.
         if isinstance(self.tool_calls, list):
             msgspec.structs.force_setattr(self, "tool_calls", tuple(self.tool_calls))
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="tool", omit_defaults=True):
-    """What became of one tool call."""
+    """The result of one tool call."""
 
     call_id: str
     tool: str
@@ -98,10 +92,10 @@ Message = System | User | Reply | ToolResult
 
 
 class MessageCodec(Protocol):
-    """How the messages of one kind of loop are turned into bytes and back."""
+    """Encodes and decodes the messages of one kind of loop."""
 
     def encode(self, message: Any) -> bytes:
-        """One JSON value in UTF-8, without a line break.
+        """Return one JSON value in UTF-8, without a line break.
 
         Raises:
             PayloadError: the message cannot be stored without changing it.
@@ -109,12 +103,12 @@ class MessageCodec(Protocol):
         ...
 
     def decode(self, body: bytes) -> Any:
-        """The message again, equal to what was encoded. Imports nothing and runs nothing named in the data."""
+        """Return a message equal to the encoded one. Imports and runs nothing that the data names."""
         ...
 
 
 class NativeCodec:
-    """Stores the messages above."""
+    """Encodes the messages of the native loop as JSON."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.json.Encoder()

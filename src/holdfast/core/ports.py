@@ -1,9 +1,9 @@
-"""What a host may plug into a run. Every port is optional; with none, a run is bounded and in memory."""
+"""The ports that a host may plug into a run. All are optional: with none, a run is bounded and in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -14,20 +14,27 @@ from holdfast.core.tool import Tool
 from holdfast.core.tool_context import ToolContext
 
 
+@runtime_checkable
+class Closeable(Protocol):
+    """An audit or a budget that holds a database, or rows that wait to be written. `App` closes it at its end."""
+
+    async def close(self) -> None: ...
+
+
 class Checkpointer(Protocol):
-    """The handle of one run on a store."""
+    """Saves one run to a store."""
 
     async def save(self, state: RunState, *, force: bool = False) -> None:
-        """Write what is new in `state` since the last save. An urgent save is not throttled.
+        """Write the part of `state` that is new since the last save. `force` ignores the save interval.
 
         Raises:
             RunLost: another worker owns the run. Nothing was written.
-            RunParked: it cannot be written as it is, and the run has to wait for a person.
+            RunParked: the state cannot be written, such as a transcript over its limit. The run waits for a person.
         """
         ...
 
     async def verify_claim(self) -> None:
-        """Make sure that the run is still owned, before something that must not happen twice.
+        """Verify before a `once` call that this process still owns the run.
 
         Raises:
             RunLost: another worker owns the run.
@@ -35,29 +42,29 @@ class Checkpointer(Protocol):
         ...
 
     async def complete(self, output: Any, usage: Usage) -> None:
-        """The run succeeded. No save after this brings its checkpoint back."""
+        """Record success. No later save brings the checkpoint back."""
         ...
 
     async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
-        """The run failed or was cancelled: no recovery candidate any more. No save after this brings it back.
+        """Record failure or cancellation: recovery ignores the run. No later save brings the checkpoint back.
 
         Args:
-            may_have_children: it may have started runs that are not over. With a run that was cancelled, they end.
+            may_have_children: it may have child runs that are not terminal. If the run was cancelled, they are too.
         """
         ...
 
     async def park(self, reason: str) -> None:
-        """The run waits for a person or a condition; its checkpoint stays."""
+        """Keep the checkpoint and let the run wait for a person or a condition."""
         ...
 
     async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
-        """Write what a throttle held back, and leave the checkpoint for recovery, which waits for `delay`."""
+        """Write progress that the save interval deferred, and leave the checkpoint to recovery after `delay`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """An interrupted run that was claimed and loaded: what it takes to go on with it."""
+    """An interrupted run that was claimed and loaded, ready to resume."""
 
     info: RunInfo
     checkpointer: Checkpointer
@@ -70,7 +77,7 @@ class ChildOutcome:
 
     output: Any
     usage: Usage
-    #: What it failed with, if it did.
+    #: The text of its error, if it failed.
     error: str | None = None
 
 
@@ -78,24 +85,24 @@ class CheckpointerFactory(Protocol):
     """Makes runs durable."""
 
     async def begin(self, info: RunInfo) -> Checkpointer | None:
-        """The handle of a new run; `None` if this run is not to be durable. Asked once per run."""
+        """Return the checkpointer of a new run; `None` if this run is not durable. Called once per run."""
         ...
 
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
-        """The child run that an earlier life of its parent started; `None` if there is none."""
+        """Return the child run that an earlier attempt of its parent started; `None` if there is none."""
         ...
 
     async def discard_children(self, run_ids: Sequence[str]) -> None:
-        """The results of these child runs are safe with their parent: drop what was kept of them."""
+        """Remove child runs whose results are saved with their parent."""
         ...
 
     async def close(self) -> None:
-        """Called last at a shutdown, when every checkpoint is settled."""
+        """Called last at a shutdown, when every checkpoint is finalized."""
         ...
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened in a run, for whoever watches it live."""
+    """Something that happened in a run, for listeners in the executing process."""
 
     kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "resumed", "steered"]
     step: int = 0
@@ -107,12 +114,12 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Recorder(Protocol):
-    """The audit of one run. Methods return at once; what is slow happens elsewhere."""
+    """The audit of one run. Methods return at once; slow work happens in the background."""
 
     def start(self, *, resumed: bool) -> None: ...
 
     def step(self, step: int, usage: Usage) -> None:
-        """A step is finished; `usage` is the run's own, in all."""
+        """Record a finished step; `usage` is the run's own total."""
         ...
 
     def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None: ...
@@ -126,27 +133,27 @@ class Audit(Protocol):
     """Keeps a record of every run."""
 
     def begin(self, info: RunInfo, state: RunState) -> Recorder:
-        """The recorder of one run, or of one more life of it. What has to outlive the process goes into the notes."""
+        """Return the recorder of one attempt of a run. Data that has to survive the process goes into annotations."""
         ...
 
 
 class Budget(Protocol):
-    """Says whether a run may go on spending."""
+    """Decides whether a run may spend more."""
 
     async def check(self, info: RunInfo, state: RunState) -> None:
-        """Called before the run and before each step. Raise a `RunParked` to stop it."""
+        """Called before the run and before each step. Raise `RunParked` to stop it."""
         ...
 
     async def commit(self, info: RunInfo, state: RunState) -> None:
-        """Called after each step and at the end with the run's totals, so that what was counted is never counted twice.
+        """Called after each step and at the end with the run's totals: committing the same totals again adds nothing.
 
-        Children commit for themselves: count `state.own_usage`.
+        Child runs commit for themselves: count `state.own_usage`.
         """
         ...
 
 
 class RunControl(Protocol):
-    """What a critic may do to the run it watches."""
+    """The actions of a critic on the run it watches."""
 
     def steer(self, text: str) -> None:
         """Put a message in front of the run's next step.
@@ -161,7 +168,7 @@ class RunControl(Protocol):
         ...
 
     async def save_annotations(self) -> None:
-        """Make what is in the run's notes durable now, rather than with its next step."""
+        """Save the run's annotations now instead of with its next step."""
         ...
 
 
@@ -169,22 +176,22 @@ class Watch(Protocol):
     """A critic's watch on one run."""
 
     def activity(self) -> None:
-        """The run showed a sign of life. Returns at once."""
+        """Record activity of the run. Returns at once."""
         ...
 
     def close(self) -> None: ...
 
 
 class Critic(Protocol):
-    """Watches runs for signs of life."""
+    """Watches runs for activity."""
 
     def begin(self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None) -> Watch | None:
-        """Watch a run; `max_runtime` is then the soft trigger. `None`: no watch, and it stays the run's hard end."""
+        """Watch a run, with `max_runtime` as the soft timeout. `None`: no watch, and `max_runtime` stops the run."""
         ...
 
 
 class RunListener(Protocol):
-    """Where what a run says goes to."""
+    """Receives the events, the output and the error of a run."""
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None: ...
 

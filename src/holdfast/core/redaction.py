@@ -1,4 +1,4 @@
-"""Takes secrets out of plain data before it is written anywhere."""
+"""Removes secrets from plain data before it is stored."""
 
 import re
 from collections.abc import Callable, Collection
@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.core.json_value import JsonValue
 
-#: From plain data to plain data of the same shape, without what must not be written.
+#: Maps plain data to plain data of the same shape, without secrets.
 Redact = Callable[[JsonValue], JsonValue]
 
 REDACTED = "[redacted]"
@@ -16,20 +16,20 @@ SECRET_NAMES = frozenset({"password", "passwd", "secret", "token", "api_key", "a
 
 
 class Redactor:
-    """A ready `Redact`: blanks values by the name they stand under, and text by what it looks like."""
+    """A `Redact` that replaces values by their key, and text by patterns."""
 
     def __init__(self, names: Collection[str] = SECRET_NAMES, patterns: Collection[str] = ()) -> None:
         """Make a redactor.
 
         Args:
-            names: values under these keys are blanked, whatever they are. Case does not matter.
-            patterns: regular expressions; what they match in any text is blanked.
+            names: values under these keys are replaced. Case does not matter.
+            patterns: regular expressions; their matches in any text are replaced.
         """
         self._names = frozenset(name.lower() for name in names)
         self._pattern = re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
 
     def __call__(self, value: JsonValue) -> JsonValue:
-        """`value` without its secrets."""
+        """Return `value` without its secrets."""
         if isinstance(value, str):
             return self._pattern.sub(REDACTED, value) if self._pattern else value
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""How a run ends, and what that means for its checkpoint."""
+"""The result of a run, and the action on its checkpoint for each way it can end."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ from holdfast.core.state import History, PhaseOutput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run that succeeded gives."""
+    """The result of a run that succeeded."""
 
     run_id: str
     output: Any
@@ -23,27 +23,27 @@ class Result:
 
 
 class CheckpointAction(StrEnum):
-    """What is done to the checkpoint of a run that has ended."""
+    """The action on the checkpoint of a run that has ended."""
 
-    #: It is removed; or its result is kept for whoever asked for it.
+    #: It is removed, or its result is kept for a submitted run.
     COMPLETE = "complete"
-    #: It stays, unowned: recovery goes on with the run.
+    #: It stays, without an owner: recovery resumes the run.
     INTERRUPT = "leave"
     #: It stays, and waits for a person or a condition.
     PARK = "park"
-    #: It is no recovery candidate any more.
+    #: It is marked failed: recovery ignores it.
     FAIL = "fail"
-    #: Somebody else owns it: hands off.
+    #: Another worker owns it: nothing is written.
     NONE = "abandon"
 
 
 def classify_error(
     error: BaseException | None, shutdown_exceptions: tuple[type[BaseException], ...] = ()
 ) -> CheckpointAction:
-    """What becomes of the checkpoint of a run that ended with `error`, or with none.
+    """Return the action for a run that ended with `error`, or with none.
 
     Args:
-        shutdown_exceptions: exceptions by which the host says that it shuts down.
+        shutdown_exceptions: exceptions by which the host announces a shutdown.
     """
     if error is None:
         return CheckpointAction.COMPLETE

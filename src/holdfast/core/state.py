@@ -1,7 +1,4 @@
-"""The conversation of a run, so that what is new can be found without looking at what is old.
-
-Everything a run needs to go on.
-"""
+"""The state of a run: its conversation, its counters, and results that are not in the conversation yet."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +13,15 @@ from holdfast.core.message import NATIVE_CODEC, NO_USAGE, MessageCodec, Usage
 class History(Sequence[Any]):
     """A list of messages that grows at its end, or is rewritten as a whole.
 
-    Whoever saves it remembers how far it came and the number of rewrites; both equal means that only the end is new.
+    A checkpointer remembers its length and the number of rewrites. With equal rewrites only the messages after that
+    length are new.
     """
 
     __slots__ = ("_messages", "finished_count", "rewrites")
 
     def __init__(self, messages: Iterable[Any] = ()) -> None:
         self._messages = list(messages)
-        #: So many of the messages were there when the last step was finished, or were put in the place of those.
+        #: The length when the last step was finished, or after the last rewrite.
         self.finished_count = len(self._messages)
         self.rewrites = 0
 
@@ -34,7 +32,7 @@ class History(Sequence[Any]):
         self._messages.extend(messages)
 
     def rewrite(self, messages: Iterable[Any]) -> None:
-        """Put other messages in place of all that were there: compaction, or the next phase's beginning."""
+        """Replace all messages: for compaction."""
         self._messages = list(messages)
         self.finished_count = len(self._messages)
         self.rewrites += 1
@@ -61,13 +59,13 @@ class PhaseOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     output: Any
-    #: The run's iteration and driven time when the phase ended.
+    #: The run's step count and execution time when the phase ended.
     steps: int = msgspec.field(name="iteration")
     elapsed: timedelta = timedelta(0)
 
 
 class StepEnd(msgspec.Struct, frozen=True):
-    """What had been used and noted when a step was finished. A save may come later, when there is more of both."""
+    """Usage and annotations when a step was finished. A later save may find more of both in the state."""
 
     own_usage: Usage = NO_USAGE
     child_usage: Usage = NO_USAGE
@@ -79,7 +77,7 @@ _NO_STEP = StepEnd()
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """What a run consists of at this moment. The loop changes it; a checkpointer reads it when it saves."""
+    """The present state of a run. The loop changes it; a checkpointer reads it when it saves."""
 
     codec: MessageCodec = NATIVE_CODEC
     #: The conversation of the current phase.
@@ -88,35 +86,35 @@ class RunState:
     steps: int = 0
     #: Finished phases, by position.
     phases: list[PhaseOutput] = field(default_factory=list)
-    #: The name of the current phase. Empty without phases, and in runs that were saved when it was not kept.
+    #: The name of the current phase. Empty without phases, and in runs of versions that did not store it.
     phase: str = ""
     #: Results of tool calls that are not in the history yet, by call id.
     results: dict[str, Any] = field(default_factory=dict)
-    #: What the run itself has used.
+    #: Usage of the run itself.
     own_usage: Usage = NO_USAGE
-    #: What the runs it started have used.
+    #: Usage of its child runs.
     child_usage: Usage = NO_USAGE
-    #: How long the run has been driven, without the time it was interrupted.
+    #: Execution time, without the time it was interrupted.
     elapsed: timedelta = timedelta(0)
     #: Small plain data that ports keep with the run, each under its own name.
     annotations: dict[str, Any] = field(default_factory=dict)
-    #: Of the last step that was finished in this process.
+    #: The last step that was finished in this process.
     step_end: StepEnd = _NO_STEP
 
     @property
     def usage(self) -> Usage:
-        """All that was used for this run, its children included."""
+        """Usage of the run and its child runs."""
         return self.own_usage + self.child_usage
 
     def finish_step(self) -> None:
-        """The reply and all its tool results are in the history."""
+        """Count the step: the reply and all its tool results are in the history."""
         self.steps += 1
         self.results.clear()
         self.history.finished_count = len(self.history)
         self.step_end = StepEnd(self.own_usage, self.child_usage, dict(self.annotations) if self.annotations else {})
 
     def finish_phase(self, name: str, output: Any) -> None:
-        """The current phase is over; the conversation starts anew."""
+        """Record the output of the current phase and start an empty conversation."""
         self.phases.append(PhaseOutput(name=name, output=output, steps=self.steps, elapsed=self.elapsed))
         self.phase = ""
         self.history = History()
@@ -124,7 +122,7 @@ class RunState:
 
     @property
     def phase_elapsed(self) -> timedelta:
-        """How long the current phase has been driven."""
+        """Execution time of the current phase."""
         return self.elapsed - (self.phases[-1].elapsed if self.phases else timedelta(0))
 
     @property

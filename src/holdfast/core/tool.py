@@ -1,10 +1,8 @@
-"""From a Python function's signature to a tool's schema and its argument check.
-
-Tools: typed Python functions that a model may ask for.
-"""
+"""Tools: typed Python functions that a model may call. The schema and the argument check come from the signature."""
 
 import asyncio
 import copy
+import functools
 import inspect
 import typing
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from holdfast.core.json_value import JsonValue
 
 
 class Signature:
-    """The parameters of one function, as a model sees them."""
+    """The parameters of one function as a JSON schema."""
 
     __slots__ = ("_fields", "_struct", "schema")
 
@@ -37,10 +35,10 @@ class Signature:
             raise DefinitionError(f"tool {name}: its parameters cannot be described as JSON: {exc}") from exc
 
     def convert_arguments(self, given: Any) -> dict[str, Any]:
-        """`given` as keyword arguments of the function, its own to change.
+        """Return a copy of `given` as keyword arguments of the function.
 
         Raises:
-            ValueError: they do not fit; the message is meant for the model.
+            ValueError: they do not fit the signature; the message is for the model.
         """
         try:
             checked = msgspec.convert(msgspec.to_builtins(given), self._struct)
@@ -50,7 +48,7 @@ class Signature:
 
 
 def _read_fields(function: Callable[..., Any], name: str) -> list[Any]:
-    # A partial is annotated where its function is, any other callable object at its class.
+    # The annotations of a partial are on its function, those of another callable object on its class.
     annotated = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
     try:
         hints = typing.get_type_hints(annotated, include_extras=True)
@@ -71,14 +69,14 @@ def _read_fields(function: Callable[..., Any], name: str) -> list[Any]:
 
 
 def _make_default(value: Any) -> Any:
-    # msgspec wants mutable defaults made anew for each call, which is what a tool's author means, too.
+    # msgspec wants a factory for mutable defaults. Each call gets a copy, as a tool's author expects.
     if isinstance(value, list | dict | set | bytearray):
-        return msgspec.field(default_factory=lambda: copy.copy(value))
+        return msgspec.field(default_factory=functools.partial(copy.copy, value))
     return msgspec.field(default=value)
 
 
 def _flatten_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Providers want the object at the top, not behind a reference."""
+    """Put the object at the top: providers accept no reference there."""
     definitions = dict(schema.get("$defs", {}))
     reference = schema.get("$ref", "")
     top = dict(definitions.pop(reference.rpartition("/")[2], schema))
@@ -117,10 +115,10 @@ class Tool:
 
         Args:
             description: for the model; without it the function's docstring.
-            effect: what calling it twice would do. Unless you say more, it must not happen twice.
-            reconcile: asked, after a crash, what became of a call whose result was never recorded.
-            in_doubt: what is done about such a call if nobody knows: tell the model, or park the run for a person.
-            on_error: whether the model is told of an exception, or the run ends with it.
+            effect: the effect of calling it twice. By default it must not happen twice.
+            reconcile: finds, after a crash, the outcome of a call whose result was never recorded.
+            in_doubt: for such a call with an unknown outcome: report it to the model, or park the run for a person.
+            on_error: report an exception to the model, or fail the run with it.
 
         Raises:
             DefinitionError: the signature cannot be described, or the options contradict each other.
@@ -137,8 +135,7 @@ class Tool:
             raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
         self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
         self._signature = Signature(function)
-        # An object whose class has an async __call__ counts as async, too.
-        #: Whether a call runs in a thread, which nobody can stop half-way.
+        #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.schema = ToolSchema(
             name=self.name,
@@ -147,15 +144,15 @@ class Tool:
         )
 
     def check(self, arguments: JsonValue) -> dict[str, Any]:
-        """The keyword arguments for the function.
+        """Return the keyword arguments for the function.
 
         Raises:
-            ValueError: they do not fit the signature; the message is meant for the model.
+            ValueError: they do not fit the signature; the message is for the model.
         """
         return self._signature.convert_arguments(arguments)
 
     async def call(self, arguments: dict[str, Any]) -> Any:
-        """What the function returns, or raises."""
+        """Call the function and return its result."""
         if not self.in_thread:
             return await self.function(**arguments)
         result = await asyncio.to_thread(self.function, **arguments)
@@ -182,4 +179,4 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""
     if function is not None:
         return Tool(function)
-    return lambda function: Tool(function, **options)
+    return functools.partial(Tool, **options)

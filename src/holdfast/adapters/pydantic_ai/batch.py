@@ -1,4 +1,4 @@
-"""The calls of one reply: announced together, made once, recorded one by one, and answered by a person if need be."""
+"""The tool calls of one reply: announced together, made once, recorded one by one, or deferred to a person."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class OpenCall:
     part: ToolCallPart
     definition: ToolDefinition | None
     policy: ToolPolicy
-    #: It is made only after calls before it have ended.
+    #: It starts only after calls before it have ended.
     starts_after_others: bool = False
 
     @property
@@ -49,13 +49,13 @@ class OpenCall:
 
     @property
     def starts_later(self) -> bool:
-        """It is not made when the model asks for it, but later: then somebody has to remember that it was begun."""
+        """It does not start with the batch, so the adapter state records when it starts."""
         waits_for_answer = self.definition is not None and self.definition.kind in ("external", "unapproved")
         return waits_for_answer or self.starts_after_others
 
 
 class Batch:
-    """Makes the calls of the reply that is being answered. One object serves a conversation, reply after reply."""
+    """Makes the calls of the open reply. One object serves a conversation, reply after reply."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Batch:
         """Begin with no reply.
 
         Args:
-            closed: results that are in the conversation already, of a reply whose answers an earlier life completed.
+            final_results: results in the conversation, of a reply that an earlier process has answered.
         """
         self._context, self._adapter_state, self._policies, self._final_results = (
             context,
@@ -89,8 +89,8 @@ class Batch:
             self._adapter_state.unknown_calls = unknown
             self._adapter_state.write_to(self._context.state)
         if self._calls:
-            untried = [call.call_id for call in self._calls.values() if self._is_not_started(call)]
-            await self._context.announce_calls(list(self._calls.values()), resumed=resumed, not_started=untried)
+            not_started = [call.call_id for call in self._calls.values() if self._is_not_started(call)]
+            await self._context.announce_calls(list(self._calls.values()), resumed=resumed, not_started=not_started)
 
     def _collect_calls(self, tools: ToolManager[Any], reply: ModelResponse) -> dict[str, OpenCall]:
         calls: dict[str, OpenCall] = {}
@@ -99,7 +99,7 @@ class Batch:
         # With one call there is no other that it could wait for.
         several = len(functions) > 1
         one_by_one = several and tools.get_parallel_execution_mode() == "sequential"
-        # Beside an output it depends on the agent which calls are made, and when.
+        # Beside an output, the agent's settings decide which calls are made, and when.
         waits = len(functions) < len(parts)
         for part, definition in functions:
             if part.tool_call_id in calls:
@@ -119,7 +119,7 @@ class Batch:
         return waits and call.call_id not in self._adapter_state.started
 
     def _check_missing_tools(self, unknown: Sequence[str]) -> None:
-        """A saved reply may ask for a tool that a deploy has removed: that is not the model's mistake."""
+        """Apply the agent's policy to a saved reply that asks for tools which a deploy has removed."""
         missing = [
             self._calls[call_id].part.tool_name
             for call_id in unknown
@@ -140,9 +140,9 @@ class Batch:
         args: dict[str, Any],
         handler: WrapToolExecuteHandler,
     ) -> Any:
-        """The call's outcome: the recorded one, or that of making it now."""
+        """Return the recorded result of the call, or make it now."""
         call = self._calls.get(part.tool_call_id)
-        if call is None:  # no call of the reply but of a tool: that tool's doing
+        if call is None:  # made by a tool, not by the reply: part of that tool's call
             return await handler(args)
         if call.call_id in self._final_results:
             return get_value(self._final_results[call.call_id])
@@ -164,10 +164,10 @@ class Batch:
             work = _invoke(handler, args)
             own = self._context.profile.tools.get(call.part.tool_name)
             in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
-            live = self._context.run
-            seen, result = await await_outcome(live.await_uninterruptible(work) if in_thread else work, results)
-            if is_error(result) and live.is_stopping and not in_thread:
-                raise asyncio.CancelledError  # what a call that is stopped half-way raises is not its outcome
+            run = self._context.run
+            seen, result = await await_outcome(run.await_uninterruptible(work) if in_thread else work, results)
+            if is_error(result) and run.is_stopping and not in_thread:
+                raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
             self.count_usage()
             return result
 
@@ -186,12 +186,7 @@ class Batch:
         try:
             result = await self._context.call(request)
         except (ApprovalRequired, CallDeferred) as exc:
-            kind: Literal["approval", "external"] = "approval" if isinstance(exc, ApprovalRequired) else "external"
-            self._adapter_state.deferred[call.call_id] = Deferral.create(kind, exc.metadata)
-            self._adapter_state.started = [
-                call_id for call_id in self._adapter_state.started if call_id != call.call_id
-            ]
-            self._adapter_state.write_to(self._context.state)
+            self._record_deferral(call, exc)
             raise
         except Exception as exc:
             self._context.run.record_interruption(exc)
@@ -202,8 +197,15 @@ class Batch:
             ctx.tool_manager.failed_tools.add(call.part.tool_name)
         return get_value(result)
 
+    def _record_deferral(self, call: OpenCall, error: ApprovalRequired | CallDeferred) -> None:
+        kind: Literal["approval", "external"] = "approval" if isinstance(error, ApprovalRequired) else "external"
+        state = self._adapter_state
+        state.deferred[call.call_id] = Deferral.create(kind, error.metadata)
+        state.started = [call_id for call_id in state.started if call_id != call.call_id]
+        state.write_to(self._context.state)
+
     async def _mark_started(self, call: OpenCall) -> None:
-        """From here on the call is in doubt until its result is recorded. Durable before it starts."""
+        """Record that the call starts: it is in doubt until its result is recorded. Durable before it starts."""
         if call.call_id in self._adapter_state.started:
             return
         self._adapter_state.started.append(call.call_id)
@@ -212,7 +214,7 @@ class Batch:
             await self._context.run.save(must_succeed=True)
 
     def count_usage(self) -> None:
-        """Bring the run's usage up to pydantic-ai's."""
+        """Add pydantic-ai's usage since the last count to the run's."""
         used = self._adapter_state.take_usage()
         if used is not None:
             self._context.add_usage(used)
@@ -221,7 +223,7 @@ class Batch:
     # -- calls that wait for a person ---------------------------------------------------------------------------
 
     def park_deferred(self, requests: DeferredToolRequests) -> RunParked:
-        """Some calls wait for an answer: why the run is parked."""
+        """Record the deferred calls and return the error that parks the run."""
         for part in requests.approvals:
             self._adapter_state.deferred[part.tool_call_id] = Deferral.create(
                 "approval", requests.metadata.get(part.tool_call_id)
@@ -236,13 +238,13 @@ class Batch:
         return RunParked("approval", ", ".join(f"{part.tool_name} {part.tool_call_id}" for part in waiting))
 
     def _collect_answers(self) -> None:
-        """What was answered since the run was parked, now or in an earlier life."""
+        """Collect the answers to deferred calls, from this process or an earlier one."""
         results = self._context.state.results
         for call_id in self._calls.keys() & results.keys():
             result = results[call_id]
             part, deferral = get_return_part(result), self._adapter_state.deferred.get(call_id)
             if not has_mark(result, RESOLUTION) or deferral is None:
-                # An approved call that has been made, and gives its result again; or a denied one.
+                # An approved call that was made, whose result is returned again; or a denied one.
                 self._answers.approvals[call_id] = part.outcome != "denied" or ToolDenied(str(part.content))
             elif deferral.kind == "external":
                 self._answers.calls[call_id] = part.content
@@ -253,7 +255,7 @@ class Batch:
                     results[call_id] = ToolResultBuilder(part.tool_name, call_id).make_result(said)
 
     def find_answers(self, requests: DeferredToolRequests) -> DeferredToolResults | None:
-        """The answers to these requests, as far as there are any."""
+        """Return the answers to these requests; `None` if there are none."""
         approvals = {part.tool_call_id for part in requests.approvals} & set(self._answers.approvals)
         calls = {part.tool_call_id for part in requests.calls} & set(self._answers.calls)
         if not approvals and not calls:
@@ -271,7 +273,7 @@ class Batch:
     # -- all answered -------------------------------------------------------------------------------------------
 
     def close(self, parts: Sequence[ModelRequestPart]) -> list[ModelRequest]:
-        """The answers to the reply as they enter the conversation: recorded results, and what else pydantic-ai says."""
+        """Return the messages that answer the reply: recorded results, and other parts from pydantic-ai."""
         recorded = {call_id: self._context.state.results.get(call_id) for call_id in self._calls}
         said = [part.content for result in recorded.values() if result for part in _find_user_prompts(result)]
         messages: list[ModelRequest] = []
@@ -297,7 +299,7 @@ async def _invoke(handler: WrapToolExecuteHandler, args: dict[str, Any]) -> Any:
 
 
 def _runs_in_thread(ctx: RunContext[Any], name: str) -> bool:
-    """Whether the tool is a sync function: a thread, which nobody can stop half-way."""
+    """Whether the tool is a sync function, whose thread cannot be cancelled."""
     tool: Any = (ctx.tool_manager.tools or {}).get(name) if ctx.tool_manager is not None else None
     while (inner := getattr(tool, "source_tool", None)) is not None:  # as part of a combined toolset
         tool = inner

@@ -1,4 +1,4 @@
-"""What pydantic-ai calls within a turn: a capability that makes tool calls once and hears what the model is sent."""
+"""The hooks that pydantic-ai calls: they make tool calls durable and record requests to the model."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -26,11 +26,11 @@ from holdfast.core.ports import RunEvent
 
 
 class DurableCapability(WrapperCapability[Any]):
-    """Stands between one run of an agent and its tools and model, around all capabilities that the run has.
+    """Wraps all capabilities of one run of an agent.
 
-    Outside of the agent's own: what they made of a result is what is recorded, and a recorded result does not go
-    through them again. Around the root and not one among them, because pydantic-ai makes a context for each capability
-    at each of some twenty hooks a step: that alone would be most of what a durable run costs beside a bare one.
+    It is outermost: a result is recorded after the agent's own capabilities changed it, and does not pass through them
+    again. It wraps the root instead of joining the list, because pydantic-ai makes a context for each capability at
+    each of some twenty hooks a step, which would be most of the cost of durability.
     """
 
     def __init__(
@@ -53,25 +53,25 @@ class DurableCapability(WrapperCapability[Any]):
         batch: Batch,
         adapter_state: AdapterState,
     ) -> Self:
-        """Let all hooks of a run that has not begun go through a journal."""
+        """Wrap the root capability of a run that has not begun."""
         deps = run.ctx.deps
         tools = deps.tool_manager
         assert tools.root_capability is deps.root_capability, "tools are called through the run's capabilities"
-        journal = cls(deps.root_capability, context, transcript, batch, adapter_state)
-        deps.root_capability = tools.root_capability = journal
-        return journal
+        capability = cls(deps.root_capability, context, transcript, batch, adapter_state)
+        deps.root_capability = tools.root_capability = capability
+        return capability
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        # Before history processors see it; what tools have put into the queue joins the request only within.
+        # Recorded before history processors run. Messages that tools have queued join the request only in `wrapped`.
         queued = _get_queued_messages(ctx)
         await self._record_request([*request_context.messages, *queued] if queued else request_context.messages)
         self._adapter_state.restore_tool_retries(ctx.tool_manager)
         request_context = await self.wrapped.before_model_request(ctx, request_context)
         queued = _get_queued_messages(ctx)
         if queued and isinstance(request_context.messages[-1], ModelRequest):
-            await self._record_request(queued)  # by hooks, just now: it joins this request, too
+            await self._record_request(queued)  # queued by hooks just now: they join this request too
         return request_context
 
     async def _record_request(self, messages: Sequence[ModelMessage]) -> None:
@@ -105,7 +105,7 @@ class DurableCapability(WrapperCapability[Any]):
 
 
 class StreamingDurableCapability(DurableCapability):
-    """A journal that lets the run's text out as the model writes it. pydantic-ai streams because it listens."""
+    """Emits the text of replies as it arrives. pydantic-ai streams if a capability listens to these events."""
 
     @on_event(PartStartEvent)
     async def _on_part_start(self, ctx: RunContext[Any], event: PartStartEvent) -> None:
@@ -119,10 +119,10 @@ class StreamingDurableCapability(DurableCapability):
 
     async def _emit_text(self, text: str) -> None:
         if text:
-            live = self._context.run
-            await live.emit(RunEvent(kind="text", step=live.state.steps + 1, text=text))
+            run = self._context.run
+            await run.emit(RunEvent(kind="text", step=run.state.steps + 1, text=text))
 
 
 def _get_queued_messages(ctx: RunContext[Any]) -> list[ModelMessage]:
-    """What waits in the run's queue to join the next request."""
+    """Return the queued messages that join the next request."""
     return [message for each in ctx.pending_messages or () if each.priority == "asap" for message in each.messages]

@@ -1,7 +1,4 @@
-"""pydantic-ai's messages as bytes, one at a time.
-
-An agent's output as plain data and back, by the types that the agent declares.
-"""
+"""Encodes pydantic-ai's messages as bytes, and an agent's output as plain data by its declared types."""
 
 import base64
 import inspect
@@ -20,17 +17,18 @@ from pydantic_core import PydanticSerializationError
 
 from holdfast.core.errors import PayloadError
 
-#: In a message's metadata: the places of parts that are what a tool returned as plain bytes; JSON has only text for it.
+#: In a message's metadata: the indexes of parts whose content is bytes, which JSON stores as text.
 _BYTES_KEY = "holdfast_bytes"
 
-#: As pydantic-ai's own adapter of messages, but each for one kind: writing a reply takes half the time.
+#: One adapter per kind of message: encoding a reply takes half the time of pydantic-ai's union adapter. The types are
+#: in a list because pydantic takes a configuration only for a type that has none.
 _CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 _REPLY_ADAPTER = TypeAdapter(list[ModelResponse], config=_CONFIG)
 _REQUEST_ADAPTER = TypeAdapter(list[ModelRequest], config=_CONFIG)
 
 
 class PydanticAICodec:
-    """Stores pydantic-ai's messages, in the JSON that pydantic-ai itself writes."""
+    """Encodes pydantic-ai's messages in the JSON that pydantic-ai itself writes."""
 
     def encode(self, message: Any) -> bytes:
         try:
@@ -70,22 +68,18 @@ def _restore_bytes(message: ModelMessage) -> ModelMessage:
     return replace(message, metadata=metadata or None)
 
 
-#: In a list, because pydantic takes a configuration only for what has none of its own.
-_BASE64_CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-
-
 class OutputCodec:
-    """Stores the outputs of one agent: plain; if there are several types to choose from, beside the type's name."""
+    """Encodes the outputs of one agent. With several output types, the type's name is stored too."""
 
     def __init__(self, spec: Any) -> None:
         self._types = {getattr(kind, "__name__", str(kind)): kind for kind in _iter_types(spec)} or {"Any": Any}
         self._adapters = {name: _make_adapter(kind) for name, kind in self._types.items()}
 
     def dump(self, output: Any) -> Any:
-        """Plain data.
+        """Return the output as plain data.
 
         Raises:
-            PayloadError: it has no such form, or would come back changed.
+            PayloadError: it cannot be stored without changing it.
         """
         name = self._find_type_name(output)
         try:
@@ -98,7 +92,7 @@ class OutputCodec:
         return stored if len(self._types) == 1 else {"type": name, "value": stored}
 
     def load(self, stored: Any) -> Any:
-        """The output again, of its type."""
+        """Return the output from its stored form."""
         name = next(iter(self._types))
         if len(self._types) > 1:
             name, stored = stored["type"], stored["value"]
@@ -120,14 +114,14 @@ def _is_instance(output: Any, kind: Any) -> bool:
 
 def _make_adapter(kind: Any) -> TypeAdapter[list[Any]]:
     try:
-        return TypeAdapter(list[kind], config=_BASE64_CONFIG)
+        return TypeAdapter(list[kind], config=_CONFIG)
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError):
-        # No type but a description of one, which only pydantic-ai understands: its values are plain as it is.
-        return TypeAdapter(list[Any], config=_BASE64_CONFIG)
+        # A description of a type that only pydantic-ai understands: its values are plain data.
+        return TypeAdapter(list[Any], config=_CONFIG)
 
 
 def _iter_types(spec: Any) -> Iterator[Any]:
-    """The types that an output specification allows."""
+    """Yield the types that an output specification allows."""
     if isinstance(spec, Sequence) and not isinstance(spec, str):
         for each in spec:
             yield from _iter_types(each)

@@ -1,5 +1,6 @@
-"""The turns of a run, one after the other: ask the model, answer its calls, repeat; each journalled and a step."""
+"""Runs the graph of pydantic-ai node by node: each model reply and its tool calls are one step."""
 
+import functools
 from typing import Any
 
 from pydantic_ai import AgentRun, CallToolsNode, DeferredToolRequests, ModelRequestNode
@@ -14,7 +15,7 @@ from holdfast.core.execution.steps import StepContext
 
 
 class GraphRunner:
-    """Takes one run of pydantic-ai from node to node."""
+    """Runs one agent run of pydantic-ai from node to node."""
 
     def __init__(
         self,
@@ -24,7 +25,7 @@ class GraphRunner:
         batch: Batch,
         adapter_state: AdapterState,
     ) -> None:
-        """Take up `run`. What was counted in earlier lives goes on counting."""
+        """Attach to `run`, with the counters of earlier attempts."""
         self._context, self._run, self._transcript, self._batch, self._adapter_state = (
             context,
             run,
@@ -32,17 +33,16 @@ class GraphRunner:
             batch,
             adapter_state,
         )
-        # Looking them up in the run is dear.
         self._state, self._deps = run.ctx.state, run.ctx.deps
         self._state.output_retries_used = adapter_state.output_retries
         self._deps.prompt = context.prompt
-        #: The reply with which the saved conversation ends: an earlier life was about to answer it.
+        #: The unanswered reply that ends the saved conversation.
         self._resumed_reply: ModelResponse | None = None
-        #: Why the run cannot go on now, if it has ended with calls that wait for an answer.
+        #: Set if the run ended with deferred calls.
         self.park_error: RunParked | None = None
 
     async def run(self) -> Any:
-        """All turns, to the run's output; or until it is `parked`."""
+        """Run all nodes and return the output; `park_error` is set if calls were deferred."""
         node = await self._start(self._run.next_node) if self._run.result is None else None
         while node is not None and not isinstance(node, End):
             if isinstance(node, ModelRequestNode):
@@ -64,13 +64,13 @@ class GraphRunner:
             if not isinstance(following, CallToolsNode):
                 reply = messages[-1]
                 assert isinstance(reply, ModelResponse)
-                # Without calls, an agent with instructions would ask the model once more.
+                # For a reply without calls an agent with instructions would ask the model again.
                 following = CallToolsNode(reply)
             self._resumed_reply = following.model_response
         return following
 
     async def _request_reply(self, node: ModelRequestNode[Any, Any]) -> Any:
-        steered = await self._context.begin_step(lambda: self._prepare_request(node))
+        steered = await self._context.begin_step(functools.partial(self._prepare_request, node))
         if steered:
             node.request.parts = [*node.request.parts, *make_steering_parts(steered)]
             self._transcript.add_request(node.request.parts[-len(steered) :])
@@ -79,9 +79,9 @@ class GraphRunner:
         return following
 
     async def _prepare_request(self, node: ModelRequestNode[Any, Any]) -> None:
-        """Put what is about to be asked into the history, and make that shorter if it is time to."""
+        """Record the request in the history, and compact the history if the agent says so."""
         if node.is_resuming_without_prompt:
-            self._transcript.mark_recorded(node.request.parts)  # some may have been made anew, such as dynamic prompts
+            self._transcript.mark_recorded(node.request.parts)  # some are new objects, such as dynamic prompts
         else:
             self._transcript.add_request(node.request.parts)
         shorter = await self._transcript.compact()
@@ -95,7 +95,7 @@ class GraphRunner:
         if isinstance(reply, ModelResponse):
             self._transcript.add_reply(reply)
             await self._context.emit_reply(reply.text or "")
-        if isinstance(following, ModelRequestNode):  # a hook of the agent's refused the reply
+        if isinstance(following, ModelRequestNode):  # a hook of the agent refused the reply
             self._transcript.add_request(following.request.parts)
             await self._end_step()
 

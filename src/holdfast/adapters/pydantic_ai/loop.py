@@ -1,7 +1,4 @@
-"""Drives an agent of pydantic-ai, turn by turn.
-
-One call from an agent of pydantic-ai to one of holdfast.
-"""
+"""The loop that executes agents of pydantic-ai, and `durable`, which makes a holdfast agent of one."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,13 +35,13 @@ from holdfast.core.execution.steps import StepContext
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec
 
-#: Makes something for a run, when it begins and again whenever it is resumed.
+#: Makes a value for a run when it begins, and again at each resume.
 PerRunFactory = Callable[[RunInfo], Any | Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run of the agent is given beside its prompt."""
+    """The options of `durable` that a run needs."""
 
     deps: Any = None
     history: PerRunFactory | None = None
@@ -83,7 +80,7 @@ class PydanticAILoop:
             if isinstance(message, ModelRequest):
                 found.update((part.tool_call_id, part) for part in message.parts if isinstance(part, ToolReturnPart))
             else:
-                # The ids of calls are unique within a reply, and may be used again in later ones.
+                # Call ids are unique within a reply; a later reply may use them again.
                 finished += [
                     _make_finished_call(call, found[call.tool_call_id]) for call in asked if call.tool_call_id in found
                 ]
@@ -100,23 +97,23 @@ class PydanticAILoop:
         return self._output_codec.load(stored)
 
     async def run(self, context: StepContext) -> Any:
-        """The agent's output.
+        """Return the agent's output.
 
         Raises:
             RunParked: calls wait for an approval, or for their results.
-            ModelUnavailable: the provider does not answer; recovery goes on with the run.
+            ModelUnavailable: the provider does not answer; recovery resumes the run.
         """
-        notes, conversation = AdapterState(context.state), Transcript(context)
-        if not conversation.has_started:
-            notes.start_phase()
-        batch = Batch(context, notes, self._options.policies, conversation.final_results())
-        journal = StreamingDurableCapability if self._options.stream else DurableCapability
+        adapter_state, transcript = AdapterState(context.state), Transcript(context)
+        if not transcript.has_started:
+            adapter_state.start_phase()
+        batch = Batch(context, adapter_state, self._options.policies, transcript.final_results())
+        capability = StreamingDurableCapability if self._options.stream else DurableCapability
         try:
             async with AsyncExitStack() as stack:
-                run = await self._start_run(context, conversation, notes.usage, stack)
-                journal.install(run, context, conversation, batch, notes)
-                turns = GraphRunner(context, run, conversation, batch, notes)
-                output = await turns.run()
+                run = await self._start_run(context, transcript, adapter_state.usage, stack)
+                capability.install(run, context, transcript, batch, adapter_state)
+                runner = GraphRunner(context, run, transcript, batch, adapter_state)
+                output = await runner.run()
         except (ModelAPIError, FallbackExceptionGroup) as exc:
             if not _is_transient(exc):
                 raise
@@ -124,9 +121,9 @@ class PydanticAILoop:
             waits = [] if wait is None else [timedelta(seconds=wait)]
             raise ModelUnavailable(f"run {context.run_id} waits for its model: {exc}", *waits) from exc
         finally:
-            batch.count_usage()  # also of a request that failed in the end
-        if turns.park_error is not None:
-            raise turns.park_error
+            batch.count_usage()  # also of a request that failed
+        if runner.park_error is not None:
+            raise runner.park_error
         return output
 
     async def _start_run(
@@ -141,7 +138,7 @@ class PydanticAILoop:
                 deps=await self._make_deps(context.run.info, stack),
                 instructions=context.profile.instructions or None,
                 usage=usage,
-                # How far a run may go is said by its bounds; pydantic-ai's own default would end it at 50 requests.
+                # The agent's bounds limit the run; pydantic-ai's own default would end it at 50 requests.
                 usage_limits=self._options.usage_limits or UsageLimits(request_limit=None),
                 conversation_id=context.run_id,
                 toolsets=toolsets,
@@ -158,7 +155,7 @@ class PydanticAILoop:
         if not callable(given) or isinstance(given, self._agent.deps_type):
             return given
         made = await _call_factory(given, info)
-        # An @asynccontextmanager function: it is entered, and left when the run is over.
+        # An @asynccontextmanager function: it is exited when the run ends.
         if isinstance(made, AsyncContextDecorator) and isinstance(made, AbstractAsyncContextManager):
             return await stack.enter_async_context(made)
         return made
@@ -180,7 +177,7 @@ async def _call_factory(factory: PerRunFactory, info: RunInfo) -> Any:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Whether it is the provider's trouble and not the request's: then asking again later may do."""
+    """Whether it is an error of the provider and not of the request: a later attempt may succeed."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_transient(each) for each in error.exceptions)
     return isinstance(error, ModelAPIError) and not isinstance(
@@ -205,25 +202,22 @@ def durable(
     agent_id: str = "",
     model_tier: str = "",
 ) -> Agent:
-    """Make an agent of pydantic-ai durable: its runs survive, on every store, with every promise.
-
-    The agent itself is not changed, and can be used as before beside this.
+    """Make an agent of pydantic-ai durable. The agent itself is not changed.
 
     Args:
         agent: an agent; or a model by its name, such as `openai:gpt-5`, for an agent without tools.
         name: interrupted runs find their agent by it; without it the agent's own name.
         deps: the agent's dependencies, or a function of `RunInfo` that makes them, sync or async, for each run and
             again at each resume. An `@asynccontextmanager` function is entered and left with the run.
-        history: a function of `RunInfo` for the messages that a new run begins with. Asked once per run.
-        effects: what calling each tool twice would do, by the tool's name or as a function of its definition. What it
-            does not say may be said on the tool, as `metadata={"effect": "pure"}`; a tool of which nobody says
-            anything is `once`.
-        reconcile: asked, after a crash, what became of a call of this tool whose result was never recorded.
-        in_doubt: what is done about such a call if nobody knows: `tell` the model, or `park` the run for a person.
+        history: a function of `RunInfo` for the messages that a new run begins with. Called once per run.
+        effects: the effect of each tool, by the tool's name or as a function of its definition. Other tools may state
+            theirs as `metadata={"effect": "pure"}`; the default is `once`.
+        reconcile: by tool name: finds, after a crash, the outcome of a call whose result was never recorded.
+        in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
         usage_limits: pydantic-ai's, over the whole run, resumes included. Without them only `bounds` hold.
-        compact: looks at the messages before a step and returns fewer to go on with, or `None`.
-        missing_tools: what becomes of a resumed run that was about to call a tool that the agent no longer has.
-        stream: ask for replies as streams and let their text out as it comes, as `text` events of the delivery.
+        compact: gets the messages before a step and returns fewer, or `None` to keep them.
+        missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
+        stream: request replies as streams, and emit their text as it arrives, as `text` events of the listener.
 
     Raises:
         DefinitionError: the agent has no name, or the options contradict each other.

@@ -1,9 +1,10 @@
-"""What became of a tool call, as a message of its own.
+"""Tool results, each as a message of its own.
 
-A reply with three calls is answered by three requests of one part each. They are recorded one by one as the calls end,
-and enter the conversation as they are: pydantic-ai joins requests that follow each other, so the model sees one.
+A reply with three calls is answered by three requests of one part each, recorded one by one as the calls end.
+pydantic-ai joins adjacent requests, so the model sees one.
 """
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -20,21 +21,21 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.tools import ToolApproved, ToolDefinition, ToolDenied
 
-#: In a message's metadata: what it is to holdfast.
+#: In a message's metadata: one of the marks below.
 _MARK_KEY = "holdfast"
-#: Said by a person, or by whoever unparked the run.
+#: A resolution that came with an unpark.
 RESOLUTION = "told"
 #: The last of the answers to a reply that holds the run's output.
 FINAL = "final"
 
-#: By its kind, which has to be said: an empty answer is no approval.
+#: Requires the kind: an empty answer is no approval.
 _APPROVAL_ADAPTER: TypeAdapter[ToolApproved | ToolDenied] = TypeAdapter(
     Annotated[ToolApproved | ToolDenied, Discriminator("kind")]
 )
 
 
 def make_marked_request(parts: list[ModelRequestPart], mark: str) -> ModelRequest:
-    """A request that is recognised after a resume."""
+    """Return a request that is recognised after a resume."""
     return ModelRequest(parts=parts, metadata={_MARK_KEY: mark})
 
 
@@ -50,7 +51,7 @@ class ToolResultBuilder:
         self._kind = definition.tool_kind if definition is not None else None
 
     def make_result(self, value: Any) -> ModelRequest:
-        """The tool returned `value`."""
+        """Return the result of a tool that returned `value`."""
         if isinstance(value, ToolDenied):
             return ModelRequest(parts=[self._make_part(value.message, outcome="denied")])
         if not isinstance(value, ToolReturn):
@@ -65,11 +66,11 @@ class ToolResultBuilder:
         return ModelRequest(parts=parts)
 
     def make_error_result(self, text: str) -> ModelRequest:
-        """The model is told something instead."""
+        """Return a failed result with a text for the model."""
         return ModelRequest(parts=[self._make_part(text, outcome="failed")])
 
     def make_resolution(self, content: Any, *, error: bool = False) -> ModelRequest:
-        """Somebody says what became of the call, or what shall become of it."""
+        """Return a person's resolution of the call: a result, an approval or a denial."""
         if isinstance(content, ToolApproved | ToolDenied):
             content = _APPROVAL_ADAPTER.dump_python(content, mode="json")
         return make_marked_request([self._make_part(content, outcome="failed" if error else "success")], RESOLUTION)
@@ -81,10 +82,11 @@ class ToolResultBuilder:
 
 
 def get_value(result: ModelRequest) -> Any:
-    """What the tool returned when this was recorded, for pydantic-ai to go on with.
+    """Return the value of a recorded result, for pydantic-ai to continue with.
 
     Raises:
-        ToolRetryError: it asked the model to try again. ToolFailedError: it failed, and the model is told.
+        ToolRetryError: the tool asked the model to retry.
+        ToolFailedError: it failed.
     """
     part = get_return_part(result)
     if part.outcome == "retried":
@@ -113,9 +115,9 @@ def is_error(result: Any) -> bool:
 
 
 async def await_outcome(call: Awaitable[Any], results: ToolResultBuilder) -> tuple[Callable[[], Any], ModelRequest]:
-    """Make the call: what pydantic-ai is to see of its outcome, and the same as it is recorded.
+    """Await the call. Return a function that returns or raises its outcome to pydantic-ai, and the result to record.
 
-    What is no outcome comes out as it is: a deferral, an error that ends the run.
+    Deferrals and errors that end the run are raised.
     """
     try:
         value = await call
@@ -123,18 +125,22 @@ async def await_outcome(call: Awaitable[Any], results: ToolResultBuilder) -> tup
         return _make_raiser(exc), ModelRequest(parts=[exc.tool_retry])
     except ToolFailedError as exc:
         return _make_raiser(exc), ModelRequest(parts=[exc.tool_failed])
-    return lambda: value, results.make_result(value)
+    return functools.partial(_identity, value), results.make_result(value)
 
 
 def _make_raiser(error: Exception) -> Callable[[], Any]:
-    def again() -> Any:
+    def raise_again() -> Any:
         raise error
 
-    return again
+    return raise_again
+
+
+def _identity(value: Any) -> Any:
+    return value
 
 
 def parse_approval(answer: Any) -> ToolApproved | ToolDenied:
-    """What a person's answer to a call that needs approval means. Only a clear yes is one."""
+    """Parse a person's answer to a call that needs approval. Only `True` or an explicit approval approves it."""
     if isinstance(answer, bool):
         return ToolApproved() if answer else ToolDenied()
     try:

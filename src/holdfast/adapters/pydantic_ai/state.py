@@ -1,4 +1,4 @@
-"""What the adapter keeps with a run beside its messages: pydantic-ai's counters, and calls that wait for a person."""
+"""The adapter's data in a run's annotations: pydantic-ai's counters, and deferred calls."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -24,15 +24,15 @@ class Deferral:
     """A call that waits for an answer."""
 
     kind: Literal["approval", "external"]
-    #: Plain data: it has to be in the store while the call waits, or the answer would be taken for the call's result.
+    #: Plain data. Stored while the call waits: without it the answer would be taken for the call's result.
     metadata: dict[str, Any] | None = None
 
     @classmethod
     def create(cls, kind: Literal["approval", "external"], metadata: dict[str, Any] | None) -> "Deferral":
-        """A call that was deferred with this metadata, models and dates in it lowered to JSON.
+        """Return a deferral with this metadata, lowered to JSON.
 
         Raises:
-            PayloadError: it holds something that cannot be stored.
+            PayloadError: the metadata cannot be stored.
         """
         try:
             return cls(kind, to_json_value(to_jsonable_python(metadata), "the metadata of a call that waits"))
@@ -40,20 +40,20 @@ class Deferral:
             raise PayloadError(f"the metadata of a call that waits cannot be stored: {exc}") from exc
 
     def to_exception(self) -> ApprovalRequired | CallDeferred:
-        """What the tool raised, or would raise, to say so."""
+        """Return the exception that defers the call."""
         return (ApprovalRequired if self.kind == "approval" else CallDeferred)(self.metadata)
 
 
 class AdapterState:
-    """The notes of one run. Changes reach the run's state with `keep`, and the store with the next save."""
+    """The adapter's state of one run. `write_to` puts changes into the run's state; the next save stores them."""
 
     def __init__(self, state: RunState) -> None:
         kept: dict[str, Any] = state.annotations.get(_ANNOTATION_KEY, {})
-        #: pydantic-ai's own count. It goes on counting in this very object.
+        #: pydantic-ai's own count, which pydantic-ai updates in place.
         self.usage: RunUsage = _USAGE_ADAPTER.validate_python(kept["usage"]) if "usage" in kept else RunUsage()
         #: By call id.
         self.deferred = {call: Deferral(**each) for call, each in kept.get("deferred", {}).items()}
-        #: Calls that had to wait, for an answer or for their turn, and were begun.
+        #: Calls that waited for an answer or for other calls, and were started.
         self.started: list[str] = list(kept.get("begun", ()))
         #: Calls of the open reply for which there is no tool.
         self.unknown_calls: list[str] = list(kept.get("unknown", ()))
@@ -62,7 +62,7 @@ class AdapterState:
         self._last_counts = _read_counts(self.usage)
 
     def write_to(self, state: RunState) -> None:
-        """Put the notes into the run's state: as new data, because what was saved is compared with it."""
+        """Put this into the run's annotations as new objects: a save compares them with those it saved last."""
         kept: dict[str, Any] = {"usage": {name: value for name, value in vars(self.usage).items() if value}}
         if self.usage.cost is not None:
             kept["usage"]["cost"] = str(self.usage.cost)
@@ -81,16 +81,16 @@ class AdapterState:
         state.annotations[_ANNOTATION_KEY] = kept
 
     def start_phase(self) -> None:
-        """Another phase begins: only what was used goes on counting."""
+        """Reset all but the usage for the next phase."""
         self.end_batch()
         self.output_retries, self.tool_retries = 0, {}
 
     def end_batch(self) -> None:
-        """The reply is answered: nothing waits any more."""
+        """Forget the calls of a reply that is answered."""
         self.deferred, self.started, self.unknown_calls = {}, [], []
 
     def record_retries(self, manager: ToolManager[Any], output_retries: int) -> None:
-        """How often a tool or the output may be tried again is counted by pydantic-ai, anew in each life."""
+        """Record the retries of tools and output, which pydantic-ai counts per process."""
         before = manager.ctx.retries if manager.ctx is not None else {}
         self.tool_retries = {tool: count for tool, count in before.items() if tool not in manager.succeeded_tools}
         for tool in manager.failed_tools:
@@ -98,12 +98,12 @@ class AdapterState:
         self.output_retries = output_retries
 
     def restore_tool_retries(self, manager: ToolManager[Any] | None) -> None:
-        """Once: from then on pydantic-ai carries them on by itself."""
+        """Give pydantic-ai the recorded retries, once; it counts on from them."""
         if self.tool_retries and manager is not None and manager.ctx is not None and not manager.ctx.retries:
             manager.ctx.retries.update(self.tool_retries)
 
     def take_usage(self) -> Usage | None:
-        """What was used since the last count, if anything. Tool calls are counted where they are made."""
+        """Return the usage since the last count, if any. Tool calls are counted by `StepContext`."""
         before, now = self._last_counts, _read_counts(self.usage)
         if now == before:
             return None

@@ -1,7 +1,4 @@
-"""What an agent's tools do to the world, said beside the agent or on the tools themselves.
-
-Tools of holdfast's, such as those of a palette, for an agent of pydantic-ai.
-"""
+"""Policies for the tools of a pydantic-ai agent, and holdfast tools as a pydantic-ai toolset."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,26 +14,26 @@ from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import DefinitionError, RunInterrupted, RunLost, RunParked, ToolFailed, format_error
 from holdfast.core.tool import Tool
 
-#: The effect of each tool by its name, or a function of its definition; `None` leaves it to the tool's metadata.
+#: The effect of each tool by name, or as a function of its definition. `None`: the tool's metadata decides.
 Effects = Mapping[str, Effect | str] | Callable[[ToolDefinition], Effect | str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPolicy:
-    """How calls of one tool are treated."""
+    """The policy for calls of one tool."""
 
     effect: Effect = Effect.ONCE
     reconcile: Reconcile | None = None
     in_doubt: InDoubt = "report"
 
 
-#: Of a call that reaches no tool: the model made its name up.
+#: For a call of a tool that does not exist.
 UNKNOWN_TOOL_POLICY = ToolPolicy(Effect.PURE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPolicies:
-    """How calls of an agent's tools are treated. A tool that nobody says anything about is `once`."""
+    """The policies for an agent's tools. The default effect is `once`."""
 
     effects: Effects = field(default_factory=dict)
     reconcile: Mapping[str, Reconcile] = field(default_factory=dict)
@@ -50,17 +47,17 @@ class ToolPolicies:
                 raise DefinitionError(f"tool {name} is {given}: only a once tool has anything to reconcile")
 
     def get_policy(self, definition: ToolDefinition, holdfast_tools: Mapping[str, Tool]) -> ToolPolicy:
-        """The policy of a tool as the model sees it. `own` are tools of holdfast's, which speak for themselves."""
+        """Return the policy of a tool. A holdfast tool has its own."""
         name = definition.name
         if name in holdfast_tools:
             return ToolPolicy(
                 holdfast_tools[name].effect, holdfast_tools[name].reconcile, holdfast_tools[name].in_doubt
             )
         metadata: Mapping[str, Any] = definition.metadata or {}
-        said = self.effects(definition) if callable(self.effects) else self.effects.get(name)
-        said = metadata.get("effect", Effect.ONCE) if said is None else said
+        effect = self.effects(definition) if callable(self.effects) else self.effects.get(name)
+        effect = metadata.get("effect", Effect.ONCE) if effect is None else effect
         in_doubt = self.in_doubt.get(name) or metadata.get("in_doubt", "report")
-        return ToolPolicy(_parse_effect(name, said), self.reconcile.get(name), in_doubt)
+        return ToolPolicy(_parse_effect(name, effect), self.reconcile.get(name), in_doubt)
 
 
 def _parse_effect(name: str, value: Any) -> Effect:
@@ -71,7 +68,7 @@ def _parse_effect(name: str, value: Any) -> Effect:
 
 
 def make_toolset(tools: Mapping[str, Tool]) -> FunctionToolset[Any]:
-    """The tools as pydantic-ai calls them."""
+    """Return the tools as a toolset of pydantic-ai."""
     return FunctionToolset(
         [
             PydanticAITool.from_schema(
@@ -95,8 +92,8 @@ def _make_function(tool: Tool) -> Callable[..., Awaitable[Any]]:
         try:
             return await tool.call(arguments)
         except (RunInterrupted, RunParked, RunLost):
-            raise  # of a child run: what stopped the child stops its parent
-        except Exception as exc:  # the user's code may raise anything; the model or the caller is told
+            raise  # from a child run: it stops the parent too
+        except Exception as exc:  # user code may raise anything: it is reported to the model or the caller
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
             raise ModelVisibleError(format_error(exc)) from exc

@@ -1,4 +1,4 @@
-"""A run's messages as holdfast keeps them: beside pydantic-ai's own list, which its history processors may rewrite."""
+"""The run's history, kept apart from pydantic-ai's own list, which its history processors may rewrite."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,18 +20,18 @@ from holdfast.core.execution.steps import StepContext
 
 
 class Transcript:
-    """Appends to the run's history what is new in pydantic-ai's, part by part, before its processors see it."""
+    """Appends new parts of pydantic-ai's messages to the run's history, before history processors run."""
 
     def __init__(self, context: StepContext) -> None:
         self._context, self._history = context, context.state.history
-        #: The parts since the last reply that are in the history, by identity; holding them keeps that theirs.
+        #: The parts since the last reply that are in the history, by `id()`. Held so that no id is used again.
         self._recorded_parts: dict[int, ModelRequestPart] = {}
         self._repeats = RepeatCounter(
             _get_call_signatures(message) for message in self._history if isinstance(message, ModelResponse)
         )
         self._answers_start = _find_answers_start(self._history)
         answers: list[ModelRequest] = self._history[self._answers_start :]
-        #: An earlier life has answered the last reply, and the run's output is in it.
+        #: An earlier process has answered the last reply, which holds the run's output.
         self.has_output = bool(answers) and has_mark(answers[-1], FINAL)
         if not self.has_output:
             self.mark_recorded(part for message in answers for part in message.parts)
@@ -42,30 +42,30 @@ class Transcript:
 
     @property
     def ends_with_reply(self) -> bool:
-        """The last reply is not answered, or it is the answer. One that its provider has not finished is not meant."""
+        """Whether the last reply is not answered, or is the answer. A reply suspended by its provider is neither."""
         reply = self._history[self._answers_start - 1] if self._answers_start else None
         unanswered = self.has_output or self._answers_start == len(self._history)
         return isinstance(reply, ModelResponse) and unanswered and reply.state != "suspended"
 
     @property
     def messages(self) -> list[ModelMessage]:
-        """What pydantic-ai goes on from: without the answers to a reply that holds the output, it gives them again."""
+        """The messages that pydantic-ai continues from, without the answers to a reply that holds the output."""
         return self._history[: self._answers_start] if self.has_output else list(self._history)
 
     def final_results(self) -> dict[str, ModelRequest]:
-        """The recorded results that stand beside the output, by call id."""
+        """Return the recorded results beside the output, by call id."""
         if not self.has_output:
             return {}
         answers = [message for message in self._history[self._answers_start :] if not has_mark(message, FINAL)]
         return {part.tool_call_id: each for each in answers for part in each.parts if isinstance(part, ToolReturnPart)}
 
     async def start(self, messages: Sequence[ModelMessage], request: ModelRequest) -> None:
-        """The first request, after what the run was given to begin with. Returns when it is durable."""
+        """Record the initial messages and the first request. Returns when they are durable."""
         self.mark_recorded(get_open_parts([*messages, request]))
         await self._context.start([*messages, request])
 
     def add_request(self, parts: Sequence[ModelRequestPart]) -> bool:
-        """These are about to be sent to the model. Whether there was anything new among them."""
+        """Record parts that are about to be sent to the model. Return whether any of them is new."""
         new = [part for part in parts if id(part) not in self._recorded_parts]
         if new:
             self._history.append(ModelRequest(parts=new))
@@ -73,10 +73,10 @@ class Transcript:
         return bool(new)
 
     def add_reply(self, reply: ModelResponse) -> None:
-        """The model replied.
+        """Record a reply of the model.
 
         Raises:
-            RepeatedToolCalls: it asks for the same again and again.
+            RepeatedToolCalls: it asks for the same calls too often in a row.
         """
         self._history.append(reply)
         self._recorded_parts.clear()
@@ -85,7 +85,7 @@ class Transcript:
             raise RepeatedToolCalls(self._context.run_id, reply.tool_calls[0].tool_name, bound)
 
     def add_results(self, messages: Sequence[ModelRequest], parts: Sequence[ModelRequestPart], *, final: bool) -> None:
-        """All calls of the last reply are answered, by `messages`; `parts` is what pydantic-ai makes of them."""
+        """Record `messages`, which answer all calls of the last reply; `parts` are pydantic-ai's form of them."""
         if self.has_output:
             if final:
                 return  # it is in the history already
@@ -97,10 +97,10 @@ class Transcript:
             self._history.append(make_marked_request([], FINAL))
 
     async def compact(self) -> tuple[list[ModelMessage], ModelRequest] | None:
-        """A shorter conversation to go on with, and the request that is about to be sent; `None`: it stays as it is.
+        """Return a shorter conversation and the request that is about to be sent; `None` to keep both.
 
         Raises:
-            DefinitionError: it does not end with a request.
+            DefinitionError: the shorter conversation does not end with a request.
         """
         compact = self._context.profile.compact
         shorter = await compact(repair_messages(list(self._history), repair_last_response=False)) if compact else None
@@ -114,7 +114,7 @@ class Transcript:
         return before, request
 
     def mark_recorded(self, parts: Iterable[ModelRequestPart]) -> None:
-        """These are in the history."""
+        """Mark parts that are in the history."""
         self._recorded_parts.update((id(part), part) for part in parts)
 
 
@@ -123,12 +123,12 @@ def make_steering_parts(texts: Iterable[str]) -> list[ModelRequestPart]:
 
 
 def get_open_parts(messages: Sequence[ModelMessage]) -> list[ModelRequestPart]:
-    """All that was said since the last reply."""
+    """Return the parts since the last reply."""
     return [part for message in messages[_find_answers_start(messages) :] for part in message.parts]  # type: ignore[misc]
 
 
 def _find_answers_start(messages: Sequence[Any]) -> int:
-    """Where the answers to the last reply begin."""
+    """Return the index after the last reply."""
     for index in range(len(messages) - 1, -1, -1):
         if isinstance(messages[index], ModelResponse):
             return index + 1

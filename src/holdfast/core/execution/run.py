@@ -299,7 +299,7 @@ class RunExecution:
         """Return the result of work that cannot be cancelled, such as a thread.
 
         An interrupted run waits for it, because another worker may resume the run at once and must not repeat work
-        that still goes on. A failed or cancelled run does not wait.
+        that is still under way. A failed or cancelled run does not wait.
         """
         task = asyncio.ensure_future(work)
         task.add_done_callback(_mark_retrieved)

@@ -206,8 +206,8 @@ class StepContext:
         results = self.state.results
         missing = [call for call in calls if call.call_id not in results] if results else calls
         self._outstanding = len(missing)
-        self._has_once_call = any(call.effect is Effect.ONCE for call in missing)
-        self._has_idempotent_call = any(call.effect is Effect.IDEMPOTENT for call in missing)
+        effects = [call.effect for call in missing]
+        self._has_once_call, self._has_idempotent_call = Effect.ONCE in effects, Effect.IDEMPOTENT in effects
         if resumed:
             self._in_doubt = frozenset(call.call_id for call in missing).difference(not_started)
             if self._has_once_call:

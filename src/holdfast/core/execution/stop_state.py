@@ -22,12 +22,13 @@ class StopState:
     From the first cause on the run is stopping: the error of a call that is cancelled then is not its result.
     """
 
-    __slots__ = ("abandoned", "cause", "draining", "error")
+    __slots__ = ("abandoned", "cause", "draining", "error", "is_stopped")
 
     def __init__(self) -> None:
         self.cause = StopCause.NONE
         #: `None` exactly if the cause is `NONE`.
         self.error: BaseException | None = None
+        self.is_stopped = False
         #: The host shuts down: the run stops at its next step boundary.
         self.draining = False
         #: The store did not answer within the timeout of a shutdown: nothing more is written for this run.
@@ -37,9 +38,5 @@ class StopState:
         """Set cause and error if `cause` is stronger than the present one. Return whether it is."""
         if cause <= self.cause:
             return False
-        self.cause, self.error = cause, error
+        self.cause, self.error, self.is_stopped = cause, error, cause is StopCause.STOPPED
         return True
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.cause is StopCause.STOPPED
