@@ -28,7 +28,7 @@ async def main():
     print("enlisted", flush=True)
     sys.stdin.readline()
     with contextlib.suppress(StoreUnavailable):
-        await store.discharge(worker)
+        await store.deregister_worker(worker)
     await store.close()
     print("closed", flush=True)
 
