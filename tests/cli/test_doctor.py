@@ -17,7 +17,7 @@ def test_a_store_that_is_fine(shell: Shell) -> None:
     shell.ok("submit", "sampler", "note", "--run-id", "r1")
     found = findings(shell, "sample:app", code=0)
     assert list(found) == [
-        "store", "schema", "size", "soundness", "runs", "workers", "damage", "in doubt", "agents", "preflight",
+        "store", "schema", "size", "integrity", "runs", "workers", "damage", "in doubt", "agents", "preflight",
     ]  # fmt: skip
     assert {finding["level"] for finding in found.values()} == {"ok"}
     assert found["schema"]["detail"] == "version 1, the newest"
@@ -41,7 +41,7 @@ def test_a_damaged_run_is_named_and_the_others_are_fine(shell: Shell) -> None:
     found = findings(shell, code=1)
     assert (found["damage"]["level"], found["damage"]["runs"]) == ("wrong", ["r2"])
     assert "r2 is damaged" in found["damage"]["detail"]
-    assert found["soundness"]["level"] == "ok"  # of the file itself
+    assert found["integrity"]["level"] == "ok"  # of the file itself
     assert "run r2 is damaged" in shell.run("show", "r2").stderr
     assert shell.ok("rm", "-f", "r2") == "run r2 is removed\n"
     assert shell.states() == {"r1": "queued"}

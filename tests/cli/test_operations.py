@@ -53,7 +53,7 @@ def test_rm_asks_for_force_before_it_takes_work_away(shell: Shell) -> None:
     shell.ok("submit", "sampler", "note", "--run-id", "waiting")
     refused = shell.run("rm", "over", "waiting")
     assert refused.returncode == 1
-    assert "run waiting is queued and could still go on" in refused.stderr
+    assert "run waiting is queued and could be resumed" in refused.stderr
     assert shell.states() == {"over": "done", "waiting": "queued"}
     assert shell.ok("rm", "over") == "run over is removed\n"
     assert shell.json("rm", "-f", "waiting") == {"removed": ["waiting"]}
