@@ -142,7 +142,7 @@ def test_a_recipe_has_tasks_and_criteria(shell: Shell) -> None:
 
 def test_a_terminal_shows_a_panel_for_each_model(shell: Shell) -> None:
     terminal = shell.terminal("compare", "Say hello.", *TWO, "--folder", str(work(shell)))
-    terminal.wait_for("step 2: asks the model")
+    terminal.wait_for("step 2: asking the model")
     shell.open_gate()
     assert terminal.finish() == 0
     assert "─ rivals:quick ─" in terminal.text

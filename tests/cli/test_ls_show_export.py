@@ -104,7 +104,7 @@ def test_show_has_phases_and_children(shell: Shell) -> None:
     shown = shell.json("show", "r1")
     assert shown["phases"] == [{"name": "draft", "output": "done: note", "step": 2}]
     assert shown["children"] == []  # its result is with the parent
-    assert "phase draft gave: done: note" in shell.ok("show", "r1").splitlines()
+    assert "phase draft: done: note" in shell.ok("show", "r1").splitlines()
 
 
 def test_show_prints_messages_it_does_not_know_as_they_are(shell: Shell) -> None:
