@@ -68,7 +68,7 @@ def test_ctrl_c_stops_it_and_resume_asks_nobody_twice(shell: Shell) -> None:
     shell.open_gate()
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "go on with: holdfast compare 'Say hello.'" in stderr
+    assert "resume with: holdfast compare 'Say hello.'" in stderr
     assert "interrupted" in stdout
     shell.ok(*command, "--resume")
     assert sorted(requests(shell)) == ["quick 0", "quick 1", "slow 0", "slow 1", "slow 2"]
@@ -89,7 +89,7 @@ def test_what_was_killed_is_not_thrown_away_unasked_and_goes_on(shell: Shell) ->
     refused = shell.run(*command)
     assert (refused.returncode, refused.stderr) == (
         1,
-        "holdfast: a comparison was interrupted: go on with --resume, or throw it away with --fresh\n",
+        "holdfast: a comparison was interrupted: continue with --resume, or discard it with --fresh\n",
     )
     shell.open_gate()
     rows = json.loads(shell.ok(*command, "--resume", "--json"))["rows"]
@@ -119,7 +119,7 @@ def test_a_proposal_touches_the_disk_when_it_is_applied(shell: Shell) -> None:
     wrong = shell.run("compare", "--apply", "nobody")
     assert (wrong.returncode, wrong.stderr) == (
         2,
-        "holdfast: no response of 'nobody': there are rivals:quick, rivals:slow\n",
+        "holdfast: no response of 'nobody': the models are rivals:quick, rivals:slow\n",
     )
 
 
@@ -142,7 +142,7 @@ def test_a_recipe_has_tasks_and_criteria(shell: Shell) -> None:
 
 def test_a_terminal_shows_a_panel_for_each_model(shell: Shell) -> None:
     terminal = shell.terminal("compare", "Say hello.", *TWO, "--folder", str(work(shell)))
-    terminal.wait_for("step 2: asks the model")
+    terminal.wait_for("step 2: asking the model")
     shell.open_gate()
     assert terminal.finish() == 0
     assert "─ rivals:quick ─" in terminal.text
@@ -151,11 +151,11 @@ def test_a_terminal_shows_a_panel_for_each_model(shell: Shell) -> None:
 
 def test_wrong_usage_is_told_in_a_line(shell: Shell) -> None:
     for arguments, message in [
-        (["Say hello."], "who is compared?"),
-        (["-m", "openai:gpt-5"], "what is the run asked?"),
+        (["Say hello."], "no models: name them"),
+        (["-m", "openai:gpt-5"], "the prompt is missing"),
         (["--recipe", "missing.md"], "missing.md: "),
-        (["x", "--agent", "rivals:quick", "--name", "a/b"], "'a/b' is no name for a comparison"),
-        (["--apply", "x"], "no comparison of this name has come to its end"),
+        (["x", "--agent", "rivals:quick", "--name", "a/b"], "'a/b' is not a valid name"),
+        (["--apply", "x"], "no comparison of this name has finished"),
         (["x", "-m", "nobody:nothing"], "nobody:nothing"),
     ]:
         done = shell.run("compare", *arguments)

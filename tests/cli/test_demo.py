@@ -23,7 +23,7 @@ def test_the_demo_kills_and_loses_nothing(shell: Shell) -> None:
     kills = int(last[1])
     assert 2 <= kills <= 4
     assert sum(line.startswith("  killed with SIGKILL") for line in lines) == kills
-    assert sum("goes on after step" in line for line in lines) == kills
+    assert sum("resumed after step" in line for line in lines) == kills
     assert f"  finished: {expected_answer()}" in lines
     # The same numbers from what it left behind.
     shown = shell.json("show", "demo", "--store", "sqlite:kept/runs.db")

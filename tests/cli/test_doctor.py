@@ -17,12 +17,12 @@ def test_a_store_that_is_fine(shell: Shell) -> None:
     shell.ok("submit", "sampler", "note", "--run-id", "r1")
     found = findings(shell, "sample:app", code=0)
     assert list(found) == [
-        "store", "schema", "size", "soundness", "runs", "workers", "damage", "in doubt", "agents", "preflight",
+        "store", "schema", "size", "integrity", "runs", "workers", "damage", "in doubt", "agents", "preflight",
     ]  # fmt: skip
     assert {finding["level"] for finding in found.values()} == {"ok"}
     assert found["schema"]["detail"] == "version 1, the newest"
     assert found["runs"]["detail"].startswith("1 queued; ")
-    assert "ok       agents: every run has an agent that can take it" in shell.ok("doctor", "sample:app").splitlines()
+    assert "ok       agents: every run has an agent" in shell.ok("doctor", "sample:app").splitlines()
 
 
 def test_a_store_that_is_not_there_or_not_ours(shell: Shell) -> None:
@@ -41,7 +41,7 @@ def test_a_damaged_run_is_named_and_the_others_are_fine(shell: Shell) -> None:
     found = findings(shell, code=1)
     assert (found["damage"]["level"], found["damage"]["runs"]) == ("wrong", ["r2"])
     assert "r2 is damaged" in found["damage"]["detail"]
-    assert found["soundness"]["level"] == "ok"  # of the file itself
+    assert found["integrity"]["level"] == "ok"  # of the file itself
     assert "run r2 is damaged" in shell.run("show", "r2").stderr
     assert shell.ok("rm", "-f", "r2") == "run r2 is removed\n"
     assert shell.states() == {"r1": "queued"}
@@ -80,7 +80,7 @@ def test_a_deploy_that_would_strand_runs_is_found_before(shell: Shell) -> None:
     assert findings(shell, "sample:app", code=0)["preflight"]["level"] == "ok"
     found = findings(shell, "slimmer:app", code=1)
     assert (found["preflight"]["level"], found["preflight"]["runs"]) == ("wrong", ["r1", "r3"])
-    assert "it would be left alone: it calls ['gate'], which the agent lacks" in found["preflight"]["detail"]
+    assert "it would stay interrupted: it calls ['gate'], which the agent lacks" in found["preflight"]["detail"]
     assert "and is in 'polish', but agent phased has ['draft']" in found["preflight"]["detail"]
     assert (found["agents"]["level"], found["agents"]["runs"]) == ("wrong", ["r2"])
     assert shell.states() == {"r1": "interrupted", "r2": "queued", "r3": "interrupted"}  # looked at, not touched

@@ -37,7 +37,7 @@ def test_ls_as_a_table(shell: Shell) -> None:
     assert "there is no store at runs.db" in shell.run("ls").stderr
     shell.ok("submit", "sampler", "note", "--run-id", "r1")
     head, row = shell.ok("ls").splitlines()
-    assert head.split() == ["RUN", "STATE", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "OWNER", "WHY"]
+    assert head.split() == ["RUN", "STATUS", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "OWNER", "REASON"]
     assert row.split()[:3] == ["r1", "queued", "sampler"]
     terminal = shell.terminal("ls")
     assert terminal.finish() == 0
@@ -53,7 +53,7 @@ def test_show_tells_a_run_without_its_agents_code(shell: Shell) -> None:
     shown = shell.run("show", "r1", PYTHONPATH="")
     assert shown.returncode == 0
     lines = shown.stdout.splitlines()
-    assert lines[:2] == ["run      r1", "state    interrupted"]
+    assert lines[:2] == ["run      r1", "status   interrupted"]
     assert "user: send+fail note transfer" in lines
     assert "model: thinking about send+fail" in lines
     assert "  send(text=1) c1-1" in lines
@@ -104,7 +104,7 @@ def test_show_has_phases_and_children(shell: Shell) -> None:
     shown = shell.json("show", "r1")
     assert shown["phases"] == [{"name": "draft", "output": "done: note", "step": 2}]
     assert shown["children"] == []  # its result is with the parent
-    assert "phase draft gave: done: note" in shell.ok("show", "r1").splitlines()
+    assert "phase draft: done: note" in shell.ok("show", "r1").splitlines()
 
 
 def test_show_prints_messages_it_does_not_know_as_they_are(shell: Shell) -> None:

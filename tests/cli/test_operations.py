@@ -27,7 +27,10 @@ def test_a_call_in_doubt_parks_the_run_until_a_person_answers(shell: Shell) -> N
     assert [call["state"] for call in shell.json("show", "r1")["calls"]] == ["in doubt"]
     assert "no call waits" in shell.run("unpark", "r1", "--resolve", "c9=no").stderr
     assert shell.states() == {"r1": "parked"}
-    assert shell.ok("unpark", "r1", "--resolve", 'c1-1={"amount": 3}') == "run r1 waits for recovery or a worker\n"
+    assert (
+        shell.ok("unpark", "r1", "--resolve", 'c1-1={"amount": 3}')
+        == "run r1 is interrupted: a worker or holdfast resume continues it\n"
+    )
     assert shell.ok("resume", "sample:agent", "r1", "-q") == "done: transfer send\n"
     assert shell.deeds() == ["transfer c1-1", "send c2-1"]
 
@@ -53,7 +56,7 @@ def test_rm_asks_for_force_before_it_takes_work_away(shell: Shell) -> None:
     shell.ok("submit", "sampler", "note", "--run-id", "waiting")
     refused = shell.run("rm", "over", "waiting")
     assert refused.returncode == 1
-    assert "run waiting is queued and could still go on" in refused.stderr
+    assert "run waiting is queued and could be resumed" in refused.stderr
     assert shell.states() == {"over": "done", "waiting": "queued"}
     assert shell.ok("rm", "over") == "run over is removed\n"
     assert shell.json("rm", "-f", "waiting") == {"removed": ["waiting"]}

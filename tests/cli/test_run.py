@@ -56,8 +56,8 @@ def test_ctrl_c_leaves_a_run_and_says_how_to_go_on(shell: Shell) -> None:
     assert terminal.finish() == 1
     assert "run r1 is interrupted" in terminal.text
     assert shell.states() == {"r1": "interrupted"}
-    hint = next(line for line in terminal.text.splitlines() if line.startswith("go on with: "))
-    command = shlex.split(hint.removeprefix("go on with: "))
+    hint = next(line for line in terminal.text.splitlines() if line.startswith("resume with: "))
+    command = shlex.split(hint.removeprefix("resume with: "))
     assert command == ["holdfast", "resume", "sample:agent", "r1"]
     assert shell.ok(*command[1:], "--quiet") == "done: send gate send\n"
     assert shell.deeds() == ["send c1-1", "gate c2-1", "send c3-1"]
@@ -70,7 +70,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_stays(shell: Shell) -> None:
     terminal.wait_for("stopping after the current step")
     terminal.type("\x03")
     assert terminal.finish() == 1
-    assert "stopped at once. Go on with: holdfast resume sample:agent r1" in terminal.text
+    assert "stopped immediately. Resume with: holdfast resume sample:agent r1" in terminal.text
     assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
     assert shell.states() == {"r1": "interrupted"}
     shell.open_gate()
@@ -86,7 +86,7 @@ def test_a_killed_run_is_interrupted_and_goes_on_without_repeating(shell: Shell)
     shell.open_gate()
     done = shell.run("resume", "sample:agent", "r1")
     assert (done.returncode, done.stdout) == (0, "done: send note+gate note\n")
-    assert "goes on after step 1" in done.stderr
+    assert "resumed after step 1" in done.stderr
     assert shell.deeds().count("send c1-1") == 1
 
 
@@ -123,7 +123,7 @@ def test_the_store_of_the_option_wins_and_is_in_the_hint(shell: Shell) -> None:
     process.send_signal(signal.SIGTERM)
     line_with(process.stderr, "stopping after the current step")
     shell.open_gate()
-    assert "holdfast resume sample:app r1 --store sqlite:elsewhere.db" in line_with(process.stderr, "go on with")
+    assert "holdfast resume sample:app r1 --store sqlite:elsewhere.db" in line_with(process.stderr, "resume with")
     assert process.wait() == 1
     assert [run["status"] for run in shell.json("ls", "--store", "sqlite:elsewhere.db")] == ["interrupted"]
 
@@ -163,7 +163,7 @@ def test_resume_needs_the_code_to_be_named(shell: Shell) -> None:
     done = shell.run("resume", "r1")
     assert (done.returncode, done.stderr) == (
         2,
-        "holdfast: name the code to go on with: holdfast resume MODULE:AGENT r1\n",
+        "holdfast: name the code to resume with: holdfast resume MODULE:AGENT r1\n",
     )
 
 
@@ -181,5 +181,5 @@ def test_recover_tells_of_failures_as_json_and_by_its_exit_code(shell: Shell) ->
     shell.ok("submit", "sampler", "boom", "--run-id", "r1")
     done = shell.run("recover", "sample:app", "--json", "-q")
     assert done.returncode == 1
-    runs = [{"run_id": "r1", "fate": "failed", "reason": "RuntimeError: the model is down"}]
-    assert json.loads(done.stdout) == {"runs": runs, "waiting": []}
+    runs = [{"run_id": "r1", "status": "failed", "reason": "RuntimeError: the model is down"}]
+    assert json.loads(done.stdout) == {"runs": runs, "delayed": []}

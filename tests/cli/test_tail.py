@@ -35,7 +35,7 @@ def test_tail_ends_when_the_run_is_gone(shell: Shell) -> None:
     shell.open_gate()
     assert first.wait() == 0
     _, told = tail.communicate()
-    assert told.splitlines()[-1] == "run r1 is over and was removed"
+    assert told.splitlines()[-1] == "run r1 has finished and was removed"
     assert tail.returncode == 0
 
 
@@ -60,7 +60,7 @@ def test_tail_goes_on_when_the_conversation_was_rewritten(shell: Shell) -> None:
     assert items[-1]["kind"] == "outcome"
     steps = [item["step"] for item in items if item["kind"] == "step"]
     assert steps == sorted(set(steps))
-    assert "the conversation was rewritten: only what is new in it is shown" in told.splitlines()
+    assert "the conversation was rewritten: only its new messages are shown" in told.splitlines()
     assert told.splitlines()[-1] == "run r1 is done"
     worker.kill()
 
@@ -71,5 +71,5 @@ def test_ctrl_c_ends_the_following_and_not_the_run(shell: Shell) -> None:
     terminal.wait_for("run r1 is queued")
     terminal.type("\x03")
     assert terminal.finish() == 0
-    assert "goes on without being followed" in terminal.text
+    assert "stopped following; run r1 is not affected" in terminal.text
     assert shell.states() == {"r1": "queued"}

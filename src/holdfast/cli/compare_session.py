@@ -1,11 +1,8 @@
-"""A comparison as the command keeps it: which tasks, what is left of an earlier one, and what came of it."""
+"""A comparison of the command line: its tasks, its files under `.holdfast/compare`, and its results."""
 
-import asyncio
-import os
 import re
-import signal
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +26,26 @@ _NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,60}")
 
 
 class TaskResults(msgspec.Struct, frozen=True, kw_only=True):
-    """The responses to one prompt, kept so that one of them can be applied."""
+    """The responses to one prompt, stored so that one of them can be applied."""
 
     prompt: str
-    #: The work folder; empty if there was none.
+    #: The workspace; empty if there was none.
     folder: str
     responses: list[ModelResponse]
 
 
 class TaskFiles:
-    """The files of one task of one comparison."""
+    """The checkpoint and the results of one task."""
 
     def __init__(self, name: str, task: str = "") -> None:
         if not _NAME_PATTERN.fullmatch(name):
-            raise UsageError(f"{name!r} is no name for a comparison: use letters, digits, dots and dashes")
+            raise UsageError(f"{name!r} is not a valid name: use letters, digits, dots and dashes")
         stem = f"{name}.{task}" if task else name
         self.checkpoint_path = COMPARE_DIR / f"{stem}.checkpoint.json"
         self._results_path = COMPARE_DIR / f"{stem}.results.json"
 
     def load_results(self) -> TaskResults | None:
-        """What the task came to, if it came to its end."""
+        """Return the results of the task, or `None` if it has not finished."""
         try:
             return msgspec.json.decode(self._results_path.read_bytes(), type=TaskResults)
         except FileNotFoundError:
@@ -68,7 +65,7 @@ class TaskFiles:
 
 
 class Comparison:
-    """Who is compared, by what, and how it is kept."""
+    """The models, tasks and files of one comparison."""
 
     def __init__(self, recipe: Recipe, workspace: Path | None, name: str, store: str, *, retry_failed: bool) -> None:
         self._recipe, self._workspace, self._name, self._store = recipe, workspace, name, store
@@ -84,16 +81,11 @@ class Comparison:
         return TaskFiles(self._name, task.name)
 
     def build_fanout(self, task: Task, listener: ProgressListener | None = None) -> Fanout:
-        """The task as a fan-out.
+        """Build the fan-out of a task.
 
         Raises:
-            CommandError: a model is not known, or its key is missing.
+            CommandError: a model is unknown, or its key is missing.
         """
-        kept = self.task_files(task)
-
-        def finish(responses: Sequence[ModelResponse]) -> None:
-            kept.save_results(TaskResults(prompt=task.prompt, folder=self._workspace_path, responses=list(responses)))
-
         try:
             return Fanout(
                 task.prompt,
@@ -103,8 +95,8 @@ class Comparison:
                 tools=self._tools,
                 workspace=self._workspace,
                 store=self._store,
-                checkpoint=kept.checkpoint_path,
-                on_complete=finish,
+                checkpoint=self.task_files(task).checkpoint_path,
+                on_complete=partial(self._save_results, task),
                 settings=FanoutSettings(
                     max_concurrency=self._recipe.limit,
                     max_per_provider=self._recipe.per_provider,
@@ -115,21 +107,23 @@ class Comparison:
             )
         except ModuleNotFoundError as exc:
             raise CommandError(f'models by name need {exc.name}: pip install "holdfast[pydantic-ai]"') from exc
-        except Exception as exc:  # an unknown provider, a missing key: pydantic-ai says which
+        except Exception as exc:  # such as an unknown provider or a missing key
             raise CommandError(format_error(exc)) from exc
 
-    @property
-    def _workspace_path(self) -> str:
-        return str(self._workspace.resolve()) if self._workspace is not None else ""
+    def _save_results(self, task: Task, responses: Sequence[ModelResponse]) -> None:
+        folder = str(self._workspace.resolve()) if self._workspace is not None else ""
+        self.task_files(task).save_results(TaskResults(prompt=task.prompt, folder=folder, responses=list(responses)))
 
     def load_finished(self, task: Task, cells: Sequence[str]) -> list[ModelResponse] | None:
-        """What the task has come to already, in the comparison that is resumed."""
-        results = None if self.task_files(task).is_interrupted else self.task_files(task).load_results()
+        """Return the responses of a task that finished before the comparison was interrupted."""
+        files = self.task_files(task)
+        results = None if files.is_interrupted else files.load_results()
         if results is None or results.prompt != task.prompt:
             return None
-        return results.responses if [each.model_id for each in results.responses] == list(cells) else None
+        return results.responses if [response.model_id for response in results.responses] == list(cells) else None
 
     async def evaluate(self, task: Task, responses: Sequence[ModelResponse]) -> Report:
+        """Check the responses against the criteria of the recipe and of the task."""
         criteria = [*self._recipe.success, *task.success]
         checks: dict[str, list[Check]] = {}
         for response in responses:
@@ -138,51 +132,21 @@ class Comparison:
         return build_report(task.prompt, responses, checks)
 
 
-async def run_fanout(
-    fanout: Fanout, listener: ProgressListener, *, resume: bool, on_force_quit: Callable[[], None]
-) -> tuple[list[ModelResponse], bool]:
-    """Run a fan-out; its responses, and whether it was stopped.
-
-    A signal stops it after the turns under way, a second one ends the process.
-    """
-    loop = asyncio.get_running_loop()
-    stops: list[asyncio.Task[None]] = []
-
-    def on_signal() -> None:
-        if not stops:
-            stops.append(loop.create_task(fanout.stop()))
-            listener.print_status("stopping after the turns under way; once more stops at once", "yellow")
-            return
-        listener.stop()
-        on_force_quit()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    try:
-        return await fanout.run(resume=resume), bool(stops)
-    finally:
-        await asyncio.gather(*stops)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-
 def apply_response(files: TaskFiles, cell: str) -> list[str]:
-    """Make the writes that one response proposes, and remember that it was preferred. What was changed.
+    """Apply the proposed writes of one response and record it as preferred. Return the changed paths.
 
     Raises:
-        CommandError: there are no results, or none of that model.
+        CommandError: there are no results.
+        UsageError: the results have no such model.
     """
     results = files.load_results()
     if results is None:
         raise CommandError(
-            "no comparison of this name has come to its end: --resume it, or name the task of its recipe with --task"
+            "no comparison of this name has finished: --resume it, or name the task of its recipe with --task"
         )
     by_id = {response.model_id: response for response in results.responses}
     if cell not in by_id:
-        raise UsageError(f"no response of {cell!r}: there are {', '.join(by_id)}")
+        raise UsageError(f"no response of {cell!r}: the models are {', '.join(by_id)}")
     writes = by_id[cell].proposed_writes
     changed = Workspace(results.folder).apply(writes) if writes else []
     losers = tuple(each.model_id for each in results.responses if each.model_id != cell)
@@ -191,9 +155,9 @@ def apply_response(files: TaskFiles, cell: str) -> list[str]:
 
 
 def _load_models(recipe: Recipe) -> Mapping[str, Any]:
-    models = {name: name for name in recipe.models}
-    return {**models, **{path: load_object(path) for path in recipe.agents}}
+    by_name = {name: name for name in recipe.models}
+    return {**by_name, **{path: load_object(path) for path in recipe.agents}}
 
 
-def _to_sequence(found: Any) -> Sequence[Any]:
-    return found if isinstance(found, list | tuple) else [found]
+def _to_sequence(loaded: Any) -> Sequence[Any]:
+    return loaded if isinstance(loaded, list | tuple) else [loaded]

@@ -1,28 +1,28 @@
-"""What a command can be stopped by, and how it is told in one line."""
+"""Errors of the commands, and their one-line format."""
 
 import os
 
 from holdfast.errors import HoldfastError
 
-#: Set by `--debug`, so that processes a command starts know it, too.
+#: Set by `--debug`. Child processes of the command inherit it.
 DEBUG_VARIABLE = "HOLDFAST_DEBUG"
 
 
 class CommandError(HoldfastError):
-    """A command could not do what it was asked. Exit code 1."""
+    """A command failed. Exit code 1."""
 
 
 class UsageError(CommandError):
-    """A command was asked for something it cannot understand. Exit code 2."""
+    """A command was used wrongly. Exit code 2."""
 
 
 def is_debug_enabled() -> bool:
-    """Whether the user asked for tracebacks."""
+    """Return whether the user wants tracebacks."""
     return bool(os.environ.get(DEBUG_VARIABLE))
 
 
 def format_error(error: BaseException) -> str:
-    """`error` in one line: what holdfast says is said as it is, of others' errors the kind is told, too."""
+    """Format `error` as one line. Errors of other libraries get their class name as a prefix."""
     text = " ".join(str(error).split())
     if isinstance(error, HoldfastError):
         return text

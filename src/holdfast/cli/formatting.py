@@ -1,4 +1,4 @@
-"""Durations, sizes, tokens and money in the few characters that a listing has for them."""
+"""Short formats of durations, sizes, counts and costs."""
 
 from datetime import timedelta
 
@@ -30,7 +30,7 @@ def number(count: int) -> str:
 
 
 def cost(dollars: float) -> str:
-    """`$0.0123`, `$1.50`; nothing for nothing."""
+    """`$0.0123`, `$1.50`; empty for zero."""
     if dollars == 0:
         return ""
     return f"${dollars:.2f}" if dollars >= 0.1 else f"${dollars:.4f}"

@@ -1,4 +1,4 @@
-"""A stored run as listings show it."""
+"""RunSummary: one stored run as `ls`, `show` and `export` print it."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -11,10 +11,10 @@ from holdfast.checkpoint.record import RunRecord, RunStatus
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, without its transcript. This is what `--json` gives."""
+    """One run without its transcript. `--json` prints these fields."""
 
     run_id: str
-    #: As `display_status` says it.
+    #: As `display_status` returns it.
     status: str
     agent: str
     caller: str
@@ -25,14 +25,14 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     phases: int
     tokens: int
     cost_usd: float
-    #: Bytes of the journal.
+    #: Size of the journal in bytes.
     size: int
     owner: str | None
     owner_alive: bool
     strikes: int
-    #: Why it is parked, failed or waits.
+    #: Why the run is parked, failed or waiting.
     reason: str
-    #: Recovery leaves it alone until then.
+    #: Workers do not claim the run before this time.
     not_before: datetime
     cancel_requested: bool
     prompt: str
@@ -40,16 +40,16 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def display_status(record: RunRecord) -> str:
-    """The status a person thinks of: a run whose owner is dead is interrupted, whatever its owner last wrote."""
+    """Return the run's status. A running run whose owner is dead is interrupted."""
     if record.status is RunStatus.RUNNING and not record.owner_alive:
         return RunStatus.INTERRUPTED.value
     return record.status.value
 
 
 def summarize_run(record: RunRecord) -> RunSummary:
-    """`record` as it is listed. What a newer holdfast wrote is left out where it cannot be read."""
+    """Summarize a record. Fields that only a newer holdfast can decode stay empty."""
     meta, progress = RunMeta(run_id=record.run_id, agent_name=record.agent_name), Progress()
-    with suppress(RecordDecodeError):  # `doctor` says so; a listing has to go on
+    with suppress(RecordDecodeError):  # a listing continues; `doctor` reports the error
         meta, progress = decode(record.meta, RunMeta), decode(record.progress, Progress)
     return RunSummary(
         run_id=record.run_id,

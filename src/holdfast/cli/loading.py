@@ -1,4 +1,4 @@
-"""From MODULE:ATTR, which a user typed, to an App. Nothing that a store says is ever looked up this way."""
+"""Loads the App or agent that a user names as MODULE:ATTR. Nothing in a store is ever loaded this way."""
 
 import dataclasses
 import importlib
@@ -14,22 +14,23 @@ from holdfast.cli.errors import CommandError, UsageError, format_error, is_debug
 from holdfast.cli.stores import make_store
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import Agent, AgentSource
-from holdfast.core.ports import RunListener
+from holdfast.core.info import RunInfo
+from holdfast.core.ports import RunEvent, RunListener
 
-#: A run that failed is kept for so long, so that a person can go on with it. An App of a user's own decides for itself.
+#: How long a failed run of an agent stays resumable. A user's App has its own setting.
 FAILED_RETENTION = timedelta(days=7)
 
 
 def load_object(path: str) -> Any:
-    """What `MODULE:ATTR` names. Modules are looked for in the working directory, too.
+    """Return the object that `MODULE:ATTR` names. The working directory is on the import path.
 
     Raises:
-        UsageError: it is not written so, or there is no such module or attribute.
-        CommandError: the module is there and cannot be imported.
+        UsageError: the path has another form, or the module or attribute does not exist.
+        CommandError: the import of the module failed.
     """
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
-        raise UsageError(f"{path!r} names no code: write MODULE:ATTR, such as agents:app")
+        raise UsageError(f"{path!r} is not an import path: write MODULE:ATTR, such as agents:app")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     found: Any = _import_module(module_name)
@@ -45,16 +46,16 @@ def _import_module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
         if exc.name is not None and (name == exc.name or name.startswith(f"{exc.name}.")):
-            raise UsageError(f"no module {name!r} in {os.getcwd()} or among the installed ones") from exc
+            raise UsageError(f"no module {name!r} in {os.getcwd()} or among the installed modules") from exc
         raise CommandError(f"{name} cannot be imported: {format_error(exc)}{_format_location(exc, name)}") from exc
-    except Exception as exc:  # the user's module may raise anything while it is imported
+    except Exception as exc:  # user code may raise anything
         if is_debug_enabled():
             raise
         raise CommandError(f"{name} cannot be imported: {format_error(exc)}{_format_location(exc, name)}") from exc
 
 
 def _format_location(error: BaseException, module_name: str) -> str:
-    """Where in the user's own code it went wrong."""
+    """Format the place of the error in the user's code."""
     if isinstance(error, SyntaxError):
         return ""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
@@ -63,23 +64,23 @@ def _format_location(error: BaseException, module_name: str) -> str:
 
 
 def _format_alternatives(module: Any) -> str:
-    usable = [name for name, value in vars(module).items() if isinstance(value, App) or _is_agent_source(value)]
+    usable = [name for name, value in vars(module).items() if _is_app_or_agent(value)]
     return f": it has {', '.join(usable)}" if usable else ""
 
 
-def _is_agent_source(value: Any) -> bool:
-    return not isinstance(value, type) and isinstance(getattr(value, "name", None), str) and hasattr(value, "build")
+def _is_app_or_agent(value: Any) -> bool:
+    return isinstance(value, App | AgentSource) and not isinstance(value, type)
 
 
 def build_app(found: Any, path: str, *, store: str, create: bool, listener: RunListener | None = None) -> App:
-    """An App of what was found, not open: signals and recovery are the command's business, so it does neither.
+    """Return an App of the loaded object, not open. The command handles signals and recovery itself.
 
     Args:
-        store: a URL in place of the App's own store, or nothing.
-        create: whether a store on disk may be made now.
+        store: a URL that replaces the App's store, or an empty string.
+        create: permit a SQLite file that does not exist yet.
 
     Raises:
-        UsageError: it is neither an App nor an agent.
+        UsageError: the object is neither an App nor an agent.
     """
     if isinstance(found, App):
         worker = dataclasses.replace(found.worker_settings, recover_on_start=False, handle_signals=False)
@@ -99,7 +100,7 @@ def build_app(found: Any, path: str, *, store: str, create: bool, listener: RunL
 
 
 def load_agents(path: str) -> Mapping[str, AgentSource]:
-    """The agents of the App or agent that `path` names, by name; none if it is empty."""
+    """Return the agents of the App or agent that `path` names, by name; none for an empty path."""
     if not path:
         return {}
     found = load_object(path)
@@ -110,9 +111,8 @@ def load_agents(path: str) -> Mapping[str, AgentSource]:
 
 
 def _to_agent_source(found: Any, path: str) -> AgentSource:
-    if _is_agent_source(found):
-        source: AgentSource = found
-        return source
+    if isinstance(found, AgentSource) and not isinstance(found, type):
+        return found
     if _is_pydantic_ai(found):
         from holdfast.adapters.pydantic_ai import durable
 
@@ -125,10 +125,10 @@ def _is_pydantic_ai(found: Any) -> bool:
 
 
 def build_model_app(model: str, *, store: str, create: bool, listener: RunListener | None = None) -> App:
-    """An App whose one agent asks this model, with neither instructions nor tools.
+    """Return an App whose only agent is this model, without instructions and tools.
 
     Raises:
-        CommandError: pydantic-ai is not installed, or does not know the model or its key.
+        CommandError: pydantic-ai is not installed, or the model or its key is unknown.
     """
     try:
         from holdfast.adapters.pydantic_ai import durable
@@ -136,16 +136,16 @@ def build_model_app(model: str, *, store: str, create: bool, listener: RunListen
         raise CommandError(f'--model needs {exc.name}: pip install "holdfast[pydantic-ai]"') from exc
     try:
         source = durable(model, stream=True)
-    except Exception as exc:  # an unknown provider, a missing key: pydantic-ai says which
+    except Exception as exc:  # such as an unknown provider or a missing key
         raise CommandError(f"--model {model}: {format_error(exc)}") from exc
     return build_app(source, "", store=store, create=create, listener=listener)
 
 
 def select_agent_name(app: App, wanted: str) -> str:
-    """The agent that is meant: the one named, or the only one there is.
+    """Return the given name, or the name of the App's only agent.
 
     Raises:
-        UsageError: there is no such agent, or several and none is named.
+        UsageError: the App has no such agent, or has several and the name is empty.
     """
     known = ", ".join(sorted(app.agents)) or "none"
     if wanted:
@@ -158,26 +158,26 @@ def select_agent_name(app: App, wanted: str) -> str:
 
 
 class ListenerPair:
-    """Delivers to the App's own delivery, and to the command that watches."""
+    """Forwards to the App's own listener and to the command's."""
 
     def __init__(self, first: RunListener, second: RunListener) -> None:
         self._first, self._second = first, second
 
-    async def on_event(self, info: Any, event: Any) -> None:
+    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
         await self._second.on_event(info, event)
         await self._first.on_event(info, event)
 
-    async def on_output(self, info: Any, output: Any) -> None:
+    async def on_output(self, info: RunInfo, output: Any) -> None:
         await self._second.on_output(info, output)
         await self._first.on_output(info, output)
 
-    async def on_error(self, info: Any, error: BaseException) -> None:
+    async def on_error(self, info: RunInfo, error: BaseException) -> None:
         await self._second.on_error(info, error)
         await self._first.on_error(info, error)
 
 
 def get_tool_effects(source: AgentSource | None) -> dict[str, str]:
-    """What the tools of an agent do to the world, by name, as far as it tells without being built."""
+    """Return the effects of an agent's tools, by name; none if the agent has to be built first."""
     if not isinstance(source, Agent):
         return {}
     profiles = [source.profile(), *(source.profile(phase) for phase in source.phases)]

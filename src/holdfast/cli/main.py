@@ -1,4 +1,4 @@
-"""Where the `holdfast` command starts, and where every error of it ends: as one line."""
+"""Entry point of the `holdfast` command. Reports every error as one line."""
 
 import errno
 import io
@@ -10,7 +10,7 @@ from holdfast.errors import HoldfastError
 
 
 def main() -> NoReturn:
-    """Run the command that `sys.argv` names, and exit: 0 it went well, 1 it failed, 2 it was used wrongly."""
+    """Run the command in `sys.argv` and exit: 0 on success, 1 on failure, 2 on wrong usage."""
     try:
         import typer  # noqa: F401
     except ModuleNotFoundError:
@@ -24,21 +24,21 @@ def main() -> NoReturn:
         sys.exit(0)
     except UsageError as exc:
         _exit_with_message(str(exc), 2)
-    except Exception as exc:  # whatever it is, a user sees one line of it
+    except Exception as exc:  # the user gets one line, not a traceback
         if is_debug_enabled():
             raise
         if isinstance(exc, OSError) and exc.errno == errno.EPIPE:
             _exit_on_broken_pipe()
-        hint = "" if isinstance(exc, HoldfastError) else " (holdfast --debug shows where)"
+        hint = "" if isinstance(exc, HoldfastError) else " (holdfast --debug shows the traceback)"
         _exit_with_message(format_error(exc) + hint, 1)
 
 
 def _prepare_streams() -> None:
-    # One that was closed (`2>&-`) must not make the other say what belongs to it.
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    # If one stream is closed (`2>&-`), its output must not go to the other one.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character that a terminal cannot show is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):  # replace characters that the terminal cannot show
             stream.reconfigure(errors="replace")
 
 
@@ -48,7 +48,7 @@ def _exit_with_message(message: str, code: int) -> NoReturn:
 
 
 def _exit_on_broken_pipe() -> NoReturn:
-    """Whoever read our output has gone. Python would complain once more when it closes stdout."""
+    """Exit after the reader of stdout has closed the pipe, without a second error when Python closes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 

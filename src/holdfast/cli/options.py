@@ -1,9 +1,4 @@
-"""What the shell offers when a run's id is to be typed.
-
-What users type, made into what the library takes.
-
-Arguments and options that several commands share.
-"""
+"""Arguments and options that several commands share: their declarations, parsers and completion."""
 
 import asyncio
 import sys
@@ -17,7 +12,7 @@ from holdfast.cli.stores import open_store
 
 
 def complete_run(ctx: Any, incomplete: str) -> list[str]:
-    """The ids of stored runs that begin so. Nothing at all if the store cannot be read: a shell shows no errors."""
+    """Return the run ids with this prefix; an empty list if the store cannot be read."""
 
     async def find() -> list[str]:
         async with open_store(ctx.params.get("store") or "") as store:
@@ -25,36 +20,36 @@ def complete_run(ctx: Any, incomplete: str) -> list[str]:
 
     try:
         return asyncio.run(find())
-    except Exception:  # see above
+    except Exception:  # shell completion has no place for an error
         return []
 
 
 def read_prompt(given: str) -> str:
-    """The prompt itself; `-` stands for what is on stdin.
+    """Return the prompt, read from stdin for `-`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the prompt is empty.
     """
     text = sys.stdin.read().strip() if given == "-" else given
     if not text:
-        raise UsageError('what is the run asked? Give it a "prompt", or - to read one from stdin')
+        raise UsageError('the prompt is missing: give a "prompt", or - to read it from stdin')
     return text
 
 
 def parse_labels(given: list[str] | None) -> dict[str, str]:
-    """`NAME=VALUE` for each label.
+    """Parse `NAME=VALUE` labels.
 
     Raises:
-        UsageError: one is not written so.
+        UsageError: a label has another form.
     """
     return dict(_split_pair(each, "--label NAME=VALUE") for each in given or [])
 
 
 def parse_resolutions(given: list[str] | None) -> dict[str, Any]:
-    """`CALL=RESULT` for each answer. A result that is JSON is taken as that, any other as text.
+    """Parse `CALL=RESULT` resolutions. A result that is not JSON is taken as text.
 
     Raises:
-        UsageError: one is not written so.
+        UsageError: a resolution has another form.
     """
     return {
         call: _parse_value(text) for call, text in (_split_pair(each, "--resolve CALL=RESULT") for each in given or [])
@@ -64,7 +59,7 @@ def parse_resolutions(given: list[str] | None) -> dict[str, Any]:
 def _split_pair(given: str, form: str) -> tuple[str, str]:
     name, sign, value = given.partition("=")
     if not sign or not name:
-        raise UsageError(f"{given!r} is not understood: write {form}")
+        raise UsageError(f"{given!r} is not valid: write {form}")
     return name, value
 
 
@@ -80,7 +75,7 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help="sqlite:PATH or postgresql://...; else HOLDFAST_STORE, else sqlite:.holdfast/runs.db.",
+        help="sqlite:PATH or postgresql://...; default HOLDFAST_STORE, else sqlite:.holdfast/runs.db.",
     ),
 ]
 
@@ -89,7 +84,7 @@ CodeStoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help="A store in place of the App's own; for an agent: else HOLDFAST_STORE, else sqlite:.holdfast/runs.db.",
+        help="Replaces the App's store; default for an agent: HOLDFAST_STORE, else sqlite:.holdfast/runs.db.",
     ),
 ]
 
@@ -101,23 +96,25 @@ RunArgument = Annotated[
 
 CodeArgument = Annotated[
     str,
-    typer.Argument(metavar="MODULE:ATTR", help="An App or an agent: where Python finds it.", show_default=False),
+    typer.Argument(metavar="MODULE:ATTR", help="An App or an agent, by its import path.", show_default=False),
 ]
 
 AppOption = Annotated[
     str,
-    typer.Option("--app", metavar="MODULE:ATTR", help="The run's App or agent; needed unless its loop is native."),
+    typer.Option(
+        "--app", metavar="MODULE:ATTR", help="The run's App or agent; required unless it uses the native loop."
+    ),
 ]
 
-AgentOption = Annotated[str, typer.Option("--agent", metavar="NAME", help="Which agent of the App, if it has several.")]
+AgentOption = Annotated[str, typer.Option("--agent", metavar="NAME", help="The agent's name, if the App has several.")]
 
 ModelOption = Annotated[
     str,
-    typer.Option("--model", metavar="PROVIDER:NAME", help="In place of MODULE:AGENT: a bare model (pydantic-ai)."),
+    typer.Option("--model", metavar="PROVIDER:NAME", help="A model (pydantic-ai) instead of MODULE:AGENT."),
 ]
 
 LabelOption = Annotated[
-    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="A label of the run; may be repeated.")
+    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="A label of the run. Repeatable.")
 ]
 
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show how it goes on.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]

@@ -1,4 +1,4 @@
-"""Printing: results to stdout, talk to stderr; styled on a terminal, plain elsewhere."""
+"""Printing: results to stdout, diagnostics to stderr; styled on a terminal, plain elsewhere."""
 
 import contextlib
 import os
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def print_diagnostic(text: str) -> None:
-    """Tell the user something that is not the result."""
+    """Print a line to stderr."""
     with ignore_broken_pipe(sys.stderr):
         print(sanitize(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def ignore_broken_pipe(stream: IO[str]) -> Iterator[None]:
-    """Write to a stream whose reader may have gone, as `head` does. From then on what is written to it goes nowhere.
+    """Redirect `stream` to /dev/null once its reader has closed the pipe, as `head` does.
 
-    No run may end because nobody watches it any more.
+    A run must not fail because its output has no reader.
     """
     try:
         yield
@@ -32,47 +32,47 @@ def ignore_broken_pipe(stream: IO[str]) -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """`value` as indented JSON, for people with `jq`."""
+    """Print `value` as indented JSON."""
     _write_json_line(msgspec.json.format(encode_json(value), indent=2))
 
 
 def print_json_line(value: Any) -> None:
-    """`value` as JSON in one line, so that each line of a stream is a whole."""
+    """Print `value` as one line of JSON."""
     _write_json_line(encode_json(value))
 
 
 def _write_json_line(line: bytes) -> None:
-    """JSON is UTF-8, whatever the terminal is."""
+    """Write bytes: JSON is UTF-8 in any locale."""
     sys.stdout.flush()
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
 
 def encode_json(value: Any) -> bytes:
-    """Any value as JSON; what has no JSON form, as text."""
+    """Encode any value as JSON. Types without a JSON form are encoded as text."""
     return msgspec.json.encode(value, enc_hook=str)
 
 
 def format_value(value: Any) -> str:
-    """Text as it is, other values as JSON."""
+    """Format text as it is, other values as JSON."""
     return value if isinstance(value, str) else encode_json(value).decode()
 
 
 def sanitize(text: str) -> str:
-    """`text` without what could move the cursor or change colours: stored text comes from models and tools."""
+    """Replace control characters: text from models and tools could move the cursor or change colours."""
     return "".join(
         char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else "\ufffd" for char in text
     )
 
 
 def one_line(text: str, length: int) -> str:
-    """`text` in one line of at most `length` characters."""
+    """Format `text` as one line of at most `length` characters."""
     flat = " ".join(sanitize(text).split())
     return flat if len(flat) <= length else flat[: length - 1] + "…"
 
 
 def is_interactive(stream: IO[str]) -> bool:
-    """Whether somebody watches `stream` on a terminal that can do more than print lines."""
+    """Return whether `stream` is a terminal that supports cursor movement."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -83,7 +83,7 @@ def _make_console(stream: IO[str]) -> "Console":
 
 
 class Output:
-    """Takes lines and tables, and prints them as fits the stream it is for."""
+    """Prints lines and tables: styled on a terminal, plain elsewhere."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -91,12 +91,12 @@ class Output:
 
     @property
     def console(self) -> "Console | None":
-        """For what only a terminal can show; `None` if there is none."""
+        """The terminal's console, or `None`."""
         return self._console
 
     @property
     def width(self) -> int:
-        """How long a line should be at most. Without a terminal there is no need to cut anything."""
+        """The width of the terminal. Elsewhere lines are not cut."""
         return self._console.width if self._console is not None else 1_000_000
 
     def print_line(self, text: str = "", style: str = "") -> None:
@@ -108,7 +108,7 @@ class Output:
         self._console.print(Text(sanitize(text), style=style), soft_wrap=True)
 
     def print_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-        """A table with a head. Columns named in `right` hold numbers."""
+        """Print a table with a header. The columns in `right` are right-aligned."""
         if self._console is None:
             self._print_plain_table(columns, rows, right)
             return
@@ -134,7 +134,7 @@ class Output:
 
 
 class Stderr(Output):
-    """Lines on stderr, which nobody has to read."""
+    """Prints to stderr, and ignores a closed pipe."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -144,7 +144,7 @@ class Stderr(Output):
             super().print_line(text, style)
 
 
-#: How words that say how something stands are shown.
+#: Styles of statuses and levels.
 STYLES = {
     "running": "green",
     "done": "green",

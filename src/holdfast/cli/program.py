@@ -1,4 +1,4 @@
-"""The commands, joined."""
+"""The `holdfast` program with all its commands."""
 
 import logging
 import os
@@ -48,7 +48,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 
 
 class _OneLineFormatter(logging.Formatter):
-    """A warning is a line. Tracebacks are for those who ask for them."""
+    """Formats a log record as one line, without a traceback unless `--debug` is set."""
 
     def format(self, record: logging.LogRecord) -> str:
         if not is_debug_enabled():
@@ -56,8 +56,8 @@ class _OneLineFormatter(logging.Formatter):
         return super().format(record)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"holdfast {version('holdfast')}")
@@ -70,7 +70,7 @@ def _configure(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Agent runs that survive: start them, look at them, go on with them."""
+    """Durable agent runs: start, inspect and resume them."""
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"
     handler = logging.StreamHandler()
@@ -81,8 +81,8 @@ def _configure(
 
 
 def build_program() -> Any:
-    """The whole command, ready to be called."""
-    # Without markup typer prints plain help, which saves loading rich for it.
+    """Build the click command of the program."""
+    # Without markup typer prints plain help and does not import rich.
     app = typer.Typer(
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -92,7 +92,9 @@ def build_program() -> Any:
     app.callback()(_configure)
     for command in COMMANDS:
         app.command()(command)
-    schedule = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Jobs that submit runs again and again.")
+    schedule = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, help="Jobs that submit runs on a cron schedule."
+    )
     for name, command in SCHEDULE_COMMANDS.items():
         schedule.command(name)(command)
     app.add_typer(schedule, name="schedule")

@@ -1,7 +1,4 @@
-"""Runs as they go on, told to whoever watches: a live display on a terminal, plain lines elsewhere, or JSON lines.
-
-A live panel for each model of a comparison on a terminal, plain lines elsewhere.
-"""
+"""Listeners that show the progress of runs: a live display on a terminal, plain lines elsewhere, or JSON lines."""
 
 import sys
 import time
@@ -23,12 +20,14 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _TEXT_LENGTH = 120
-#: More than so many calls at once would fill the terminal.
+_REFRESH_PER_SECOND = 10
+#: More active calls than this would fill the terminal.
 _MAX_ACTIVE_LINES = 12
+_PANEL_LINES = 4
 
 
 class ProgressListener:
-    """A delivery that shows nothing but what a command itself says. Leaves the terminal as it was at the end."""
+    """A run listener that shows nothing but the command's own status lines."""
 
     def __enter__(self) -> Self:
         return self
@@ -39,10 +38,10 @@ class ProgressListener:
         self.stop()
 
     def stop(self) -> None:
-        """What is said after this is plain lines."""
+        """Restore the terminal. Later output is plain lines."""
 
     def print_status(self, text: str, style: str = "") -> None:
-        """A line for the person in front of it."""
+        """Print a line to stderr."""
         Stderr().print_line(text, style)
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None: ...
@@ -52,23 +51,25 @@ class ProgressListener:
     async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
 
 
-class ProgressDisplay(ProgressListener):
-    """Shows progress on stderr: what is under way stays at the bottom of a terminal, what has ended scrolls."""
+class LiveListener(ProgressListener):
+    """A listener with a display on stderr that is refreshed in place, if stderr is a terminal."""
 
-    def __init__(self, *, many: bool = False) -> None:
-        """Show one run, or `many` side by side, each line with its run's id then."""
+    #: Whether the display is erased at the end.
+    transient = False
+
+    def __init__(self) -> None:
         self._output = Stderr()
-        self._many = many
         self._live: Live | None = None
-        #: What is under way, by run and call: its name, and since when.
-        self._active: dict[tuple[str, str], tuple[str, float]] = {}
 
     def __enter__(self) -> Self:
         if self._output.console is not None:
             from rich.live import Live
 
             self._live = Live(
-                get_renderable=self._render, console=self._output.console, refresh_per_second=10, transient=True
+                get_renderable=self._render,
+                console=self._output.console,
+                refresh_per_second=_REFRESH_PER_SECOND,
+                transient=self.transient,
             )
             self._live.start()
         return self
@@ -81,13 +82,29 @@ class ProgressDisplay(ProgressListener):
     def print_status(self, text: str, style: str = "") -> None:
         self._output.print_line(text, style)
 
-    # -- the delivery -------------------------------------------------------------------------------------------
+    def _render(self) -> "RenderableType":
+        """Return the content of the display."""
+        return ""
+
+
+class ProgressDisplay(LiveListener):
+    """Shows the active calls at the bottom of a terminal; finished calls scroll."""
+
+    transient = True
+
+    def __init__(self, *, many: bool = False) -> None:
+        """Show one run, or `many`: then each line has its run's id."""
+        super().__init__()
+        self._many = many
+        #: Name and start time of each active call, by run id and call id. The call id of a model request is empty.
+        self._active: dict[tuple[str, str], tuple[str, float]] = {}
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None:
         took = self._track_active(info, event)
-        told = _format_event(event, took, live=self._live is not None)
-        if told is not None:
-            self.print_status(self._prefix(info) + told[0], told[1])
+        line = _format_event(event, took, live=self._live is not None)
+        if line is not None:
+            text, style = line
+            self.print_status(self._prefix(info) + text, style)
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
         self._remove_active(info)
@@ -97,30 +114,28 @@ class ProgressDisplay(ProgressListener):
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
         self._remove_active(info)
         if self._many:
-            left = isinstance(error, RunParked | RunInterrupted)
-            self.print_status(f"{self._prefix(info)}{format_error(error)}", "yellow" if left else "red")
+            self.print_status(f"{self._prefix(info)}{format_error(error)}", "yellow" if _is_resumable(error) else "red")
 
     def _prefix(self, info: RunInfo) -> str:
         if self._many:
             return f"{info.run_id} ({info.agent_name}) "
         return f"  {info.agent_name}: " if info.parent_run_id is not None else ""
 
-    # -- what is under way --------------------------------------------------------------------------------------
-
     def _track_active(self, info: RunInfo, event: RunEvent) -> timedelta:
-        """Keep the list of what is under way; how long that took which has ended now."""
+        """Update the active calls. Return the duration of a call that has finished."""
         now = time.monotonic()
-        asking = (info.run_id, "")
-        if event.kind == "step":
-            self._active[asking] = (f"step {event.step}: asking the model ", now)
-        elif event.kind == "text":
-            told, began = self._active.get(asking, ("", now))
-            self._active[asking] = (told + event.text, began)
-        elif event.kind == "tool_start":
-            self._active[info.run_id, event.call_id] = (f"step {event.step}: {event.name}", now)
-        ended = asking if event.kind == "reply" else (info.run_id, event.call_id)
-        if event.kind in ("reply", "tool_end"):
-            return timedelta(seconds=now - self._active.pop(ended, ("", now))[1])
+        request, call = (info.run_id, ""), (info.run_id, event.call_id)
+        match event.kind:
+            case "step":
+                self._active[request] = (f"step {event.step}: asking the model ", now)
+            case "text":
+                text, started = self._active.get(request, ("", now))
+                self._active[request] = (text + event.text, started)
+            case "tool_start":
+                self._active[call] = (f"step {event.step}: {event.name}", now)
+            case "reply" | "tool_end":
+                _, started = self._active.pop(request if event.kind == "reply" else call, ("", now))
+                return timedelta(seconds=now - started)
         return timedelta(0)
 
     def _remove_active(self, info: RunInfo) -> None:
@@ -133,19 +148,18 @@ class ProgressDisplay(ProgressListener):
         from rich.text import Text
 
         now = time.monotonic()
-        room = self._output.width - 4
+        width = self._output.width - 4
         lines = []
-        for (run_id, _), (name, began) in list(self._active.items())[:_MAX_ACTIVE_LINES]:
-            since = formatting.duration(timedelta(seconds=now - began)) + (f" {run_id}" if self._many else "")
-            # Of a text that is still coming, its end.
-            told = " ".join(sanitize(name).split())
-            # As a text of its own: what a model says may look like rich's markup.
-            lines.append(Spinner("dots", Text(f"{since} {told[-(room - len(since)) :]}")))
+        for (run_id, _), (name, started) in list(self._active.items())[:_MAX_ACTIVE_LINES]:
+            since = formatting.duration(timedelta(seconds=now - started)) + (f" {run_id}" if self._many else "")
+            text = " ".join(sanitize(name).split())
+            # The end of a streamed text. A Text object, because a model's text may look like rich's markup.
+            lines.append(Spinner("dots", Text(f"{since} {text[-(width - len(since)) :]}")))
         return Group(*lines)
 
 
 def _format_event(event: RunEvent, took: timedelta, *, live: bool) -> tuple[str, str] | None:
-    """The line that tells of `event`, and its style; `None` if there is nothing to tell."""
+    """Return the line for `event` and its style, or `None` if the event is not shown."""
     step = f"step {event.step}: "
     match event.kind:
         case "step":
@@ -162,14 +176,18 @@ def _format_event(event: RunEvent, took: timedelta, *, live: bool) -> tuple[str,
         case "phase":
             return (f"phase {event.name}", "bold")
         case "resumed":
-            return (f"goes on after step {event.step}" if event.step else "begins", "cyan")
+            return (f"resumed after step {event.step}" if event.step else "started", "cyan")
         case "steered":
             return (f"{step}steered: {one_line(event.text, _TEXT_LENGTH)}", "cyan")
     return None
 
 
+def _is_resumable(error: BaseException) -> bool:
+    return isinstance(error, RunParked | RunInterrupted)
+
+
 class JsonEventPrinter(ProgressListener):
-    """Prints each event as a line of JSON on stdout."""
+    """Prints each event as a line of JSON to stdout."""
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None:
         self._print(
@@ -186,118 +204,92 @@ class JsonEventPrinter(ProgressListener):
         self._print(info, "done", output=output)
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
-        kind = "parked" if isinstance(error, RunParked) else "left" if isinstance(error, RunInterrupted) else "failed"
-        self._print(info, kind, reason=format_error(error))
+        name = "failed"
+        if _is_resumable(error):
+            name = "parked" if isinstance(error, RunParked) else "interrupted"
+        self._print(info, name, reason=format_error(error))
 
     def _print(self, info: RunInfo, event: str, **more: Any) -> None:
         with ignore_broken_pipe(sys.stdout):
             print_json_line({"event": event, "run_id": info.run_id, "agent": info.agent_name, **more})
 
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
-
-_LINE_LENGTH = 120
-_PANEL_LINES = 4
-
-
 @dataclass(slots=True)
-class _PanelState:
-    """What a panel shows of one model."""
+class _Panel:
+    """The content of one model's panel."""
 
-    activity: str = "waits"
+    activity: str = "waiting"
     text: str = ""
     since: float = 0.0
     style: str = "dim"
 
 
-class LivePanels(ProgressListener):
-    """Shows every model of a comparison at once, on stderr."""
+class LivePanels(LiveListener):
+    """Shows a panel for each model of a comparison."""
 
     def __init__(self, cells: Sequence[str]) -> None:
-        self._output = Stderr()
-        self._live: Live | None = None
-        self._panels = {cell: _PanelState() for cell in cells}
-
-    def __enter__(self) -> Self:
-        if self._output.console is not None:
-            from rich.live import Live
-
-            self._live = Live(get_renderable=self._render, console=self._output.console, refresh_per_second=8)
-            self._live.start()
-        return self
-
-    def stop(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-
-    def print_status(self, text: str, style: str = "") -> None:
-        self._output.print_line(text, style)
-
-    # -- the delivery -------------------------------------------------------------------------------------------
+        super().__init__()
+        self._panels = {cell: _Panel() for cell in cells}
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        shown = self._panels.get(info.labels.get("cell", ""))
-        if shown is None or info.parent_run_id is not None:
+        panel = self._find_panel(info)
+        if panel is None:
             return
         step = f"step {event.step}: "
-        if event.kind == "text":
-            shown.text += event.text
-            return
-        if event.kind == "step":
-            self._set_activity(info, shown, f"{step}asks the model", text="")
-        elif event.kind == "reply":
-            self._set_activity(info, shown, f"{step}answered", text=event.text)
-        elif event.kind == "tool_start":
-            self._set_activity(info, shown, f"{step}{event.name}")
-        elif event.kind == "tool_end" and event.error:
-            self._set_activity(info, shown, f"{step}{event.name} failed")
-        elif event.kind == "resumed" and event.step:
-            self._set_activity(info, shown, f"goes on after step {event.step}")
+        match event.kind:
+            case "text":
+                panel.text += event.text
+            case "step":
+                self._set_activity(info, panel, f"{step}asking the model", text="")
+            case "reply":
+                self._set_activity(info, panel, f"{step}answered", text=event.text)
+            case "tool_start":
+                self._set_activity(info, panel, f"{step}{event.name}")
+            case "tool_end" if event.error:
+                self._set_activity(info, panel, f"{step}{event.name} failed")
+            case "resumed" if event.step:
+                self._set_activity(info, panel, f"resumed after step {event.step}")
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
         self._set_finished(info, "done", "green", str(output))
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
-        left = isinstance(error, RunParked | RunInterrupted)
-        self._set_finished(info, "interrupted" if left else "failed", "yellow" if left else "red", format_error(error))
+        status, style = ("interrupted", "yellow") if _is_resumable(error) else ("failed", "red")
+        self._set_finished(info, status, style, format_error(error))
 
-    def _set_activity(self, info: RunInfo, shown: _PanelState, doing: str, *, text: str | None = None) -> None:
-        shown.activity, shown.since, shown.style = doing, time.monotonic(), "cyan"
+    def _find_panel(self, info: RunInfo) -> _Panel | None:
+        """Return the panel of a cell's run; `None` for a child run."""
+        return self._panels.get(info.labels.get("cell", "")) if info.parent_run_id is None else None
+
+    def _set_activity(self, info: RunInfo, panel: _Panel, activity: str, *, text: str | None = None) -> None:
+        panel.activity, panel.since, panel.style = activity, time.monotonic(), "cyan"
         if text is not None:
-            shown.text = text
-        self._print_plain(info, f"{doing}{f': {text}' if text else ''}")
+            panel.text = text
+        self._print_plain(info, f"{activity}{f': {text}' if text else ''}")
 
-    def _set_finished(self, info: RunInfo, word: str, style: str, text: str) -> None:
-        shown = self._panels.get(info.labels.get("cell", ""))
-        if shown is not None and info.parent_run_id is None:
-            shown.activity, shown.text, shown.style, shown.since = word, text, style, 0.0
-            self._print_plain(info, f"{word}: {text}")
+    def _set_finished(self, info: RunInfo, status: str, style: str, text: str) -> None:
+        panel = self._find_panel(info)
+        if panel is not None:
+            panel.activity, panel.text, panel.style, panel.since = status, text, style, 0.0
+            self._print_plain(info, f"{status}: {text}")
 
     def _print_plain(self, info: RunInfo, text: str) -> None:
         if self._live is None:
-            self._output.print_line(f"{info.labels['cell']} {one_line(text, _LINE_LENGTH)}")
+            self._output.print_line(f"{info.labels['cell']} {one_line(text, _TEXT_LENGTH)}")
 
     def _render(self) -> "RenderableType":
         from rich.columns import Columns
         from rich.panel import Panel
         from rich.text import Text
 
+        now = time.monotonic()
         width = max(30, self._output.width // min(3, max(1, len(self._panels))) - 1)
+        text_length = (width - 4) * (_PANEL_LINES - 1)
         panels = []
-        for cell, shown in self._panels.items():
-            lasts = formatting.duration(timedelta(seconds=time.monotonic() - shown.since)) if shown.since else ""
-            # Of a text that is still coming, its end.
-            room = (width - 4) * (_PANEL_LINES - 1)
-            body = f"{shown.activity} {lasts}\n{' '.join(sanitize(shown.text).split())[-room:]}"
-            panel = Panel(
-                Text(body),
-                title=Text(sanitize(cell)),
-                border_style=shown.style,
-                width=width,
-                height=_PANEL_LINES + 2,
-            )
-            panels.append(panel)
+        for cell, panel in self._panels.items():
+            since = formatting.duration(timedelta(seconds=now - panel.since)) if panel.since else ""
+            # The end of a streamed text.
+            body = Text(f"{panel.activity} {since}\n{' '.join(sanitize(panel.text).split())[-text_length:]}")
+            title = Text(sanitize(cell))
+            panels.append(Panel(body, title=title, border_style=panel.style, width=width, height=_PANEL_LINES + 2))
         return Columns(panels)

@@ -1,14 +1,11 @@
-"""Driving runs from a command, so that Ctrl-C and SIGTERM leave them resumable.
-
-How a run that a command drove came to its end, and what is printed about it.
-"""
+"""Executes runs for a command, so that Ctrl-C and SIGTERM leave them resumable, and prints the result."""
 
 import asyncio
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Literal, TypeVar
 
@@ -29,67 +26,92 @@ _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-async def run_app(
-    app: App, listener: ProgressListener, work: Callable[[], Awaitable[_T]], *, on_force_quit: Callable[[], None]
-) -> _T:
-    """Open the App, do `work` and close it. A signal begins the App's shutdown, a second one ends the process.
+class SignalHandler:
+    """The first signal starts a shutdown, the second one ends the process.
 
-    The process ends then without another word to the store, as after `kill -9`: the run has saved its finished steps,
-    and whatever would be politer needs a run that listens.
-
-    Args:
-        stopped_at_once: called before the process is ended.
+    The process then ends without another write to the store, as after `kill -9`. The finished steps are saved.
     """
-    loop = asyncio.get_running_loop()
-    shutdowns: list[asyncio.Task[None]] = []
 
-    def on_signal() -> None:
-        if not shutdowns:
-            shutdowns.append(loop.create_task(app.shutdown()))
-            listener.print_status("stopping after the current step; once more stops at once", "yellow")
+    def __init__(
+        self,
+        shutdown: Callable[[], Coroutine[Any, Any, None]],
+        listener: ProgressListener,
+        on_force_quit: Callable[[], None],
+    ) -> None:
+        """Use `shutdown` for the first signal; call `on_force_quit` before the process ends."""
+        self._shutdown, self._listener, self._on_force_quit = shutdown, listener, on_force_quit
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has started the shutdown."""
+        return self._task is not None
+
+    def install(self) -> None:
+        """Handle SIGINT and SIGTERM from now on."""
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    async def close(self) -> None:
+        """Wait for the shutdown and remove the handlers."""
+        if self._task is not None:
+            await self._task
+        for number in _SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._shutdown())
+            self._listener.print_status("stopping after the current step; a second signal stops immediately", "yellow")
             return
-        listener.stop()
-        on_force_quit()
+        self._listener.stop()
+        self._on_force_quit()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 
-    try:
-        async with AsyncExitStack() as stack:
-            with report_slow_open():
-                await stack.enter_async_context(app)
-            for number in _SIGNALS:
-                loop.add_signal_handler(number, on_signal)
-            return await work()
-    finally:
-        await asyncio.gather(*shutdowns)
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+
+async def run_app(
+    app: App, listener: ProgressListener, work: Callable[[], Awaitable[_T]], *, on_force_quit: Callable[[], None]
+) -> _T:
+    """Open the App, await `work` with a `SignalHandler`, and close the App."""
+    handler = SignalHandler(app.shutdown, listener, on_force_quit)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(handler.close)
+        with report_slow_open():
+            await stack.enter_async_context(app)
+        handler.install()
+        return await work()
+
+
+def report_force_quit() -> None:
+    """Print that the runs of a stopped process are interrupted."""
+    print_diagnostic("stopped immediately; the runs are interrupted")
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a run. This is what `--json` gives."""
+    """The outcome of a run. `--json` prints these fields."""
 
     run_id: str
     status: Literal["done", "interrupted", "parked", "failed", "cancelled", "lost"]
     output: Any = None
     steps: int | None = None
     usage: Usage = NO_USAGE
-    #: Why it is not done.
+    #: Why the run is not done.
     reason: str = ""
-    #: The command that goes on with it; empty if there is nothing to go on with.
+    #: The command that resumes the run; empty if it cannot be resumed.
     resume: str = ""
-    #: The command that says, before that, what became of a call in doubt.
+    #: The command that resolves a call in doubt, to be used before `resume`.
     unpark: str = ""
 
 
 async def collect_result(
     app: App, run_id: str, execute: Callable[[], Awaitable[Result]], resume: str, unpark: str
 ) -> CommandResult:
-    """Drive a run and say how that ended. What went wrong before there was a run is raised.
+    """Execute a run and return its outcome.
 
     Raises:
-        CheckpointError: the run could not be begun, claimed or read.
+        CheckpointError: the run could not be started, claimed or read.
     """
     try:
         result = await execute()
@@ -110,13 +132,12 @@ async def collect_result(
         if is_debug_enabled():
             raise
         status: Literal["cancelled", "failed"] = "cancelled" if isinstance(exc, RunCancelled) else "failed"
-        kept = await _is_stored(app, run_id)
-        return CommandResult(run_id=run_id, status=status, reason=format_error(exc), resume=resume if kept else "")
+        is_stored = await _is_stored(app, run_id)
+        return CommandResult(run_id=run_id, status=status, reason=format_error(exc), resume=resume if is_stored else "")
     return CommandResult(run_id=run_id, status="done", output=result.output, steps=result.steps, usage=result.usage)
 
 
 async def _is_stored(app: App, run_id: str) -> bool:
-    """Whether the store still has a run that failed."""
     if app.store is None:
         return False
     try:
@@ -127,7 +148,7 @@ async def _is_stored(app: App, run_id: str) -> bool:
 
 
 def print_result(result: CommandResult, *, as_json_text: bool) -> int:
-    """Print what there is to print; the exit code of the command."""
+    """Print the result and, unless it is done, the next commands. Return the exit code."""
     if as_json_text:
         print_json(result)
     elif result.status == "done":
@@ -136,25 +157,25 @@ def print_result(result: CommandResult, *, as_json_text: bool) -> int:
     if result.status != "done":
         print_diagnostic(f"run {result.run_id} is {result.status}: {result.reason}")
         if result.unpark:
-            print_diagnostic(f"first say what became of the call: {result.unpark}")
+            print_diagnostic(f"first resolve the call in doubt: {result.unpark}")
         if result.resume:
-            print_diagnostic(f"go on with: {result.resume}")
+            print_diagnostic(f"resume with: {result.resume}")
     return 0 if result.status == "done" else 1
 
 
 def format_resume_command(target: list[str], run_id: str, store: str) -> str:
-    """What to type to go on with a run."""
+    """Return the command that resumes a run."""
     return _format_command("resume", store, *target, run_id)
 
 
 def format_unpark_command(run_id: str, store: str) -> str:
-    """What to type to tell a run what became of a call."""
+    """Return the command that resolves a call in doubt."""
     return _format_command("unpark", store, "--resolve", "CALL=RESULT", run_id)
 
 
 def _format_command(name: str, store: str, *arguments: str) -> str:
-    where = ["--store", redact_url(store)] if store else []
-    if arguments[-1].startswith("-"):  # an id may look like an option
+    store_option = ["--store", redact_url(store)] if store else []
+    if arguments[-1].startswith("-"):  # a run id that looks like an option
         *others, run_id = arguments
-        return shlex.join(["holdfast", name, *where, *others, "--", run_id])
-    return shlex.join(["holdfast", name, *arguments, *where])
+        return shlex.join(["holdfast", name, *store_option, *others, "--", run_id])
+    return shlex.join(["holdfast", name, *arguments, *store_option])

@@ -1,4 +1,4 @@
-"""Opening the store that a command works on."""
+"""Opens the store of a command."""
 
 import asyncio
 import os
@@ -17,37 +17,37 @@ from holdfast.core.agent import AgentSource
 from holdfast.runtime.client import RunClient
 from holdfast.stores.url import DEFAULT_URL, store_from_url
 
-#: Seconds after which somebody in front of a terminal begins to wonder.
+#: Report a store that takes longer than this to open.
 _SLOW_OPEN_SECONDS = 3.0
 
 
 def resolve_store_url(given: str) -> str:
-    """The URL of the store that is meant by `--store URL`, or by its absence."""
+    """Return the URL of `--store`, or the default."""
     return given or os.environ.get("HOLDFAST_STORE") or DEFAULT_URL
 
 
 def redact_url(url: str) -> str:
-    """`url` as it may be shown."""
+    """Hide the password in `url`."""
     secret = urlsplit(url).password if "@" in url else None
     shown = url.replace(f":{secret}@", ":***@") if secret else url
     return re.sub(r"([?&]password=)[^&]*", r"\1***", shown)
 
 
 def make_store(given: str, *, create: bool = False) -> CheckpointStore:
-    """The store, not opened yet.
+    """Return the store, not open.
 
     Args:
-        create: whether a store on disk may be made now. To look at one that is not there is a mistake.
+        create: permit a SQLite file that does not exist yet.
 
     Raises:
-        CommandError: there is none at that place, or what it needs is not installed.
-        StoreError: the URL names no store.
+        CommandError: the SQLite file does not exist, or a dependency is not installed.
+        StoreError: the URL is not valid.
     """
     url = resolve_store_url(given)
     scheme, _, rest = url.partition(":")
     path = rest.removeprefix("//")
     if not create and scheme == "sqlite" and path and not Path(path).exists():
-        raise CommandError(f"there is no store at {path}: name another with --store, or make one with run or submit")
+        raise CommandError(f"there is no store at {path}: name another with --store, or create one with run or submit")
     try:
         return store_from_url(url)
     except ModuleNotFoundError as exc:
@@ -63,7 +63,7 @@ async def get_record(store: CheckpointStore, run_id: str) -> RunRecord:
 
 @contextmanager
 def report_slow_open() -> Iterator[None]:
-    """Say so when a store takes its time to open: it may be away, and is waited for."""
+    """Print a diagnostic if the store does not open within some seconds."""
     timer = asyncio.get_running_loop().call_later(
         _SLOW_OPEN_SECONDS, print_diagnostic, "waiting for the store to answer ..."
     )
@@ -75,7 +75,7 @@ def report_slow_open() -> Iterator[None]:
 
 @asynccontextmanager
 async def open_store(given: str, *, create: bool = False) -> AsyncIterator[CheckpointStore]:
-    """The store, open, to look into it."""
+    """Open the store and close it at the end."""
     store = make_store(given, create=create)
     with report_slow_open():
         await store.open()
@@ -89,7 +89,7 @@ async def open_store(given: str, *, create: bool = False) -> AsyncIterator[Check
 async def open_client(
     given: str, agents: Mapping[str, AgentSource] | None = None, *, create: bool = False
 ) -> AsyncIterator[tuple[RunClient, CheckpointStore]]:
-    """What can be done to the runs of the store, by a worker that exists for the length of one command."""
+    """Open a client of the store. It is registered as a worker until the end of the command."""
     store = make_store(given, create=create)
     checkpoints = StoreCheckpoints(store)
     with report_slow_open():

@@ -1,6 +1,6 @@
-"""A journal as people read it: messages, calls, steps. Needs no agent's code; what it does not know stays JSON.
+"""Transcript: the readable items of a journal (messages, calls, steps), and their printed form.
 
-The items of a transcript, as lines.
+It needs no agent's code. Messages of unknown loops stay JSON.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,28 +13,27 @@ from holdfast.checkpoint.codec import Begin, Outcome, Progress, RecordedResult, 
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.cli import formatting
 from holdfast.cli.output import STYLES, Output, format_value, one_line
-from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolResult, User
+from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, User
 from holdfast.core.state import PhaseOutput
 
 CallState = Literal["done", "error", "running", "in doubt", "open"]
 
 
 class Call(msgspec.Struct, kw_only=True):
-    """A tool call and what became of it."""
+    """A tool call and its result."""
 
     call_id: str
     tool: str
     arguments: Any
-    #: `pure`, `idempotent` or `once`; `None` where the agent's code is not at hand.
+    #: The tool's effect; `None` without the agent's code.
     effect: str | None = None
-    #: `running`: a live worker drives the run. `in doubt`: nobody does, and no result was recorded. `open`: it never
-    #: got a result, and the run is over.
+    #: Without a result: `running` if a live worker executes the run, `open` if the run is terminal, else `in doubt`.
     state: CallState = "open"
     result: Any = None
 
 
 class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that the journal tells."""
+    """One readable entry of the journal."""
 
     seq: int
     kind: Literal["begin", "system", "user", "reply", "result", "message", "step", "phase", "outcome"]
@@ -47,7 +46,7 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     error: bool = False
     #: A result's content, an unknown message, a phase's or the run's output.
     content: Any = None
-    #: Of a step: its number, when it was finished, and what the run had used by then.
+    #: Of a step: its number, the time it finished, and the run's usage at that time.
     step: int = 0
     at: datetime | None = None
     tokens: int = 0
@@ -55,17 +54,17 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Transcript:
-    """Takes a run's entries in order and keeps the calls. Can go on when more entries come."""
+    """Reads a run's entries in order and collects its calls. Can be continued with later entries."""
 
     def __init__(self, effects: Mapping[str, str] | None = None) -> None:
-        """Begin with nothing. `effects` are those of the tools by name, as far as they are known."""
+        """Start empty. `effects` are the known effects of the tools, by name."""
         self._effects = effects or {}
         self.calls: list[Call] = []
-        #: By id, which is unique within a reply only: the last that was asked for is the one that is answered.
+        #: The latest call of each id: ids are unique only within a reply.
         self._calls_by_id: dict[str, Call] = {}
 
     def read(self, entries: Iterable[Entry]) -> list[TranscriptItem]:
-        """What the next entries tell. Entries that only move what was told before tell nothing."""
+        """Return the items of the next entries. ADOPT entries have none: they refer to earlier results."""
         return [item for entry in entries if (item := self._read_entry(entry)) is not None]
 
     @property
@@ -74,7 +73,7 @@ class Transcript:
         return [call for call in self.calls if call.state not in ("done", "error")]
 
     def close(self, *, owner_alive: bool, terminal: bool) -> None:
-        """Say what calls without a result are, now that all there is was read."""
+        """Set the state of the calls without a result, after the last entry."""
         for call in self.unanswered:
             call.state = "running" if owner_alive else "open" if terminal else "in doubt"
 
@@ -130,10 +129,10 @@ class Transcript:
                     content=message.content,
                     error=message.error,
                 )
-        raise AssertionError(f"the native codec gave a {type(message).__name__}")
+        raise AssertionError(f"the native codec returned a {type(message).__name__}")
 
     def _read_unknown_message(self, seq: int, body: bytes, call_id: str) -> TranscriptItem:
-        """A message of another loop."""
+        """Read a message of another loop."""
         try:
             content = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -142,8 +141,13 @@ class Transcript:
             self._record_result(call_id, content)
         return TranscriptItem(seq=seq, kind="result" if call_id else "message", call_id=call_id, content=content)
 
-    def _record_call(self, given: Any) -> Call:
-        call = Call(call_id=given.id, tool=given.name, arguments=given.arguments, effect=self._effects.get(given.name))
+    def _record_call(self, request: ToolCall) -> Call:
+        call = Call(
+            call_id=request.id,
+            tool=request.name,
+            arguments=request.arguments,
+            effect=self._effects.get(request.name),
+        )
         self.calls.append(call)
         self._calls_by_id[call.call_id] = call
         return call
@@ -173,10 +177,10 @@ _MAX_CONTENT_LENGTH = 160
 
 
 class TranscriptPrinter:
-    """Writes a transcript down, item by item, in the order they come."""
+    """Prints a transcript item by item."""
 
     def __init__(self, output: Output, *, full: bool = False) -> None:
-        """Tell it on `paper`; long texts are cut short unless `full`."""
+        """Print to `output`. Long texts are truncated unless `full`."""
         self._output, self._full = output, full
         self._last_step_at: datetime | None = None
         self._tokens = 0
@@ -188,7 +192,7 @@ class TranscriptPrinter:
             case "step":
                 self._print_step(item)
             case "phase":
-                self._output.print_line(f"phase {item.text} gave: {self._truncate(format_value(item.content))}", "bold")
+                self._output.print_line(f"phase {item.text}: {self._truncate(format_value(item.content))}", "bold")
             case "reply":
                 self._print_reply(item)
             case "result":
@@ -198,8 +202,8 @@ class TranscriptPrinter:
                     f"  {name}{item.call_id} {state}: {self._format_content(item.content)}", STYLES[state]
                 )
             case "outcome":
-                told = f"failed: {item.text}" if item.error else f"answer: {self._truncate(format_value(item.content))}"
-                self._output.print_line(told, "red" if item.error else "bold green")
+                line = f"failed: {item.text}" if item.error else f"answer: {self._truncate(format_value(item.content))}"
+                self._output.print_line(line, "red" if item.error else "bold green")
             case "message":
                 self._output.print_line(self._truncate(format_value(item.content)))
             case _:
@@ -208,12 +212,14 @@ class TranscriptPrinter:
                 )
 
     def _print_step(self, item: TranscriptItem) -> None:
-        assert item.at is not None
-        took = f", {formatting.duration(item.at - self._last_step_at)}" if self._last_step_at is not None else ""
+        took = ""
+        if item.at is not None and self._last_step_at is not None:
+            took = f", {formatting.duration(item.at - self._last_step_at)}"
         used = f", {formatting.number(item.tokens - self._tokens)} tokens" if item.tokens > self._tokens else ""
         spent = f", {formatting.cost(item.cost_usd)} so far" if item.cost_usd else ""
+        at = f" at {format_time(item.at)}" if item.at is not None else ""
         self._last_step_at, self._tokens = item.at, item.tokens
-        self._output.print_line(f"--- step {item.step} finished at {format_time(item.at)}{took}{used}{spent}", "dim")
+        self._output.print_line(f"--- step {item.step} finished{at}{took}{used}{spent}", "dim")
 
     def _print_reply(self, item: TranscriptItem) -> None:
         if item.text or not item.calls:
@@ -222,18 +228,16 @@ class TranscriptPrinter:
             self._output.print_line(f"  {format_call(call)}", "blue")
 
     def _truncate(self, text: str) -> str:
-        return (
-            text
-            if self._full or len(text) <= _MAX_TEXT_LENGTH
-            else f"{text[:_MAX_TEXT_LENGTH]}… ({len(text)} characters: --full)"
-        )
+        if self._full or len(text) <= _MAX_TEXT_LENGTH:
+            return text
+        return f"{text[:_MAX_TEXT_LENGTH]}… ({len(text)} characters: --full)"
 
     def _format_content(self, content: object) -> str:
         return format_value(content) if self._full else one_line(format_value(content), _MAX_CONTENT_LENGTH)
 
 
 def format_call(call: Call) -> str:
-    """`pay(amount=3) once c7`."""
+    """Format a call, such as `pay(amount=3) once c7`."""
     if isinstance(call.arguments, dict):
         arguments = ", ".join(f"{name}={one_line(format_value(value), 60)}" for name, value in call.arguments.items())
     else:
@@ -242,5 +246,5 @@ def format_call(call: Call) -> str:
 
 
 def format_time(at: datetime) -> str:
-    """A time as people here write it, to the second."""
+    """Format a time in the local time zone, to the second."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from string import Template
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from holdfast.core.errors import DefinitionError, UnknownTool
 from holdfast.core.info import RunInfo
@@ -128,6 +128,7 @@ class Agent:
         )
 
 
+@runtime_checkable
 class AgentSource(Protocol):
     """Builds an agent when a run begins or is resumed. An `Agent` is one.
 

@@ -135,9 +135,8 @@ def _build_cell(model_id: str, model: ModelSpec, variant: Variant | None, prompt
 
 
 def _build_source(model: ModelSpec, cell_id: str, settings: CellSettings) -> AgentSource:
-    if isinstance(getattr(model, "name", None), str) and hasattr(model, "build"):
-        source: AgentSource = model
-        return source
+    if isinstance(model, AgentSource):
+        return model
     bounds = settings.bounds or Bounds()
     is_pydantic_ai = any(kind.__module__.partition(".")[0] == "pydantic_ai" for kind in type(model).__mro__)
     if isinstance(model, str) or is_pydantic_ai:

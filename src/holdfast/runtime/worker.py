@@ -43,7 +43,7 @@ class RecoveryStatus(StrEnum):
     FAILED = "failed"
     PARKED = "parked"
     #: Stopped before its end, and left in the store for the next recovery.
-    INTERRUPTED = "left"
+    INTERRUPTED = "interrupted"
     #: What is stored could not be read. It was set aside as it is.
     DAMAGED = "damaged"
 

@@ -1,1 +1,1 @@
-"""One file for each command: its arguments, what it does with them, and what it prints."""
+"""One module for each command."""

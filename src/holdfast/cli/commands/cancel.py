@@ -9,7 +9,7 @@ from holdfast.cli.stores import get_record, open_client
 
 
 def cancel(run: RunArgument, store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Cancel a run and those it has started, or ask the worker that drives it to."""
+    """Cancel a run and its child runs, or ask the worker that executes it to."""
     owner = asyncio.run(_cancel(store, run))
     if as_json:
         print_json({"run_id": run, "status": "cancelling" if owner else "cancelled", "owner": owner})
@@ -20,9 +20,9 @@ def cancel(run: RunArgument, store: StoreOption = "", as_json: JsonOption = Fals
 
 
 async def _cancel(store_url: str, run_id: str) -> str | None:
-    """The live worker that was asked; `None` if the run is cancelled already."""
-    async with open_client(store_url) as (operations, store):
-        await operations.cancel(run_id)
+    """Return the live worker that has to cancel the run; `None` if the run is cancelled."""
+    async with open_client(store_url) as (client, store):
+        await client.cancel(run_id)
         try:
             record = await get_record(store, run_id)
         except RunNotFound:

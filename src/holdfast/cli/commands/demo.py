@@ -15,33 +15,31 @@ from holdfast.cli.output import Output
 
 
 def demo(
-    kills: Annotated[
-        int, typer.Option("--kills", metavar="N", min=1, max=MAX_KILLS, help="How often to kill the agent.")
-    ] = 5,
+    kills: Annotated[int, typer.Option("--kills", metavar="N", min=1, max=MAX_KILLS, help="Number of kills.")] = 5,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Decides when the kills come. Any, without one.")
+        int | None, typer.Option("--seed", metavar="N", help="Seed of the times of the kills. Default: random.")
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Do not slow the agent down for watching.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Do not slow the agent down.")] = False,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep the store and the ledger in this folder.")
     ] = None,
 ) -> None:
-    """See an agent killed again and again, going on, and finishing.
+    """Watch an agent that is killed several times, resumes, and finishes.
 
-    No key, no server: its model follows a script, its store is a temporary SQLite file, and it is killed by SIGKILL at
-    random moments. In the end it is counted from a ledger outside the store what was lost and what was done twice;
-    exits with 0 only if that is nothing.
+    It needs no key and no server: the model follows a script and the store is a temporary SQLite file. SIGKILL comes
+    at random times. At the end a ledger outside the store shows what was lost and what was repeated. Exits with 0 only
+    if nothing was.
     """
-    chosen = secrets.randbelow(10_000) if seed is None else seed
-    paper = Output()
+    seed = secrets.randbelow(10_000) if seed is None else seed
+    output = Output()
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-demo-")))
         folder.mkdir(parents=True, exist_ok=True)
-        paper.print_line(f"seed {chosen}: {kills} kills")
-        play = Demo(folder, chosen, kills, 0.2 if fast else 1.0, paper)
-        verdict = asyncio.run(play.run())
+        output.print_line(f"seed {seed}: {kills} kills")
+        session = Demo(folder, seed, kills, 0.2 if fast else 1.0, output)
+        result = asyncio.run(session.run())
         if keep is not None:
-            paper.print_line(f"look at it with: holdfast show demo --store {play.store_url}", "dim")
-    paper.print_line()
-    paper.print_line(str(verdict), "bold green" if verdict.passed else "bold red")
-    sys.exit(0 if verdict.passed else 1)
+            output.print_line(f"inspect the run with: holdfast show demo --store {session.store_url}", "dim")
+    output.print_line()
+    output.print_line(str(result), "bold green" if result.passed else "bold red")
+    sys.exit(0 if result.passed else 1)

@@ -22,15 +22,15 @@ from holdfast.core.agent import AgentSource
 def doctor(
     code: Annotated[
         str,
-        typer.Argument(metavar="MODULE:APP", help="Also: could this code go on with the runs?", show_default=False),
+        typer.Argument(metavar="MODULE:APP", help="Also check that this code can resume the runs.", show_default=False),
     ] = "",
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Look for what is wrong with a store and its runs.
+    """Check a store and its runs.
 
-    Changes nothing; exits with 1 if something is wrong. With MODULE:APP it is a preflight before a deploy: would every
-    stored run load and go on under this code? The App's own store is looked at then, unless --store names another.
+    Changes nothing. Exits with 1 if something is wrong. With MODULE:APP it is a preflight check before a deploy: can
+    this code load and resume every stored run? It then checks the App's own store, unless --store names another.
     """
     found = load_object(code) if code else None
     own = found.store if isinstance(found, App) and not store else None
@@ -39,9 +39,9 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        paper = Output()
+        output = Output()
         for finding in findings:
-            paper.print_line(f"{finding.level:<8} {finding.check}: {finding.detail}", STYLES[finding.level])
+            output.print_line(f"{finding.level:<8} {finding.check}: {finding.detail}", STYLES[finding.level])
     sys.exit(1 if any(finding.level == "wrong" for finding in findings) else 0)
 
 

@@ -17,8 +17,7 @@ from holdfast.cli.stores import open_store
 def export(run: RunArgument, store: StoreOption = "") -> None:
     """Write a run to stdout as JSON lines.
 
-    The first line is what the store knows of it, the others are the entries of its journal. Nothing is left out and
-    nothing is decoded further than JSON, so it works for runs of any agent.
+    The first line is the run's record, the others are all entries of its journal. No agent's code is needed.
     """
     stored = asyncio.run(_load(store, run))
     print_json_line({"kind": "run", **msgspec.to_builtins(summarize_run(stored.record))})
@@ -33,7 +32,7 @@ async def _load(store_url: str, run_id: str) -> StoredRun:
 
 def _encode_body(entry: Entry) -> dict[str, Any]:
     try:
-        # As it is, so that no number and no order of keys changes on the way.
+        # The original bytes: a decoded value could change numbers and the order of keys.
         msgspec.json.decode(entry.body)
         return {"body": msgspec.Raw(entry.body)}
     except (msgspec.MsgspecError, UnicodeDecodeError):

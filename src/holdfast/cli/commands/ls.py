@@ -17,32 +17,36 @@ from holdfast.cli.stores import open_store
 _STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
 
 
+def _complete_status(incomplete: str) -> list[str]:
+    return [status for status in _STATUSES if status.startswith(incomplete)]
+
+
 def ls(
     status: Annotated[
         list[str] | None,
         typer.Option(
             "--status",
-            metavar="STATE",
-            help=f"Only runs in this state ({', '.join(_STATUSES)}); may be repeated.",
-            autocompletion=lambda incomplete: [state for state in _STATUSES if state.startswith(incomplete)],
+            metavar="STATUS",
+            help=f"Only runs with this status ({', '.join(_STATUSES)}). Repeatable.",
+            autocompletion=_complete_status,
         ),
     ] = None,
     agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.")] = "",
     caller: Annotated[str, typer.Option("--caller", metavar="ID", help="Only runs of this caller.")] = "",
-    parent: Annotated[str, typer.Option("--parent", metavar="RUN", help="Only runs that this run started.")] = "",
+    parent: Annotated[str, typer.Option("--parent", metavar="RUN", help="Only child runs of this run.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=0, help="Only the newest N.")] = 0,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List the runs of a store, oldest first.
 
-    A run whose owner died is shown as interrupted, whatever its owner last wrote about it.
+    A run whose owner died is shown as interrupted.
     """
     unknown = sorted(set(status or []) - set(_STATUSES))
     if unknown:
-        raise UsageError(f"no run is ever {', '.join(unknown)}: --status takes {', '.join(_STATUSES)}")
-    wanted = RunFilter(agent_name=agent or None, caller_id=caller or None, parent_run_id=parent or None)
-    runs = asyncio.run(_list_runs(store, wanted, frozenset(status or _STATUSES), limit))
+        raise UsageError(f"unknown status {', '.join(unknown)}: --status takes {', '.join(_STATUSES)}")
+    run_filter = RunFilter(agent_name=agent or None, caller_id=caller or None, parent_run_id=parent or None)
+    runs = asyncio.run(_list_runs(store, run_filter, frozenset(status or _STATUSES), limit))
     if as_json:
         print_json(runs)
     else:
@@ -63,14 +67,14 @@ def _print_runs(output: Output, runs: list[RunSummary]) -> None:
     if not runs:
         output.print_line("no runs")
         return
-    at = utc_now()
-    columns = ["RUN", "STATE", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "OWNER", "WHY"]
+    now = utc_now()
+    columns = ["RUN", "STATUS", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "OWNER", "REASON"]
     rows = [
         [
             run.run_id,
             run.status,
             run.agent,
-            formatting.duration(at - run.created_at),
+            formatting.duration(now - run.created_at),
             formatting.number(run.steps),
             formatting.number(run.tokens),
             formatting.cost(run.cost_usd),
@@ -80,11 +84,11 @@ def _print_runs(output: Output, runs: list[RunSummary]) -> None:
         ]
         for run in runs
     ]
-    # Most stores have no prices and no reasons to show: on a terminal there is room for the rest then.
-    optional = ("COST", "OWNER", "WHY") if output.console else ()
-    kept = [place for place, name in enumerate(columns) if name not in optional or any(row[place] for row in rows)]
+    # On a terminal, empty columns would take width from the others.
+    optional = ("COST", "OWNER", "REASON") if output.console else ()
+    shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in rows)]
     output.print_table(
-        [columns[place] for place in kept],
-        [[row[place] for place in kept] for row in rows],
+        [columns[at] for at in shown],
+        [[row[at] for at in shown] for row in rows],
         right=("AGE", "STEPS", "TOKENS", "COST", "SIZE"),
     )

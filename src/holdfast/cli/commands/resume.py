@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -27,13 +28,13 @@ from holdfast.cli.stores import get_record
 def resume(
     code: Annotated[
         str,
-        typer.Argument(metavar="MODULE:AGENT", help="The agent or its App. Left out with --model.", show_default=False),
+        typer.Argument(metavar="MODULE:AGENT", help="The agent or its App. Omit it with --model.", show_default=False),
     ] = "",
     run: Annotated[
         str,
         typer.Argument(
             metavar="RUN",
-            help="The run's id. Without one: the only interrupted run there is.",
+            help="The run's id. Default: the only interrupted run.",
             autocompletion=complete_run,
             show_default=False,
         ),
@@ -43,51 +44,48 @@ def resume(
     store: CodeStoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with one interrupted, parked or failed run, here and now.
+    """Resume one interrupted, parked or failed run in this process.
 
-    The code is named by you each time: a store never decides what is imported.
+    You name the code each time: a store never decides what is imported.
     """
     if model:
         code, run = "", _get_run_argument(code, run)
-    watcher = ProgressListener() if quiet else ProgressDisplay()
+    listener = ProgressListener() if quiet else ProgressDisplay()
     if model:
-        app = build_model_app(model, store=store, create=False, listener=watcher)
+        app = build_model_app(model, store=store, create=False, listener=listener)
     else:
         if ":" not in code:
-            raise UsageError(f"name the code to go on with: holdfast resume MODULE:AGENT {code or '[RUN]'}")
-        app = build_app(load_object(code), code, store=store, create=False, listener=watcher)
+            raise UsageError(f"name the agent: holdfast resume MODULE:AGENT {code or '[RUN]'}")
+        app = build_app(load_object(code), code, store=store, create=False, listener=listener)
     target = ["--model", model] if model else [code]
-    driven = [run]
 
     async def work() -> CommandResult:
-        run_id = driven[0] = run or await _find_only_interrupted(app)
-        await _check_agent(app, run_id)
-        watcher.print_status(f"run {run_id}", "bold")
+        nonlocal run
+        run = run or await _find_only_interrupted(app)
+        await _check_agent(app, run)
+        listener.print_status(f"run {run}", "bold")
+        resume_command = format_resume_command(target, run, store)
         return await collect_result(
-            app,
-            run_id,
-            lambda: app.resume(run_id),
-            format_resume_command(target, run_id, store),
-            format_unpark_command(run_id, store),
+            app, run, partial(app.resume, run), resume_command, format_unpark_command(run, store)
         )
 
-    def stopped_at_once() -> None:
-        print_diagnostic(f"stopped at once. Go on with: {format_resume_command(target, driven[0], store)}")
+    def on_force_quit() -> None:
+        print_diagnostic(f"stopped immediately. Resume with: {format_resume_command(target, run, store)}")
 
-    with watcher:
-        ending = asyncio.run(run_app(app, watcher, work, on_force_quit=stopped_at_once))
-    sys.exit(print_result(ending, as_json_text=as_json))
+    with listener:
+        result = asyncio.run(run_app(app, listener, work, on_force_quit=on_force_quit))
+    sys.exit(print_result(result, as_json_text=as_json))
 
 
 def _get_run_argument(code: str, run: str) -> str:
-    """With --model the first argument is the run."""
+    """Return the run id, which is the first argument with --model."""
     if run:
         raise UsageError("give either MODULE:AGENT or --model, not both")
     return code
 
 
 async def _check_agent(app: App, run_id: str) -> None:
-    """Raise unless the run is there and its agent is known."""
+    """Raise unless the run exists and the App has its agent."""
     if app.store is None:
         raise CommandError("this App has no store: there is nothing to resume")
     app.agent((await get_record(app.store, run_id)).agent_name)
@@ -105,5 +103,5 @@ async def _find_only_interrupted(app: App) -> str:
         raise CommandError(f"no run of {', '.join(sorted(app.agents))} is interrupted")
     if len(found) > 1:
         some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-        raise UsageError(f"{len(found)} runs are interrupted ({some}): name one, or go on with all by holdfast recover")
+        raise UsageError(f"{len(found)} runs are interrupted ({some}): name one, or resume all with holdfast recover")
     return found[0]

@@ -17,15 +17,17 @@ from holdfast.cli.stores import get_record, open_store
 def rm(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN", help="Ids of runs.", autocompletion=complete_run, show_default=False),
+        typer.Argument(metavar="RUN", help="Run ids.", autocompletion=complete_run, show_default=False),
     ],
-    force: Annotated[bool, typer.Option("--force", "-f", help="Also runs that could still go on.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Also remove damaged runs and runs that are not terminal.")
+    ] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Remove runs with all that is stored of them.
+    """Remove runs and their child runs from the store.
 
-    The runs they started go with them. A run that a live worker drives is never removed: cancel it first.
+    A run that a live worker executes is never removed: cancel it first.
     """
     asyncio.run(_remove(store, runs, force=force))
     if as_json:
@@ -49,8 +51,6 @@ async def _check_removable(store: CheckpointStore, run_id: str, *, force: bool) 
     except RunDamaged as exc:
         if force:
             return
-        raise CommandError(f"{exc}. Remove it all the same with --force") from exc
+        raise CommandError(f"{exc}. Remove it with --force") from exc
     if not record.is_terminal and not force:
-        raise CommandError(
-            f"run {run_id} is {display_status(record)} and could still go on: remove it all the same with --force"
-        )
+        raise CommandError(f"run {run_id} is {display_status(record)} and could be resumed: remove it with --force")

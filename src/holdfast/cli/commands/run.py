@@ -35,60 +35,57 @@ from holdfast.core.info import check_run_id, new_run_id
 def run(
     code: Annotated[
         str,
-        typer.Argument(metavar="MODULE:AGENT", help="An agent or an App. Left out with --model.", show_default=False),
+        typer.Argument(metavar="MODULE:AGENT", help="An agent or an App. Omit it with --model.", show_default=False),
     ] = "",
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="What is asked; - reads it from stdin.", show_default=False)
+        str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.", show_default=False)
     ] = "",
     model: ModelOption = "",
     agent: AgentOption = "",
     run_id: Annotated[
-        str, typer.Option("--run-id", metavar="ID", help="The run's id. If there is such a run, it goes on.")
+        str, typer.Option("--run-id", metavar="ID", help="The run's id. An existing run is resumed.")
     ] = "",
-    caller: Annotated[str, typer.Option("--caller", metavar="ID", help="Whose run it is.")] = "",
+    caller: Annotated[str, typer.Option("--caller", metavar="ID", help="The caller's id.")] = "",
     label: LabelOption = None,
     quiet: QuietOption = False,
     store: CodeStoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Run an agent here and now; its answer goes to stdout.
+    """Run an agent in this process and print its answer.
 
-    Ctrl-C stops it after the current step and says how to go on. `holdfast run --model openai:gpt-5 "prompt"` asks a
-    model without any code of yours.
+    Ctrl-C stops it after the current step and prints the command that resumes it. `holdfast run --model openai:gpt-5
+    "prompt"` asks a model without an agent.
     """
     if model:
         code, prompt = "", _get_prompt_argument(code, prompt)
-    watcher = ProgressListener() if quiet else ProgressDisplay()
+    listener = ProgressListener() if quiet else ProgressDisplay()
     if model:
-        app = build_model_app(model, store=store, create=True, listener=watcher)
+        app = build_model_app(model, store=store, create=True, listener=listener)
         target = ["--model", model]
     else:
-        app = build_app(load_object(code), code, store=store, create=True, listener=watcher)
+        app = build_app(load_object(code), code, store=store, create=True, listener=listener)
         target = [code]
     name = select_agent_name(app, agent)
     text = read_prompt(prompt)
-    the_id = check_run_id(run_id) if run_id else new_run_id()
-    resume = format_resume_command(target, the_id, store)
+    run_id = check_run_id(run_id) if run_id else new_run_id()
+    resume = format_resume_command(target, run_id, store)
     labels = {**parse_labels(label), "command": " ".join(target)}
     if app.store is None:
         print_diagnostic("this App has no store: the run cannot be resumed")
 
     async def work() -> CommandResult:
-        drive_it = partial(app.run, name, text, run_id=the_id, caller_id=caller, labels=labels)
-        return await collect_result(app, the_id, drive_it, resume, format_unpark_command(the_id, store))
+        execute = partial(app.run, name, text, run_id=run_id, caller_id=caller, labels=labels)
+        return await collect_result(app, run_id, execute, resume, format_unpark_command(run_id, store))
 
-    with watcher:
-        watcher.print_status(f"run {the_id} of {name}", "bold")
-        ending = asyncio.run(
-            run_app(
-                app, watcher, work, on_force_quit=lambda: print_diagnostic(f"stopped at once. Go on with: {resume}")
-            )
-        )
-    sys.exit(print_result(ending, as_json_text=as_json))
+    on_force_quit = partial(print_diagnostic, f"stopped immediately. Resume with: {resume}")
+    with listener:
+        listener.print_status(f"run {run_id} of {name}", "bold")
+        result = asyncio.run(run_app(app, listener, work, on_force_quit=on_force_quit))
+    sys.exit(print_result(result, as_json_text=as_json))
 
 
 def _get_prompt_argument(code: str, prompt: str) -> str:
-    """With --model the first argument is the prompt."""
+    """Return the prompt, which is the first argument with --model."""
     if prompt:
         raise UsageError("give either MODULE:AGENT or --model, not both")
     return code

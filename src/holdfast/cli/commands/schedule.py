@@ -1,4 +1,4 @@
-"""holdfast schedule: jobs that submit runs."""
+"""holdfast schedule"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -24,25 +24,27 @@ _MISSED_POLICIES = ("once", "all", "none")
 
 def add(
     name: NameArgument,
-    agent: Annotated[
-        str, typer.Argument(metavar="AGENT", help="The agent's name, as the workers know it.", show_default=False)
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.", show_default=False)],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt of each run.", show_default=False)],
+    cron: Annotated[
+        str, typer.Option("--cron", metavar="EXPRESSION", help="A cron expression, such as '0 7 * * 1-5'.")
     ],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What is asked at each fire.", show_default=False)],
-    cron: Annotated[str, typer.Option("--cron", metavar="EXPRESSION", help="When, such as '0 7 * * 1-5'.")],
-    timezone: Annotated[str, typer.Option("--timezone", metavar="NAME", help="Such as Europe/Lisbon.")] = "UTC",
+    timezone: Annotated[
+        str, typer.Option("--timezone", metavar="NAME", help="A time zone, such as Europe/Lisbon.")
+    ] = "UTC",
     missed: Annotated[
-        str, typer.Option("--missed", metavar="POLICY", help="Fires missed while nothing ran: once, all or none.")
+        str, typer.Option("--missed", metavar="POLICY", help="Missed fires to submit later: once, all or none.")
     ] = "once",
-    caller: Annotated[str, typer.Option("--caller", metavar="ID", help="Whose runs they are.")] = "",
+    caller: Annotated[str, typer.Option("--caller", metavar="ID", help="The caller's id.")] = "",
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a job that submits a run at every fire."""
+    """Add a job that submits a run at every fire."""
     if missed not in _MISSED_POLICIES:
         raise UsageError(f"--missed is {missed!r}: use one of {', '.join(_MISSED_POLICIES)}")
     from holdfast.batteries.schedule import cron_next
 
-    cron_next(cron, timezone, datetime.now(UTC))  # what it cannot read is refused before a store is made
+    cron_next(cron, timezone, datetime.now(UTC))  # reject an invalid expression before the store is created
 
     async def work() -> datetime:
         async with _open_schedule(store, create=True) as schedule:
@@ -80,7 +82,7 @@ def ls(store: StoreOption = "", as_json: JsonOption = False) -> None:
 
 
 def rm(name: NameArgument, store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Forget a job. Runs that it started go on."""
+    """Remove a job. Its runs are not affected."""
 
     async def work() -> None:
         async with _open_schedule(store) as schedule:
@@ -95,7 +97,7 @@ def rm(name: NameArgument, store: StoreOption = "", as_json: JsonOption = False)
 
 def next_(
     name: NameArgument,
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many fires.", min=1)] = 5,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Number of fires.", min=1)] = 5,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -114,7 +116,7 @@ def next_(
 
 
 def run_now(name: NameArgument, store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Submit a run of a job now, beside its fires, and print its id."""
+    """Submit a run of a job now, in addition to its fires, and print its id."""
 
     async def work() -> str:
         async with _open_schedule(store) as schedule:
@@ -128,12 +130,12 @@ def run_now(name: NameArgument, store: StoreOption = "", as_json: JsonOption = F
 
 
 def loop(
-    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="How often to look.", min=0.05)] = 5.0,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="Poll interval.", min=0.05)] = 5.0,
     store: StoreOption = "",
 ) -> None:
-    """Submit what is due until stopped. Any number of processes may: each fire submits one run.
+    """Submit due runs until stopped.
 
-    Workers that know the agents take the runs.
+    Any number of processes may do this: each fire submits one run. Workers with the agents execute the runs.
     """
 
     async def work() -> None:
@@ -144,7 +146,7 @@ def loop(
     asyncio.run(work())
 
 
-#: By the name under which each is called, in the order of the help.
+#: By name, in the order of the help.
 SCHEDULE_COMMANDS: dict[str, Callable[..., None]] = {
     "add": add,
     "ls": ls,
@@ -157,16 +159,16 @@ SCHEDULE_COMMANDS: dict[str, Callable[..., None]] = {
 
 @asynccontextmanager
 async def _open_schedule(store_url: str, *, create: bool = False) -> AsyncIterator["Schedule"]:
-    """The schedule beside the runs of a store, which is made if it may be and can keep jobs."""
+    """Open the schedule in the database of the store."""
     from holdfast.batteries.schedule import Schedule, TablesJobs
     from holdfast.db.url import tables_from_url
 
     make_store(store_url, create=True)
     jobs = TablesJobs(tables_from_url(resolve_store_url(store_url)))
-    async with open_client(store_url, create=create) as (operations, _):
+    async with open_client(store_url, create=create) as (client, _):
 
         async def submit(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
-            return await operations.submit(
+            return await client.submit(
                 RunInfo(run_id=run_id, agent_name=agent, caller_id=caller_id, inputs={"prompt": prompt})
             )
 

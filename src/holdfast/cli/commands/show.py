@@ -17,31 +17,32 @@ from holdfast.cli.transcript import Transcript, TranscriptItem, TranscriptPrinte
 
 def show(
     run: RunArgument,
-    full: Annotated[bool, typer.Option("--full", help="Do not cut long texts short.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Do not truncate long texts.")] = False,
     app: Annotated[
-        str, typer.Option("--app", metavar="MODULE:ATTR", help="The run's App or agent, to see what its tools do.")
+        str,
+        typer.Option("--app", metavar="MODULE:ATTR", help="The run's App or agent, to show the effects of its tools."),
     ] = "",
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a run stands, its transcript, calls, phases and times.
+    """Show a run: status, transcript, calls, phases and times.
 
-    No agent's code is needed; with --app the effects of the tools are shown, too.
+    No agent's code is needed. With --app it also shows the effects of the tools.
     """
     stored, children = asyncio.run(_load(store, run))
     transcript = Transcript(get_tool_effects(load_agents(app).get(stored.record.agent_name)))
     items = transcript.read(stored.entries)
     transcript.close(owner_alive=stored.record.owner_alive, terminal=stored.record.is_terminal)
-    shown = summarize_run(stored.record)
+    summary = summarize_run(stored.record)
     if as_json:
-        print_json(_to_json_value(shown, items, transcript, children))
+        print_json(_to_json_value(summary, items, transcript, children))
         return
-    paper = Output()
-    _print_summary(paper, shown)
-    teller = TranscriptPrinter(paper, full=full)
+    output = Output()
+    _print_summary(output, summary)
+    printer = TranscriptPrinter(output, full=full)
     for item in items:
-        teller.print_item(item)
-    _print_open_calls_and_children(paper, transcript, children)
+        printer.print_item(item)
+    _print_open_calls_and_children(output, transcript, children)
 
 
 async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary]]:
@@ -72,26 +73,26 @@ def _to_json_value(
 
 
 def _print_summary(output: Output, run: RunSummary) -> None:
-    at = utc_now()
+    now = utc_now()
     rows = [
         ("run", run.run_id),
-        ("state", run.status + (f": {run.reason}" if run.reason else "")),
+        ("status", run.status + (f": {run.reason}" if run.reason else "")),
         ("agent", run.agent),
         ("caller", run.caller),
         ("parent", run.parent or ""),
         ("prompt", one_line(run.prompt, 200)),
         ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items())),
-        ("begun", f"{format_time(run.created_at)}, {formatting.duration(at - run.created_at)} ago"),
-        ("changed", f"{format_time(run.updated_at)}, {formatting.duration(at - run.updated_at)} ago"),
+        ("created", f"{format_time(run.created_at)}, {formatting.duration(now - run.created_at)} ago"),
+        ("updated", f"{format_time(run.updated_at)}, {formatting.duration(now - run.updated_at)} ago"),
         ("used", f"{run.steps} steps, {formatting.number(run.tokens)} tokens {formatting.cost(run.cost_usd)}".strip()),
         ("size", formatting.size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
         ("strikes", f"{run.strikes}, not before {format_time(run.not_before)}" if run.strikes else ""),
-        ("cancel", "asked for" if run.cancel_requested else ""),
+        ("cancel", "requested" if run.cancel_requested else ""),
     ]
     for name, value in rows:
         if value:
-            output.print_line(f"{name:<8} {value}", "bold" if name in ("run", "state") else "")
+            output.print_line(f"{name:<8} {value}", "bold" if name in ("run", "status") else "")
     output.print_line()
 
 
@@ -103,4 +104,4 @@ def _print_open_calls_and_children(output: Output, transcript: Transcript, child
     if children:
         output.print_line()
         rows = [[child.run_id, child.status, child.agent, formatting.number(child.steps)] for child in children]
-        output.print_table(["CHILD", "STATE", "AGENT", "STEPS"], rows, right=("STEPS",))
+        output.print_table(["CHILD", "STATUS", "AGENT", "STEPS"], rows, right=("STEPS",))

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,29 +18,35 @@ from holdfast.cli.runner import CommandResult, print_result
 from holdfast.cli.stores import get_record, open_client
 from holdfast.core.info import RunInfo, new_run_id
 
-#: How long a waiter trusts that a sign will come before it looks by itself.
+#: Polling is the fallback for a lost change notification.
 _POLL_INTERVAL = timedelta(seconds=1)
+
+_RESULT_STATUSES: dict[RunStatus, Literal["done", "failed", "cancelled"]] = {
+    RunStatus.DONE: "done",
+    RunStatus.FAILED: "failed",
+    RunStatus.CANCELLED: "cancelled",
+}
 
 
 def submit(
-    agent: Annotated[
-        str, typer.Argument(metavar="AGENT", help="The agent's name, as the workers know it.", show_default=False)
-    ],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.", show_default=False)],
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="What is asked; - reads it from stdin.", show_default=False)
+        str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.", show_default=False)
     ],
     run_id: Annotated[
-        str, typer.Option("--run-id", metavar="ID", help="The run's id. Submitting the same again changes nothing.")
+        str, typer.Option("--run-id", metavar="ID", help="The run's id. Submitting it again changes nothing.")
     ] = "",
-    caller: Annotated[str, typer.Option("--caller", metavar="ID", help="Whose run it is: callers take turns.")] = "",
+    caller: Annotated[
+        str, typer.Option("--caller", metavar="ID", help="The caller's id. Workers serve the callers in turn.")
+    ] = "",
     label: LabelOption = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the answer.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the result and print it.")] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Queue a run for whichever worker takes it, and print its id.
+    """Queue a run for a worker, and print its id.
 
-    Once the id is printed, the run is safe. No code is needed here: a worker that knows the agent has it.
+    Once the id is printed, the run is durable. The agent's code is needed only in the worker.
     """
     info = RunInfo(
         run_id=run_id or new_run_id(),
@@ -49,9 +55,9 @@ def submit(
         labels=parse_labels(label),
         inputs={"prompt": read_prompt(prompt)},
     )
-    ending = asyncio.run(_submit(store, info, wait=wait))
-    if ending is not None:
-        sys.exit(print_result(ending, as_json_text=as_json))
+    result = asyncio.run(_submit(store, info, wait=wait))
+    if result is not None:
+        sys.exit(print_result(result, as_json_text=as_json))
     if as_json:
         print_json({"run_id": info.run_id, "status": "queued"})
     else:
@@ -59,13 +65,13 @@ def submit(
 
 
 async def _submit(store_url: str, info: RunInfo, *, wait: bool) -> CommandResult | None:
-    async with open_client(store_url, create=True) as (operations, store):
-        await operations.submit(info)
+    async with open_client(store_url, create=True) as (client, store):
+        await client.submit(info)
         return await _wait_for_result(store, info.run_id) if wait else None
 
 
 async def _wait_for_result(store: CheckpointStore, run_id: str) -> CommandResult:
-    """Wait for the end of the run. Its messages are not looked at, so no code is needed to read them."""
+    """Wait until the run is terminal or parked. Decodes no messages, so it needs no agent's code."""
     while True:
         record = await get_record(store, run_id)
         if record.status is RunStatus.PARKED:
@@ -76,10 +82,9 @@ async def _wait_for_result(store: CheckpointStore, run_id: str) -> CommandResult
     stored = await store.load(run_id)
     outcomes = [entry.body for entry in stored.entries if entry.kind is EntryKind.OUTCOME]
     outcome = decode(outcomes[-1], Outcome) if outcomes else Outcome(error=stored.record.reason)
-    ends = {RunStatus.DONE: "done", RunStatus.FAILED: "failed", RunStatus.CANCELLED: "cancelled"}
     return CommandResult(
         run_id=run_id,
-        status=ends[stored.record.status],  # type: ignore[arg-type]
+        status=_RESULT_STATUSES[stored.record.status],
         output=outcome.output,
         steps=summarize_run(stored.record).steps,
         usage=outcome.usage,

@@ -17,32 +17,32 @@ from holdfast.cli.output import Output, print_diagnostic, print_json_line
 from holdfast.cli.stores import open_store
 from holdfast.cli.transcript import Transcript, TranscriptItem, TranscriptPrinter
 
-#: A store gives no sign when a run is written to, so it is asked.
+#: Stores send no notification for an append.
 _POLL_INTERVAL = 0.2
 
 
 def tail(
     run: RunArgument,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Begin with the last N entries; 0 for all.")
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Start with the last N entries; 0 for all.")
     ] = 20,
-    full: Annotated[bool, typer.Option("--full", help="Do not cut long texts short.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Do not truncate long texts.")] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Follow a run until it is over, whoever drives it.
+    """Follow a run until it is terminal, in whichever process it is executed.
 
-    Crashes, resumes and compactions do not end the following. Ctrl-C ends it, and not the run. --json prints each item
-    as a line of JSON.
+    Crashes, resumes and compactions do not end it. Ctrl-C ends the command, not the run. --json prints each item as a
+    line of JSON.
     """
     try:
         asyncio.run(_follow(store, run, _TailPrinter(lines, full=full, as_json=as_json)))
     except KeyboardInterrupt:
-        print_diagnostic(f"run {run} goes on without being followed")
+        print_diagnostic(f"stopped following; run {run} is not affected")
 
 
 class _TailPrinter:
-    """What was printed so far, so that nothing is printed twice, not even after a journal was written anew."""
+    """Prints each entry once, also after the journal was rewritten."""
 
     def __init__(self, lines: int, *, full: bool, as_json: bool) -> None:
         self._lines, self._as_json = lines, as_json
@@ -52,13 +52,13 @@ class _TailPrinter:
         self._status = ""
 
     def print_new(self, stored: StoredRun) -> None:
-        """Print what the store has beyond what was printed."""
+        """Print the new entries of the run."""
         if stored.record.next_seq <= self.seq:
-            self.seq = -1  # it was removed, and another run has its id: the next look shows it
+            self.seq = -1  # the run was removed and another one has its id: the next poll shows it
             return
         rewritten = self.seq >= 0 and any(entry.kind is EntryKind.BEGIN for entry in stored.entries)
         if rewritten:
-            print_diagnostic("the conversation was rewritten: only what is new in it is shown")
+            print_diagnostic("the conversation was rewritten: only its new messages are shown")
         new = [entry for entry in stored.entries if self._is_new(entry) or not rewritten]
         items = self._transcript.read(new)
         for item in items[-self._lines :] if self.seq < 0 else items:
@@ -67,7 +67,7 @@ class _TailPrinter:
             self.seq = stored.entries[-1].seq
 
     def _is_new(self, entry: Entry) -> bool:
-        """Whether this was not told before. A result that was recorded is the same when it comes as a message."""
+        """Return whether the entry was not printed yet. A recorded result equals the later message with it."""
         result = entry.kind is EntryKind.RESULT
         body = bytes(decode(entry.body, RecordedResult).message) if result else entry.body
         digest = hashlib.blake2b(body, digest_size=16).digest()
@@ -82,11 +82,11 @@ class _TailPrinter:
             self._printer.print_item(item)
 
     def print_status_change(self, record: RunRecord) -> None:
-        """Tell how the run stands whenever that changes."""
-        state = display_status(record)
-        if state != self._status:
-            self._status = state
-            print_diagnostic(f"run {record.run_id} is {state}" + (f": {record.reason}" if record.reason else ""))
+        """Print the run's status if it changed."""
+        status = display_status(record)
+        if status != self._status:
+            self._status = status
+            print_diagnostic(f"run {record.run_id} is {status}" + (f": {record.reason}" if record.reason else ""))
 
 
 async def _follow(store_url: str, run_id: str, printer: _TailPrinter) -> None:
@@ -98,14 +98,14 @@ async def _follow(store_url: str, run_id: str, printer: _TailPrinter) -> None:
 
 
 async def _poll(store: CheckpointStore, run_id: str, printer: _TailPrinter) -> bool:
-    """Print what is new; whether the run is over. A store that does not answer for a while is asked again."""
+    """Print the new entries. Return whether the run is terminal. An unavailable store is polled again."""
     known = printer.seq >= 0
     try:
         stored = await store.load(run_id, after=printer.seq)
     except RunNotFound:
         if not known:
             raise
-        print_diagnostic(f"run {run_id} is over and was removed")
+        print_diagnostic(f"run {run_id} has finished and was removed")
         return True
     except StoreUnavailable:
         if not known:

@@ -22,28 +22,28 @@ def unpark(
         typer.Option(
             "--resolve",
             metavar="CALL=RESULT",
-            help="What became of a call in doubt, as JSON or text; may be repeated. `show` lists the calls.",
+            help="The result of a call in doubt, as JSON or text. Repeatable. `show` lists the calls.",
         ),
     ] = None,
     app: AppOption = "",
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Let a parked run go on.
+    """Release a parked run.
 
-    Recovery and workers take it from now on. Of calls in doubt that get no answer the model is told that their outcome
-    is unknown.
+    Workers and recovery can then resume it. For calls in doubt without a --resolve, the model gets the result that the
+    outcome is unknown.
     """
     asyncio.run(_unpark(store, load_agents(app), run, parse_resolutions(resolve)))
     if as_json:
         print_json({"run_id": run, "status": "interrupted"})
     else:
-        print(f"run {run} waits for recovery or a worker")
+        print(f"run {run} is interrupted: a worker or holdfast resume continues it")
 
 
 async def _unpark(store_url: str, agents: Mapping[str, AgentSource], run_id: str, resolutions: dict[str, Any]) -> None:
-    async with open_client(store_url, agents) as (operations, _):
+    async with open_client(store_url, agents) as (client, _):
         try:
-            await operations.unpark(run_id, resolutions)
+            await client.unpark(run_id, resolutions)
         except RecordDecodeError as exc:
-            raise CommandError(f"{exc}. If its agent is not of the native loop, name it with --app") from exc
+            raise CommandError(f"{exc}. If its agent does not use the native loop, name it with --app") from exc

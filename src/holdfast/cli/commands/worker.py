@@ -7,30 +7,26 @@ from holdfast.cli.loading import build_app, load_object
 from holdfast.cli.options import CodeArgument, CodeStoreOption, JsonOption, QuietOption
 from holdfast.cli.output import print_diagnostic
 from holdfast.cli.progress import JsonEventPrinter, ProgressDisplay, ProgressListener
-from holdfast.cli.runner import run_app
+from holdfast.cli.runner import report_force_quit, run_app
 
 
 def worker(
     code: CodeArgument, quiet: QuietOption = False, store: CodeStoreOption = "", as_json: JsonOption = False
 ) -> None:
-    """Take queued and interrupted runs of these agents until stopped.
+    """Execute queued and interrupted runs of these agents until stopped.
 
-    SIGTERM and Ctrl-C drain: nothing new is taken, runs under way come to their next step boundary and are left for
+    SIGTERM and Ctrl-C drain: the worker claims no more runs, and interrupts its runs at their next step boundary for
     the other workers. --json prints events as lines of JSON.
     """
-    watcher = JsonEventPrinter() if as_json else ProgressListener() if quiet else ProgressDisplay(many=True)
-    app = build_app(load_object(code), code, store=store, create=True, listener=watcher)
+    listener = JsonEventPrinter() if as_json else ProgressListener() if quiet else ProgressDisplay(many=True)
+    app = build_app(load_object(code), code, store=store, create=True, listener=listener)
     if app.store is None:
-        raise CommandError("this App has no store: give it one, or name one with --store")
+        raise CommandError("this App has no store: name one with --store")
 
     async def work() -> None:
-        watcher.print_status(f"serving {', '.join(sorted(app.agents))}; Ctrl-C or SIGTERM drains", "bold")
+        listener.print_status(f"serving {', '.join(sorted(app.agents))}; Ctrl-C or SIGTERM drains", "bold")
         await app.serve()
 
-    with watcher:
-        asyncio.run(
-            run_app(
-                app, watcher, work, on_force_quit=lambda: print_diagnostic("stopped at once; the runs stay interrupted")
-            )
-        )
+    with listener:
+        asyncio.run(run_app(app, listener, work, on_force_quit=report_force_quit))
     print_diagnostic("drained")

@@ -1,6 +1,6 @@
-"""What the demo's agent really did, in a file that the store knows nothing of.
+"""The demo's agent: it reads invoices, three at a time, and pays them. Its model follows a script.
 
-The demo's agent: reads invoices, three at a time, and pays them. Its model follows a script, so no key is needed.
+The ledger records every action of the agent in a file outside the store.
 """
 
 import asyncio
@@ -18,29 +18,29 @@ from holdfast.core.message import Reply, ToolCall, ToolResult, Usage
 from holdfast.core.tool import Tool
 from holdfast.core.tool_context import ToolContext, current_call
 
-#: `ask`: the model is asked. `start` and `end`: a tool's body. `found`: a call in doubt was looked up.
+#: `ask`: a model request. `start`, `end`: the body of a tool. `found`: a call in doubt was reconciled as paid.
 Action = Literal["ask", "start", "end", "found"]
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was done."""
+    """One action of the agent."""
 
-    #: The process that did it, counted from 1.
+    #: The number of the process, from 1.
     attempt: int
     action: Action
-    #: The tool call's id, or the number of the question.
+    #: The tool call's id, or the number of the model request.
     what: str
 
 
 class Ledger:
-    """Written by one process at a time, line by line; what is written has happened, whoever is killed when."""
+    """An append-only file. An action is in it before it counts as done."""
 
     def __init__(self, path: Path, attempt: int = 0) -> None:
         self._path, self._attempt = path, attempt
 
     def write(self, action: Action, what: str) -> None:
         line = msgspec.json.encode(LedgerEntry(attempt=self._attempt, action=action, what=what)) + b"\n"
-        # One call for the whole line: a kill comes before it or after it.
+        # One write for the line, so that a kill cannot cut it.
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(descriptor, line)
@@ -66,24 +66,24 @@ STEPS = 2 * ROUNDS + 1
 
 
 def get_invoice_amount(number: int) -> int:
-    """What invoice `number` asks for."""
+    """Return the amount of an invoice."""
     return 100 + zlib.crc32(b"invoice %d" % number) % 900
 
 
 def expected_answer() -> str:
-    """What the run has to say in the end, however often it was killed."""
+    """Return the correct answer of the run."""
     count = ROUNDS * BATCH_SIZE
     return f"{count} invoices are paid, {sum(map(get_invoice_amount, range(1, count + 1)))} in all."
 
 
 def build_agent(ledger: Ledger, pace: float) -> Agent:
-    """The agent. With a `pace` of 1 its tools take some tenths of a second, so that one can watch."""
+    """Build the agent. With a `pace` of 1 its tools take some tenths of a second."""
 
     async def work(name: str) -> None:
         await asyncio.sleep(pace * (0.08 + zlib.crc32(name.encode()) % 160 / 1000))
 
     async def read_invoice(number: int) -> int:
-        """What an invoice asks for. Changes nothing, so it may be done again."""
+        """Return the amount of an invoice. Pure, so it may be repeated."""
         call_id = current_call().call_id
         ledger.write("start", call_id)
         await work(call_id)
@@ -91,7 +91,7 @@ def build_agent(ledger: Ledger, pace: float) -> Agent:
         return get_invoice_amount(number)
 
     async def pay(number: int, amount: int) -> int:
-        """Pay an invoice. The line in the ledger is the payment: it must not be there twice."""
+        """Pay an invoice. The `start` line in the ledger is the payment."""
         call_id = current_call().call_id
         ledger.write("start", call_id)
         await work(call_id)
@@ -99,7 +99,7 @@ def build_agent(ledger: Ledger, pace: float) -> Agent:
         return amount
 
     async def was_paid(call: ToolContext) -> Completed | Reconciliation:
-        """Asked about a payment that was begun and whose result was never recorded."""
+        """Reconcile a payment that was started and has no recorded result."""
         paid = ledger.has("start", call.call_id)
         if paid:
             ledger.write("found", call.call_id)
@@ -108,7 +108,7 @@ def build_agent(ledger: Ledger, pace: float) -> Agent:
     async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
         asked = sum(isinstance(message, Reply) for message in messages)
         ledger.write("ask", str(asked))
-        await work(f"question {asked}")
+        await work(f"request {asked}")
         return _make_reply(asked, [message for message in messages if isinstance(message, ToolResult)])
 
     tools = [Tool(read_invoice, effect=Effect.PURE), Tool(pay, effect=Effect.ONCE, reconcile=was_paid)]

@@ -1,4 +1,4 @@
-"""What was lost and what was repeated, counted from the ledger and from what the store had after each kill."""
+"""Counts what was lost and what was repeated, from the ledger and from the store's content after each attempt."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,12 +12,12 @@ from holdfast.cli.transcript import Transcript
 
 
 class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store had of the run at one moment, when nobody was writing."""
+    """The stored run between two attempts."""
 
     steps: int
-    #: Every entry of the journal, by number.
+    #: Checksums of the journal's entries, by number.
     entries: dict[int, int]
-    #: Calls with a recorded result, and calls without.
+    #: Ids of calls with a recorded result.
     recorded: frozenset[str]
     unanswered: frozenset[str]
     replies: int
@@ -39,24 +39,23 @@ class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-#: Before the first life.
+#: Before the first attempt.
 EMPTY_SNAPSHOT = StoreSnapshot(
     steps=0, entries={}, recorded=frozenset(), unanswered=frozenset(), replies=0, output=None
 )
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, after its end."""
+    """One process, after it has ended."""
 
-    #: Steps of which it had told that they were finished and saved.
+    #: Steps that the process had reported as finished.
     acknowledged: int
     killed: bool
-    #: What the store had then.
     snapshot: StoreSnapshot
 
 
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole demo in five numbers, and why it is not as it should be."""
+    """The counts of the demo."""
 
     steps: int
     calls: int
@@ -77,12 +76,12 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_attempts(attempts: Sequence[Attempt], ledger: Sequence[LedgerEntry]) -> DemoResult:
-    """Count."""
+    """Count what was lost and what was repeated."""
     end = attempts[-1].snapshot
     return DemoResult(
         steps=end.steps,
         calls=len(end.recorded),
-        kills=sum(life.killed for life in attempts),
+        kills=sum(attempt.killed for attempt in attempts),
         lost=count_lost(attempts),
         repeated=count_repeated(attempts, ledger),
         wrong_answer=end.output != expected_answer(),
@@ -90,27 +89,27 @@ def check_attempts(attempts: Sequence[Attempt], ledger: Sequence[LedgerEntry]) -
 
 
 def count_lost(attempts: Sequence[Attempt]) -> int:
-    """Entries, steps and results that were there once and are not there later, or not as they were."""
+    """Count entries, steps and results that were stored after one attempt and are missing or changed after the next."""
     missing = 0
-    for life, later in pairwise(attempts):
-        missing += len(life.snapshot.entries.items() - later.snapshot.entries.items())
-        missing += len(life.snapshot.recorded - later.snapshot.recorded)
-        missing += max(0, life.snapshot.steps - later.snapshot.steps)
-    # Told to be saved, and not in the store.
-    missing += sum(max(0, life.acknowledged - life.snapshot.steps) for life in attempts)
+    for before, after in pairwise(attempt.snapshot for attempt in attempts):
+        missing += len(before.entries.items() - after.entries.items())
+        missing += len(before.recorded - after.recorded)
+        missing += max(0, before.steps - after.steps)
+    # Reported as finished, and not in the store.
+    missing += sum(max(0, attempt.acknowledged - attempt.snapshot.steps) for attempt in attempts)
     return missing + len(attempts[-1].snapshot.unanswered)
 
 
 def count_repeated(attempts: Sequence[Attempt], ledger: Sequence[LedgerEntry]) -> int:
-    """Payments that were begun twice, and calls and questions that were done again although their answer was stored."""
+    """Count payments that were started twice, and calls and requests that were repeated despite a stored result."""
     count = 0
     paid: set[str] = set()
     for line in ledger:
         before = attempts[line.attempt - 2].snapshot if line.attempt > 1 else EMPTY_SNAPSHOT
-        known = line.what in before.recorded if line.action == "start" else False
-        asked = line.action == "ask" and int(line.what) < before.replies
-        if known or asked or (line.action == "start" and line.what in paid):
-            count += 1
-        if line.action == "start" and line.what.startswith("pay-"):
-            paid.add(line.what)
+        if line.action == "ask":
+            count += int(line.what) < before.replies
+        elif line.action == "start":
+            count += line.what in before.recorded or line.what in paid
+            if line.what.startswith("pay-"):
+                paid.add(line.what)
     return count

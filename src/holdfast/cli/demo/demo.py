@@ -1,4 +1,4 @@
-"""The demo itself: lives one after the other, a kill in each but the last, all of it shown."""
+"""The demo: several attempts in a row, each but the last one killed, and their progress printed."""
 
 import asyncio
 import os
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.demo.agent import AGENT_NAME, BATCH_SIZE, PROMPT, ROUNDS, RUN_ID, STEPS, Ledger
 from holdfast.cli.demo.check import Attempt, DemoResult, StoreSnapshot, check_attempts
 from holdfast.cli.errors import CommandError
@@ -19,58 +18,56 @@ from holdfast.cli.stores import open_client, open_store
 from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunEvent
 
-#: About how long a step takes at a pace of 1: a kill comes anywhere within it.
+#: Approximate duration of a step at a pace of 1. A kill comes at a random time within it.
 _STEP_SECONDS = 0.4
-#: And the time between two results of a batch.
+#: Approximate time between two results of a batch.
 _RESULT_GAP_SECONDS = 0.05
 
-#: Every other step but the last, which only answers.
+#: One kill for every two steps, except the last step, which has no tool calls.
 MAX_KILLS = (STEPS - 1) // 2
 
 
 class PlannedKill(msgspec.Struct, frozen=True, kw_only=True):
-    """When a life ends."""
+    """When an attempt is killed."""
 
-    #: Within this step, or the next one if that is too soon.
+    #: Within this step, or within the next one if this one is too early.
     step: int
-    #: Not anywhere within it, but when some calls of a batch have their results and others have not.
+    #: Kill when some calls of a batch have results and others have not, instead of at any time.
     mid_batch: bool
 
 
 class Demo:
-    """One demo in one folder."""
+    """One demo, with its files in one folder."""
 
     def __init__(self, folder: Path, seed: int, kills: int, pace: float, output: Output) -> None:
         self.store_url = f"sqlite:{folder / 'runs.db'}"
         self._ledger = folder / "ledger.jsonl"
         self._output, self._pace = output, pace
-        self._random = random.Random(seed)  # noqa: S311 - nobody has to be surprised by it
+        self._random = random.Random(seed)  # noqa: S311 - not for cryptography
         self._kills = self._plan_kills(kills)
         self._attempts: list[Attempt] = []
-        #: How many of the payments that were looked up are told already.
+        #: Number of reconciled payments that were printed.
         self._reconciled_count = 0
 
     def _plan_kills(self, kills: int) -> list[PlannedKill]:
-        """When to kill. Between two kills, and before the first, a step is finished; every other one is half-way."""
-        chosen = sorted(self._random.sample(range(2, STEPS + 1 - kills), kills))
-        turn = self._random.randrange(2)
+        """Plan the kills. A step finishes before each of them; every second kill comes within a batch."""
+        steps = sorted(self._random.sample(range(2, STEPS + 1 - kills), kills))
+        parity = self._random.randrange(2)
         return [
-            PlannedKill(step=step + place, mid_batch=place % 2 == turn or kills == 1)
-            for place, step in enumerate(chosen)
+            PlannedKill(step=step + number, mid_batch=number % 2 == parity or kills == 1)
+            for number, step in enumerate(steps)
         ]
 
     async def run(self) -> DemoResult:
-        """Everything, from the submission to the count."""
+        """Submit the run, execute and kill it, and check the result."""
         info = RunInfo(run_id=RUN_ID, agent_name=AGENT_NAME, inputs={"prompt": PROMPT})
-        async with open_client(self.store_url, create=True) as (operations, _):
-            await operations.submit(info)
-        self._output.print_line(
-            f"an agent pays {ROUNDS * BATCH_SIZE} invoices; the run is in the store before it begins"
-        )
+        async with open_client(self.store_url, create=True) as (client, _):
+            await client.submit(info)
+        self._output.print_line(f"an agent pays {ROUNDS * BATCH_SIZE} invoices; the run is stored before it starts")
         for kill in [*self._kills, None]:
-            life = await self._run_attempt(kill)
-            self._attempts.append(life)
-            if not life.killed:
+            attempt = await self._run_attempt(kill)
+            self._attempts.append(attempt)
+            if not attempt.killed:
                 break
         return check_attempts(self._attempts, Ledger(self._ledger).read())
 
@@ -89,65 +86,60 @@ class Demo:
             start_new_session=True,
         )
         self._output.print_line()
-        self._output.print_line(f"life {number}, process {process.pid}", "bold")
+        self._output.print_line(f"attempt {number}, process {process.pid}", "bold")
         try:
             step = await self._watch_process(process, kill)
         except BaseException:
             _kill_process(process)
             raise
-        _, complaint = await process.communicate()
+        _, stderr = await process.communicate()
         killed = process.returncode == -signal.SIGKILL
         if process.returncode and not killed:
-            raise CommandError(f"life {number} ended with {process.returncode}: {complaint.decode()[-500:]}")
+            raise CommandError(f"attempt {number} exited with {process.returncode}: {stderr.decode()[-500:]}")
         async with open_store(self.store_url) as store:
-            left = await self._load_snapshot(store)
-        self._print_end(left, killed=killed)
-        return Attempt(acknowledged=max(0, step - 1), killed=killed, snapshot=left)
+            snapshot = StoreSnapshot.from_stored(await store.load(RUN_ID))
+        self._print_end(snapshot, killed=killed)
+        return Attempt(acknowledged=max(0, step - 1), killed=killed, snapshot=snapshot)
 
     async def _watch_process(self, process: asyncio.subprocess.Process, kill: PlannedKill | None) -> int:
-        """Show what the process tells, kill it when its time has come; the last step it has begun."""
-        step, doomed = 0, False
-        # A life that ends before it has finished a step is a strike against the run, which then has to wait.
+        """Print the events of the process and kill it as planned. Return the last step that it started."""
+        step, kill_scheduled = 0, False
+        # An attempt that dies before it has finished a step counts as a strike and delays the next one by a backoff.
         earliest = (self._attempts[-1].snapshot.steps if self._attempts else 0) + 2
         async for event in _read_events(process):
             self._print_reconciled()
             self._print_event(event)
             if event.kind == "step":
                 step = event.step
-            if kill is None or doomed or event.step < max(kill.step, earliest):
+            if kill is None or kill_scheduled or event.step < max(kill.step, earliest):
                 continue
             if event.kind == "tool_end" or not kill.mid_batch:
-                doomed = True
+                kill_scheduled = True
                 delay = self._random.uniform(0, _RESULT_GAP_SECONDS if kill.mid_batch else _STEP_SECONDS) * self._pace
                 asyncio.get_running_loop().call_later(delay, _kill_process, process)
         return step
 
-    async def _load_snapshot(self, store: CheckpointStore) -> StoreSnapshot:
-        return StoreSnapshot.from_stored(await store.load(RUN_ID))
-
-    # -- showing ------------------------------------------------------------------------------------------------
+    # -- printing -----------------------------------------------------------------------------------------------
 
     def _print_event(self, event: RunEvent) -> None:
         match event.kind:
             case "resumed" if self._attempts:
                 before = self._attempts[-1].snapshot
-                kept = f"{before.replies} answers of the model and {len(before.recorded)} results of tools"
-                self._output.print_line(f"  goes on after step {event.step}: {kept} are kept", "cyan")
+                reused = f"{before.replies} model replies and {len(before.recorded)} tool results"
+                self._output.print_line(f"  resumed after step {event.step}: {reused} are not repeated", "cyan")
             case "step":
-                self._output.print_line(f"  step {event.step:>2}  asks the model", "dim")
+                self._output.print_line(f"  step {event.step:>2}  asking the model", "dim")
             case "tool_start":
-                self._output.print_line(f"           {event.call_id} starts")
+                self._output.print_line(f"           {event.call_id} started")
             case "tool_end":
                 self._output.print_line(f"           {event.call_id} done", "green")
 
     def _print_reconciled(self) -> None:
-        """Payments in doubt that were looked up since the last time."""
-        found = [line.what for line in Ledger(self._ledger).read() if line.action == "found"]
-        for payment in found[self._reconciled_count :]:
-            self._output.print_line(
-                f"           {payment} was in doubt: looked up, it had happened, not paid again", "cyan"
-            )
-        self._reconciled_count = len(found)
+        """Print the payments in doubt that were reconciled since the last call."""
+        reconciled = [line.what for line in Ledger(self._ledger).read() if line.action == "found"]
+        for payment in reconciled[self._reconciled_count :]:
+            self._output.print_line(f"           {payment} was in doubt: reconciled as paid, not paid again", "cyan")
+        self._reconciled_count = len(reconciled)
 
     def _print_end(self, snapshot: StoreSnapshot, *, killed: bool) -> None:
         if killed:
@@ -161,13 +153,13 @@ class Demo:
 
 
 async def _read_events(process: asyncio.subprocess.Process) -> AsyncIterator[RunEvent]:
-    assert process.stdout is not None
+    assert process.stdout is not None  # it is a pipe
     async for line in process.stdout:
         if line.endswith(b"\n"):
             yield msgspec.json.decode(line, type=RunEvent)
 
 
 def _kill_process(process: asyncio.subprocess.Process) -> None:
-    # Not by the process's own method, which would take its exit code away from those who wait for it.
+    # Process.kill would reap the exit code that `communicate` waits for.
     if process.returncode is None:
         os.kill(process.pid, signal.SIGKILL)

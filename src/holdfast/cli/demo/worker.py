@@ -1,4 +1,4 @@
-"""One life of the demo's agent, in a process of its own: takes the run from the store and goes on with it."""
+"""One attempt of the demo: a process that claims the run and executes it."""
 
 import asyncio
 import os
@@ -10,17 +10,20 @@ from typing import Any
 import msgspec
 
 from holdfast.app import App
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.demo.agent import RUN_ID, Ledger, build_agent
+from holdfast.cli.stores import get_record
 from holdfast.config import WorkerSettings
 from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunEvent
+from holdfast.stores.url import store_from_url
 
 
 class EventForwarder:
-    """A delivery that tells the parent process of each event, in a line on stdout."""
+    """A listener that writes each event to stdout as a line of JSON, for the parent process."""
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        # Not through a buffer: what is told before a kill has to arrive.
+        # Unbuffered: an event from before the kill has to arrive.
         os.write(1, msgspec.json.encode(event) + b"\n")
 
     async def on_output(self, info: RunInfo, output: Any) -> None: ...
@@ -28,17 +31,16 @@ class EventForwarder:
     async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
 
 
-async def run_worker(store: str, ledger: Ledger, pace: float) -> None:
-    """Recover until the run is over."""
+async def run_worker(store: CheckpointStore, ledger: Ledger, pace: float) -> None:
+    """Recover until the run is terminal."""
     async with App(
         [build_agent(ledger, pace)], store, worker=WorkerSettings(recover_on_start=False), listener=EventForwarder()
     ) as app:
-        assert app.store is not None
-        while not (await app.store.load(RUN_ID)).record.is_terminal:
+        while not (await get_record(store, RUN_ID)).is_terminal:
             await app.recover()
-            await app.store.wait_for_change(timedelta(milliseconds=50))
+            await store.wait_for_change(timedelta(milliseconds=50))
 
 
 if __name__ == "__main__":
-    _, store, ledger, life, pace = sys.argv
-    asyncio.run(run_worker(store, Ledger(Path(ledger), int(life)), float(pace)))
+    _, url, ledger, attempt, pace = sys.argv
+    asyncio.run(run_worker(store_from_url(url), Ledger(Path(ledger), int(attempt)), float(pace)))
