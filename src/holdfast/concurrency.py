@@ -1,12 +1,17 @@
-"""Work that is seen through to its end, whoever cancels the one who waits for it."""
+"""Asyncio helpers for work that must finish although its caller is cancelled."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: Keeps tasks from being garbage-collected: the event loop holds only weak references.
+_BACKGROUND_TASKS: set[asyncio.Task[None]] = set()
 
 
 async def shielded(work: Awaitable[Any], *, suppress_cancel: bool = False) -> None:
-    """See `work` through to its end. A cancel of the caller meanwhile is raised then, or swallowed."""
+    """Wait until `work` is done. A cancel of the caller meanwhile is raised afterwards, or suppressed."""
     task = asyncio.ensure_future(work)
     cancel: asyncio.CancelledError | None = None
     while not task.done():
@@ -14,10 +19,38 @@ async def shielded(work: Awaitable[Any], *, suppress_cancel: bool = False) -> No
             await asyncio.shield(task)
         except asyncio.CancelledError as exc:
             cancel = exc
-        except BaseException:  # of the work itself: raised below, unless a cancel goes first
+        except BaseException:  # of `work`: raised below, unless the caller was cancelled
             break
     if cancel is not None and not suppress_cancel:
         if not task.cancelled():
-            task.exception()  # seen; the cancel is what comes out
+            task.exception()  # mark as retrieved: the cancel is raised instead
         raise cancel
     task.result()
+
+
+async def shielded_with_undo(awaitable: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]]) -> T:
+    """Return the result of `awaitable`. If the caller is cancelled first, undo the result when it arrives.
+
+    A store may grant a claim after its caller was cancelled. Without the undo the run would keep a live owner that
+    does not execute it.
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        run_in_background(_undo_when_done(task, undo))
+        raise
+
+
+async def _undo_when_done(future: "asyncio.Future[T]", undo: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.wait([future])
+    if not future.cancelled() and future.exception() is None:
+        await undo(future.result())
+
+
+def run_in_background(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Start `work` without waiting for it: an unresponsive store must not delay a cancel."""
+    task = asyncio.get_running_loop().create_task(work)
+    _BACKGROUND_TASKS.add(task)
+    task.add_done_callback(_BACKGROUND_TASKS.discard)
+    return task

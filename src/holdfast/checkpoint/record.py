@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Entry
 
 
@@ -161,3 +162,27 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.status not in RELEASE_STATUSES:
             raise ValueError(f"a claim cannot leave a run {self.status}: use one of {sorted(RELEASE_STATUSES)}")
+
+
+def restore_previous(
+    claim: Claim,
+    record: RunRecord | None = None,
+    *,
+    now: datetime | None = None,
+    reason: str = "",
+    delay: timedelta = timedelta(0),
+) -> Release:
+    """Return the release that leaves a run as it was before `claim`, without a strike.
+
+    Args:
+        record: the run before the claim. Without it the run was interrupted.
+        now: the time of the release, if `record` may have an expiry.
+    """
+    strikes = max(0, claim.strikes - 1)
+    if record is None or record.status not in RELEASE_STATUSES:
+        reason = reason or (record.reason if record is not None else "")
+        return Release(status=RunStatus.INTERRUPTED, reason=reason, strikes=strikes, delay=delay)
+    retention = None
+    if record.expires_at is not None and now is not None:
+        retention = max(record.expires_at - now, timedelta(0))
+    return Release(status=record.status, reason=record.reason, strikes=strikes, retention=retention)
