@@ -29,6 +29,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from holdfast import Bounds, Executor, Ports, RunInfo, StoreCheckpoints
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.adapters.pydantic_ai.codec import CODEC
+from holdfast.checkpoint.factory import NullCheckpoints
 from holdfast.core.info import new_run_id
 from holdfast.core.state import RunState
 from holdfast.stores.url import store_from_url
@@ -99,7 +100,7 @@ class Bench:
         self.script = Script(2)
         self._agent = bare_agent(self.script)
         self._durable = durable(self._agent, bounds=Bounds(max_steps=MOST_STEPS))
-        self._without = Executor(Ports(checkpoints=StoreCheckpoints(None)))
+        self._without = Executor(Ports(checkpoints=NullCheckpoints()))
         self._checkpoints = StoreCheckpoints(store_from_url(f"sqlite:{folder / f'runs-{os.getpid()}.db'}"))
         self._with = Executor(Ports(checkpoints=self._checkpoints))
 

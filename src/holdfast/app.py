@@ -1,7 +1,8 @@
 """App: the one place where the parts are joined."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
@@ -21,10 +22,11 @@ from holdfast.core.execution.shutdown import can_install_handlers, install_signa
 from holdfast.core.info import RunInfo, RunLabels
 from holdfast.core.ports import Audit, Budget, Critic, Ports, RunListener, ToolProvider
 from holdfast.core.result import Result
-from holdfast.runtime.attach import RecentOutcomes, RunAttacher
-from holdfast.runtime.client import RunClient
+from holdfast.runtime.attach import RunAttacher
+from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.janitor import Janitor
-from holdfast.runtime.worker import RecoveryReport, StartupRecovery, Worker
+from holdfast.runtime.outcomes import RecentOutcomes
+from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
 from holdfast.stores.url import store_from_url
 
@@ -47,11 +49,22 @@ class AppOptions(TypedDict, total=False):
     clock: Clock
 
 
+@dataclass(frozen=True, slots=True)
+class _StoreParts:
+    """The parts of an open App that work on its store."""
+
+    checkpoints: StoreCheckpoints
+    client: RunClient
+    worker: Worker
+    attacher: RunAttacher
+    janitor: Janitor
+
+
 class App:
     """Agents, a store and ports, joined: runs that survive.
 
-    Used as `async with App(agents) as app:`. On entry the store is opened and, in the background, whatever an earlier
-    process left behind goes on; on exit runs are brought to their next step boundary and left for recovery.
+    Used as `async with App(agents) as app:`. On entry the App opens its store and resumes, in the background, the runs
+    that earlier processes left. On exit it lets runs reach their next step boundary and leaves them for recovery.
     """
 
     def __init__(
@@ -100,14 +113,9 @@ class App:
         if given is not None and checkpoint.redact is not None:
             given = RedactingStore(given, checkpoint.redact)
         self._checkpoint_store = given
-        self._checkpoints = StoreCheckpoints(
-            given,
-            settings=checkpoint,
-            clock=clock,
-            cancel_children=lambda run_id: self._client.cancel_children(run_id),
-        )
+        self._checkpoints = StoreCheckpoints(given, settings=checkpoint, clock=clock) if given is not None else None
         self._ports = Ports(
-            checkpoints=self._checkpoints if given is not None else None,
+            checkpoints=self._checkpoints,
             audit=audit,
             budget=budget,
             critic=critic,
@@ -115,29 +123,44 @@ class App:
             extra_tools=extra_tools,
         )
         self._recent_outcomes = RecentOutcomes()
-        self._remove_signal_handlers: Callable[[], None] = lambda: None
+        self._remove_signal_handlers: Callable[[], None] | None = None
+        #: The parts of an open App.
         self._executor: Executor | None = None
-        self._stopping = asyncio.Event()
-        self._janitor_task: asyncio.Task[None] | None = None
-        self._recovery_task: asyncio.Task[None] | None = None
+        self._parts: _StoreParts | None = None
 
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        await self._checkpoints.open()
-        self._stopping = asyncio.Event()
-        self._executor = Executor(
+        executor = Executor(
             self._ports, clock=self._clock, require_durability=self._checkpoint_settings.require_durability
         )
+        if self._checkpoints is not None:
+            await self._checkpoints.open()
+            self._parts = self._open_parts(self._checkpoints, executor)
+        self._executor = executor
         if self._worker_settings.handle_signals and can_install_handlers():
             self._remove_signal_handlers = install_signal_handlers(self.shutdown)
-        if self._checkpoint_store is not None:
-            house = Janitor(self._checkpoints, self._executor, clock=self._clock)
-            self._janitor_task = asyncio.create_task(house.run())
-            if self._worker_settings.recover_on_start:
-                boot = StartupRecovery(self._recovery, self._checkpoints, self._executor, self._agents, self._clock)
-                self._recovery_task = asyncio.create_task(boot.recover())
         return self
+
+    def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor) -> "_StoreParts":
+        settings, retention = self._worker_settings, self._checkpoint_settings.result_retention
+        client = RunClient(checkpoints, self._agents, retention=retention)
+        worker = Worker(
+            checkpoints,
+            executor,
+            client,
+            self._agents,
+            self._recent_outcomes,
+            concurrency=settings.concurrency,
+            retention=retention,
+            clock=self._clock,
+        )
+        attacher = RunAttacher(client, worker, executor, self._recent_outcomes, clock=self._clock)
+        janitor = Janitor(checkpoints, executor, clock=self._clock)
+        janitor.start()
+        if settings.recover_on_start:
+            worker.start()
+        return _StoreParts(checkpoints, client, worker, attacher, janitor)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -145,21 +168,25 @@ class App:
         await self.shutdown()
 
     async def shutdown(self, timeout: timedelta | None = None) -> None:
-        """Stop taking runs, bring those under way to their next step boundary, and close the store and the ports.
+        """Stop taking runs, let those under way reach their next step boundary, and close the store and the ports.
 
-        Trouble with closing one is logged, and keeps none of the others from being closed.
+        An error while closing one of them is logged, and the others are closed all the same.
         """
-        self._stopping.set()
-        await _cancel_task(self._janitor_task)
-        # Recovered runs come to their boundary like any other; only then may what waits for them be ended.
-        await self._open_executor.shutdown(self._worker_settings.shutdown_timeout if timeout is None else timeout)
-        await _cancel_task(self._recovery_task)
+        executor = self._open_executor
+        if self._parts is not None:
+            self._parts.worker.stop()
+            await self._parts.janitor.close()
+        await executor.shutdown(self._worker_settings.shutdown_timeout if timeout is None else timeout)
+        if self._parts is not None:
+            # After the executor: recovered runs are drained like any other.
+            await self._parts.worker.close()
         for port in (self._ports.audit, self._ports.budget):
-            # A battery that holds a database, or rows that wait to be written.
+            # A battery may hold a database connection, or rows that are not written yet.
             close = getattr(port, "close", None)
             if close is not None:
                 await close_with_timeout(type(port).__name__, close, self._clock)
-        self._remove_signal_handlers()
+        if self._remove_signal_handlers is not None:
+            self._remove_signal_handlers()
 
     @property
     def _open_executor(self) -> Executor:
@@ -168,27 +195,16 @@ class App:
         return self._executor
 
     @property
-    def _client(self) -> RunClient:
-        assert self._open_executor
-        return RunClient(self._store_checkpoints, self._agents, retention=self._checkpoint_settings.result_retention)
-
-    @property
-    def _recovery(self) -> Worker:
-        return Worker(
-            self._store_checkpoints,
-            self._open_executor,
-            self._agents,
-            concurrency=self._worker_settings.concurrency,
-            retention=self._checkpoint_settings.result_retention,
-            on_end=self._recent_outcomes.record,
-            clock=self._clock,
-        )
-
-    @property
-    def _store_checkpoints(self) -> StoreCheckpoints:
+    def _stored(self) -> "_StoreParts":
         if self._checkpoint_store is None:
             raise DefinitionError("this App has no store: give it one to submit, recover or resume runs")
-        return self._checkpoints
+        if self._parts is None:
+            raise DefinitionError("the App is not open: use it as `async with app:`")
+        return self._parts
+
+    @property
+    def _client(self) -> RunClient:
+        return self._stored.client
 
     @property
     def store(self) -> CheckpointStore | None:
@@ -224,9 +240,7 @@ class App:
         Raises:
             DefinitionError: there is none.
         """
-        if name not in self._agents:
-            raise DefinitionError(f"no agent {name!r}: known are {', '.join(sorted(self._agents)) or 'none'}")
-        return self._agents[name]
+        return find_agent(self._agents, name)
 
     # -- runs ---------------------------------------------------------------------------------------------------
 
@@ -261,15 +275,7 @@ class App:
         info = RunInfo.create(source, prompt, run_id=run_id, **labels)
         if run_id is None or self._checkpoint_store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
-        reunion = RunAttacher(
-            self._client,
-            self._open_executor,
-            self._recent_outcomes,
-            worker_id=self._checkpoints.worker_id,
-            resume=lambda run_id: self._claim_and_resume(run_id, CLAIMABLE_STATUSES, on_cancel),
-            clock=self._clock,
-        )
-        return await reunion.run_or_attach(info, lambda: self._open_executor.start(source, info, on_cancel=on_cancel))
+        return await self._stored.attacher.run_or_attach(source, info, on_cancel)
 
     def run_sync(
         self,
@@ -309,36 +315,25 @@ class App:
         return await self._client.result(run_id)
 
     async def recover(self) -> RecoveryReport:
-        """Go on with every run that is interrupted now, to its end."""
-        return await self._recovery.recover()
+        """Resume every run that is interrupted now, and wait for its end. Runs within their backoff are not taken."""
+        return await self._stored.worker.recover()
 
     async def serve(self) -> None:
-        """Be a worker: take queued and interrupted runs until the App shuts down."""
-        await self._recovery.serve(self._stopping)
+        """Take queued and interrupted runs until the App shuts down."""
+        await self._stored.worker.serve()
 
     async def resume(self, run_id: str, *, on_cancel: OnCancel = "cancel") -> Result:
-        """Go on with one interrupted, parked or failed run, here and now, to its end.
+        """Resume one interrupted, parked, failed or cancelled run in this process, and wait for its end.
 
         Args:
             on_cancel: as for `run`.
 
         Raises:
-            CheckpointError: it is not there, is owned by a live worker, is over, or cannot be read.
+            CheckpointError: it is not there, is owned by a live worker, is done, or cannot be read.
         """
-        # A person's wish is not a strike, and outweighs an earlier end.
         statuses = {*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED}
-        return await self._claim_and_resume(run_id, statuses, on_cancel, manual=True)
-
-    async def _claim_and_resume(
-        self, run_id: str, statuses: Collection[RunStatus], on_cancel: OnCancel, *, manual: bool = False
-    ) -> Result:
         record = await self._client.get_record(run_id)
-        agent = self.agent(record.agent_name)
-        resumption = await self._recovery.claim_and_load(record, statuses, manual=manual)
-        if resumption is None:  # it has struck out
-            return await self._client.result(run_id)
-        self._recent_outcomes.discard(run_id)
-        return await self._open_executor.resume(agent, resumption, on_cancel=on_cancel)
+        return await self._stored.worker.resume(record, statuses, manual=True, on_cancel=on_cancel)
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run, also one that another process owns: its owner is asked, and ends it at once.
@@ -381,23 +376,12 @@ class App:
             raise DefinitionError(f"another agent of this App is named {agent.name!r}: recovery would take that one")
         return known
 
-    def _store(self) -> CheckpointStore:
-        store = self._store_checkpoints.store
-        assert store is not None
-        return store
-
 
 def _check_settings(checkpoint: Any, worker: Any) -> None:
     if not isinstance(checkpoint, CheckpointSettings):
         raise DefinitionError(f"checkpoint is {checkpoint!r:.80}: give a CheckpointSettings")
     if not isinstance(worker, WorkerSettings):
         raise DefinitionError(f"worker is {worker!r:.80}: give a WorkerSettings")
-
-
-async def _cancel_task(task: "asyncio.Task[None] | None") -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _index_agents(agents: Iterable[AgentSource]) -> dict[str, AgentSource]:

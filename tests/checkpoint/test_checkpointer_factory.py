@@ -14,7 +14,7 @@ from tests.simulated_host import SimulatedHost
 from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.codec import RunMeta, decode
 from holdfast.checkpoint.errors import RunExists, SchemaTooNew, StorePermissionError, StoreUnavailable
-from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.factory import NullCheckpoints, StoreCheckpoints
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agent import Agent
 from holdfast.core.errors import NotDurable, Shutdown
@@ -55,13 +55,11 @@ class CountingFactory:
 
 
 async def test_a_factory_over_no_store_gives_handles_that_do_nothing() -> None:
-    checkpoints = StoreCheckpoints(None)
-    await checkpoints.open()
+    checkpoints = NullCheckpoints()
     info = RunInfo(run_id="r", agent_name="a")
     assert isinstance(await checkpoints.begin(info), NullCheckpointer)
     assert await checkpoints.attach_child(info, NATIVE_CODEC) is None
     await checkpoints.discard_children(["x"])
-    await checkpoints.retry_pending_releases()
     await checkpoints.close()
     assert (await Executor(Ports(checkpoints=checkpoints)).run(AGENT, "go")).output == "done"
 

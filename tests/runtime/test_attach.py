@@ -108,27 +108,27 @@ async def test_the_end_of_a_run_that_was_resumed_by_hand_since_is_not_its_end_an
 class SlowForOne(ProbeStore):
     """Holds up the n-th load of the task `slow` until it is told to go on."""
 
-    def __init__(self, nth: int) -> None:
+    def __init__(self, method: str) -> None:
         super().__init__(MemoryStore(), before=self._hold_up)
         self.held, self.go_on = asyncio.Event(), asyncio.Event()
-        self._left = nth
+        self._method = method
 
     async def _hold_up(self, method: str) -> None:
         task = asyncio.current_task()
-        if method == "load" and task is not None and task.get_name() == "slow":
-            self._left -= 1
-            if self._left == 0:
-                self.held.set()
-                await self.go_on.wait()
+        if method == self._method and task is not None and task.get_name() == "slow":
+            self.held.set()
+            await self.go_on.wait()
 
 
 @pytest.mark.parametrize("prompt", ["Monday", "trouble"])
-@pytest.mark.parametrize("nth", [1, 2, 3])
-async def test_who_came_before_the_end_gets_it_however_slow_the_store_is(nth: int, prompt: str) -> None:
-    store, model = SlowForOne(nth), Model()
+@pytest.mark.parametrize(("stored", "method"), [(False, "load"), (True, "load"), (True, "claim")])
+async def test_who_came_before_the_end_gets_it_however_slow_the_store_is(
+    stored: bool, method: str, prompt: str
+) -> None:
+    store, model = SlowForOne(method), Model()
     agent = Agent(name="agent", model=model)
     async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
-        if nth > 1:  # the run is in the store, and each of the callers would go on with it
+        if stored:  # each of the callers would resume it
             with pytest.raises(Shutdown):
                 await app.run("agent", prompt, run_id="r")
         model.away = False
@@ -149,7 +149,7 @@ async def test_who_came_before_the_end_gets_it_however_slow_the_store_is(nth: in
 
 async def test_who_found_nothing_in_the_store_and_comes_just_when_the_run_ends_gets_its_end() -> None:
     for turns in range(30):
-        store, model = SlowForOne(1), Model()
+        store, model = SlowForOne("load"), Model()
         model.away = False
         async with App([Agent(name="agent", model=model)], store, worker=WorkerSettings(recover_on_start=False)) as app:
             slow = asyncio.create_task(app.run("agent", "Monday", run_id="r"), name="slow")
@@ -163,7 +163,7 @@ async def test_who_found_nothing_in_the_store_and_comes_just_when_the_run_ends_g
 
 
 async def test_who_comes_while_the_run_is_live_need_not_ask_the_store() -> None:
-    store, reached, go_on = SlowForOne(1), asyncio.Event(), asyncio.Event()
+    store, reached, go_on = SlowForOne("load"), asyncio.Event(), asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         reached.set()
@@ -190,3 +190,19 @@ async def test_a_run_that_was_not_submitted_is_not_taken_for_one(tmp_path: Path)
             await app.submit("agent", "Tuesday", run_id="r")
         await app.recover()
         assert await app.submit("agent", "Monday", run_id="r") == "r"
+
+
+@pytest.mark.parametrize("by", ["run", "resume"])
+async def test_a_run_that_is_resumed_by_its_id_is_loaded_once(by: str) -> None:
+    model, inner = Model(), MemoryStore()
+    agent = Agent(name="agent", model=model)
+    async with App([agent], ProbeStore(inner), worker=WorkerSettings(recover_on_start=False)) as app:
+        with pytest.raises(Shutdown):
+            await app.run("agent", "Monday", run_id="r")
+    model.away = False
+    store = ProbeStore(inner)
+    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+        result = await (app.run("agent", "Monday", run_id="r") if by == "run" else app.resume("r"))
+        assert result.output == "answer to Monday"
+        calls = [call for call in store.calls if call in ("load", "get_record", "claim")]
+    assert calls == (["load", "claim", "get_record"] if by == "run" else ["get_record", "claim", "load"])

@@ -57,7 +57,7 @@ async def test_a_run_that_recovery_can_neither_load_nor_set_aside_is_set_aside_l
 ) -> None:
     store.down = {"load": 1, "release": 1}
     await app.recover()
-    await app._checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.retry_pending_releases()
     left = await store.record()
     assert (left.status, left.strikes) == (RunStatus.INTERRUPTED, 0)
     assert (await app.run("agent", "go", run_id="run")).output == "ok"
@@ -66,10 +66,10 @@ async def test_a_run_that_recovery_can_neither_load_nor_set_aside_is_set_aside_l
 async def test_an_unparked_run_goes_on_although_the_store_did_not_let_go_of_it_at_once(
     app: App, store: FlakyStore
 ) -> None:
-    await store.park(app._checkpoints.worker_id)
+    await store.park(app._stored.checkpoints.worker_id)
     store.down = {"release": 1}
     await app.unpark("run")
-    await app._checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.retry_pending_releases()
     await app.recover()
     assert (await app.result("run")).output == "ok"
 
@@ -83,11 +83,11 @@ async def test_what_cannot_be_done_and_not_be_undone_is_undone_later(
     app: App, store: FlakyStore, act: Callable[[App], Awaitable[None]], was: RunStatus
 ) -> None:
     if was is RunStatus.PARKED:
-        await store.park(app._checkpoints.worker_id)
+        await store.park(app._stored.checkpoints.worker_id)
     store.down = {"list_runs": 1, "release": 1}
     with pytest.raises(CheckpointError, match="list_runs: the connection was lost"):
         await act(app)
-    await app._checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.retry_pending_releases()
     left = await store.record()
     assert (left.status, left.strikes) == (was, 0)
 
@@ -101,7 +101,7 @@ async def test_a_cancel_whose_caller_is_cancelled_while_the_store_is_away_comes_
     cancelling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelling
-    await app._checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.retry_pending_releases()
     assert (await store.record()).status is RunStatus.CANCELLED
 
 
@@ -124,7 +124,7 @@ async def test_a_claim_that_comes_too_late_and_cannot_be_given_back_is_given_bac
     cancelling.cancel()
     await store.refused.wait()
     await asyncio.gather(cancelling, return_exceptions=True)
-    await app._checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.retry_pending_releases()
     assert (await store.record()).status is RunStatus.INTERRUPTED
 
 
@@ -134,7 +134,7 @@ async def test_a_claim_that_comes_too_late_and_cannot_be_given_back_is_given_bac
 async def test_a_store_that_does_not_answer_holds_up_nobody_who_is_cancelled(
     app: App, store: FlakyStore, act: Callable[[App], Awaitable[None]]
 ) -> None:
-    await store.park(app._checkpoints.worker_id)
+    await store.park(app._stored.checkpoints.worker_id)
     silent, answer = asyncio.Event(), asyncio.Event()
 
     async def hold(method: str) -> None:
@@ -159,7 +159,7 @@ async def test_what_is_not_given_back_is_given_back_at_the_latest_when_the_app_c
         [Agent(name="agent", model=ScriptedModel("ok"))], store, worker=WorkerSettings(recover_on_start=False)
     ) as app:
         await app.submit("agent", "go", run_id="run")
-        await store.park(app._checkpoints.worker_id)
+        await store.park(app._stored.checkpoints.worker_id)
         store.down = {"list_runs": 1, "release": 1}
         with pytest.raises(CheckpointError):
             await app.unpark("run")

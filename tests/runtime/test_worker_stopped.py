@@ -175,7 +175,7 @@ async def test_a_caller_that_is_cancelled_before_the_run_is_driven_keeps_no_clai
         async def hold(method: str) -> None:
             nonlocal claimed
             first, claimed = method in ("claim", "claim_next") and not claimed, claimed or method.startswith("claim")
-            if first if at == "claim" else claimed and method == "load":
+            if first if at == "claim" else claimed and method in ("load", "get_record"):
                 reached.set()
                 await asyncio.sleep(0 if at == "claim" else 3600)
 
@@ -196,7 +196,7 @@ async def test_a_parked_run_that_cannot_be_loaded_by_hand_stays_parked() -> None
     probe = ProbeStore(MemoryStore())
     async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
         await app.submit(agent, "short", run_id="run")
-        claim = await probe.inner.claim("run", app._checkpoints.worker_id)
+        claim = await probe.inner.claim("run", app._stored.checkpoints.worker_id)
         await probe.inner.release(claim, Release(status=RunStatus.PARKED, reason="approval"))
 
         async def damaged_once_claimed(method: str) -> None:
@@ -283,7 +283,7 @@ async def test_a_child_that_is_left_to_its_parked_parent_is_not_looked_for_again
     probe = ProbeStore(MemoryStore())
     async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
         await app.submit(agent, "short", run_id="parent")
-        claim = await probe.inner.claim("parent", app._checkpoints.worker_id)
+        claim = await probe.inner.claim("parent", app._stored.checkpoints.worker_id)
         await probe.inner.release(claim, Release(status=RunStatus.PARKED, reason="approval"))
         stored = await probe.inner.load("parent")
         child = NewRun(
@@ -292,7 +292,8 @@ async def test_a_child_that_is_left_to_its_parked_parent_is_not_looked_for_again
         )  # fmt: skip
         await probe.inner.create(child)
     async with App([agent], ProbeStore(probe.inner)) as app:
-        assert app._recovery_task is not None
+        recovery = app._stored.worker._task
+        assert recovery is not None
         async with asyncio.timeout(60):
-            await app._recovery_task
+            await recovery
     assert (await _record(probe.inner, "child")).is_interrupted

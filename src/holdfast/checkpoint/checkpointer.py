@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
@@ -32,6 +32,18 @@ CLAIM_CHECK_TTL = timedelta(seconds=1)
 _INITIAL_BACKOFF = timedelta(milliseconds=50)
 
 
+class CheckpointerOwner(Protocol):
+    """Does the work that outlives one checkpointer, or concerns other runs."""
+
+    def add_pending_release(self, retry: Callable[[], Awaitable[None]]) -> None:
+        """Call `retry` later: the store did not take the end of a run."""
+        ...
+
+    async def cancel_children(self, run_id: str) -> None:
+        """Cancel the unfinished child runs of a run that is about to be cancelled."""
+        ...
+
+
 class StoreCheckpointer:
     """A `Checkpointer` on a store. Belongs to one event loop; its methods may be called concurrently.
 
@@ -49,15 +61,13 @@ class StoreCheckpointer:
         clock: Clock = SYSTEM_CLOCK,
         keep_result: bool = False,
         retention: timedelta | None = None,
-        on_release_failed: Callable[[Callable[[], Awaitable[None]]], None] = lambda again: None,
-        cancel_children: Callable[[str], Awaitable[None]] | None = None,
+        owner: CheckpointerOwner | None = None,
     ) -> None:
         """The handle of a run that is not in the store yet: its first save puts it there.
 
         Args:
             keep_result: the run's end stays in the store, for somebody else to read; for `retention` if that is given.
-            on_release_failed: told when the store would not take the run's end, and given what repeats it.
-            cancel_children: cancels the unfinished runs below the one with this id.
+            owner: retries a failed release, and cancels child runs.
         """
         self._store, self._meta, self._worker_id = store, meta, worker_id
         self._settings, self._clock = settings or CheckpointSettings(), clock
@@ -78,7 +88,7 @@ class StoreCheckpointer:
         self._flush_tasks: set[asyncio.Task[None]] = set()
         self._latest_state: RunState | None = None
         self._progressed = False
-        self._on_release_failed, self._cancel_children = on_release_failed, cancel_children
+        self._owner = owner
         self._pending_release: Callable[[], Awaitable[None]] | None = None
 
     @classmethod
@@ -229,7 +239,7 @@ class StoreCheckpointer:
             await self._finalize(self._remove)
             return
         outcome = encode(Outcome(output=output, usage=usage))
-        await self._finalize(lambda: self._release_claim(RunStatus.DONE, outcome=outcome, retention=self._retention))
+        await self._finalize(partial(self._release_claim, RunStatus.DONE, outcome=outcome, retention=self._retention))
 
     async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
         """The run failed or was cancelled: it is removed, or kept aside to be resumed by hand.
@@ -246,11 +256,11 @@ class StoreCheckpointer:
         outcome = encode(Outcome(error=text, usage=self._current_usage()))
         # A child's end is kept until its parent has recorded it, however long the parent is down.
         how_long = self._retention if self._keep_result and keep is None else keep
-        cancel_children = self._cancel_children if cancelled and may_have_children else None
+        owner = self._owner if cancelled and may_have_children else None
 
         async def end() -> None:
-            if cancel_children is not None:
-                await cancel_children(self._meta.run_id)
+            if owner is not None:
+                await owner.cancel_children(self._meta.run_id)
             await self._release_claim(status, reason=text, outcome=outcome, retention=how_long)
 
         await self._finalize(end)
@@ -262,7 +272,7 @@ class StoreCheckpointer:
 
     async def park(self, reason: str) -> None:
         """The run waits for a person or a condition."""
-        await self._finalize(lambda: self._release_claim(RunStatus.PARKED, reason=reason))
+        await self._finalize(partial(self._release_claim, RunStatus.PARKED, reason=reason))
 
     async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
         """Leave the run for recovery, which waits for `delay`. A clean stop is no strike."""
@@ -273,7 +283,7 @@ class StoreCheckpointer:
                 log.warning("run %s: its last moments were not saved: %s", self._meta.run_id, exc)
         strikes = 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - 1)
         await self._finalize(
-            lambda: self._release_claim(RunStatus.INTERRUPTED, reason=reason, strikes=strikes, delay=delay)
+            partial(self._release_claim, RunStatus.INTERRUPTED, reason=reason, strikes=strikes, delay=delay)
         )
 
     async def _finalize(self, write: Callable[[], Awaitable[None]]) -> None:
@@ -294,7 +304,8 @@ class StoreCheckpointer:
         except BaseException:  # a host's own store may raise anything, and whoever waits here may be cancelled
             # Until somebody settles it, the run stays with this live worker, where no recovery looks for it.
             self._pending_release = write
-            self._on_release_failed(self.retry_release)
+            if self._owner is not None:
+                self._owner.add_pending_release(self.retry_release)
             raise
 
     async def retry_release(self) -> None:

@@ -1,7 +1,4 @@
-"""Whether a process is alive: known at once on one host, unknown from here on another.
-
-The right to drive one run.
-"""
+"""Claims, workers, and whether the process of a worker is alive."""
 
 import functools
 import os
@@ -70,7 +67,7 @@ def is_process_alive(process: ProcessIdentity) -> bool | None:
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that drives runs. One heartbeat, whatever the number of its runs."""
+    """A process that executes runs. It has one heartbeat for all of them."""
 
     #: New for every process start; never used again.
     worker_id: str
@@ -78,7 +75,7 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The right to drive one run, until a larger token exists.
+    """The right to execute one run, until a larger token exists.
 
     The holder keeps the token it was given and hands it to every write. It never reads a newer one from the store:
     that would defeat the fence.
@@ -96,8 +93,8 @@ _BACKOFF = (timedelta(0), timedelta(0), timedelta(seconds=5), timedelta(seconds=
 
 
 def backoff(strikes: int) -> timedelta:
-    """How long recovery waits, counted from the claim, before it takes a run with so many strikes again.
+    """Return the time from a claim until recovery may take the run again, by its number of strikes.
 
-    The first death of an owner costs no wait: that is a deploy or a power cut. Those after it look like poison.
+    The first death of an owner costs no wait: that is a deploy or a power cut. Further ones may be poison.
     """
     return _BACKOFF[min(strikes, len(_BACKOFF) - 1)]

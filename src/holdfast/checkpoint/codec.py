@@ -208,6 +208,23 @@ class _Version(msgspec.Struct):
     version: int
 
 
+def read_begin(stored: StoredRun) -> Begin:
+    """Return the first entry of a stored run's journal.
+
+    Raises:
+        UnknownVersion: a newer holdfast wrote it.
+        RunDamaged: the journal does not begin with its first entry.
+        RecordDecodeError: the entry has not the shape that this code knows.
+    """
+    run_id = stored.record.run_id
+    if not stored.entries or stored.entries[0].kind is not EntryKind.BEGIN:
+        raise RunDamaged(run_id, "its journal does not begin with a begin entry")
+    version = decode(stored.entries[0].body, _Version).version
+    if version > FORMAT_VERSION:
+        raise UnknownVersion(run_id, version, FORMAT_VERSION)
+    return decode(stored.entries[0].body, Begin)
+
+
 def read_checkpoint(
     stored: StoredRun,
     codec: MessageCodec,

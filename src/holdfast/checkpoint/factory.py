@@ -4,20 +4,29 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
 from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.claiming import restore_previous, run_in_background
-from holdfast.checkpoint.codec import RunMeta, read_checkpoint
-from holdfast.checkpoint.delta import make_watermark
-from holdfast.checkpoint.errors import RecordDecodeError, RunBusy, RunDamaged, RunNotFound, StoreClosed, UnknownVersion
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunStatus, StoredRun
+from holdfast.checkpoint.codec import RunMeta, read_begin, read_checkpoint
+from holdfast.checkpoint.delta import Watermark, make_watermark
+from holdfast.checkpoint.errors import (
+    RecordDecodeError,
+    RunBusy,
+    RunDamaged,
+    RunNotClaimable,
+    RunNotFound,
+    StoreClosed,
+    UnknownVersion,
+)
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunFilter, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.concurrency import run_in_background, shielded_with_undo
 from holdfast.config import CheckpointSettings
-from holdfast.core.errors import MissingDefinition, RunLost, RunParked
+from holdfast.core.errors import MissingDefinition, RunCancelled, RunLost, RunParked
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec
 from holdfast.core.ports import Checkpointer, ChildOutcome, Resumption
@@ -29,22 +38,16 @@ _LoadedChild = tuple[Resumption | ChildOutcome | None, Callable[[], Awaitable[No
 
 
 class StoreCheckpoints:
-    """The checkpointer factory over a store; over `None`, every handle does nothing."""
+    """The checkpointer factory of a store, and this process as a worker of it."""
 
     def __init__(
         self,
-        store: CheckpointStore | None,
+        store: CheckpointStore,
         *,
         settings: CheckpointSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        cancel_children: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """Make the factory.
-
-        Args:
-            cancel_children: cancels the unfinished runs below the one with this id, which is about to be cancelled.
-        """
-        self._store, self._clock, self._cancel_children = store, clock, cancel_children
+        self._store, self._clock = store, clock
         self._settings = settings or CheckpointSettings()
         self.worker_id = f"w-{secrets.token_hex(8)}"
         #: What the store has not taken yet of runs that nobody here drives any more.
@@ -55,13 +58,13 @@ class StoreCheckpoints:
         self._is_open = False
 
     @property
-    def store(self) -> CheckpointStore | None:
+    def store(self) -> CheckpointStore:
         return self._store
 
     async def open(self) -> None:
         """Open the store and enlist this process as a worker, if that has not been done. `begin` does it, too."""
         async with self._open_lock:
-            if self._is_open or self._store is None:
+            if self._is_open:
                 return
             await self._store.open()
             self.worker_id = f"w-{secrets.token_hex(8)}"
@@ -74,8 +77,6 @@ class StoreCheckpoints:
 
     async def begin(self, info: RunInfo) -> Checkpointer:
         """The handle of a new run, with its meta from `info`. The handle's first save puts the run into the store."""
-        if self._store is None:
-            return NullCheckpointer()
         if not self._is_open:
             await self.open()
         return StoreCheckpointer(
@@ -85,8 +86,7 @@ class StoreCheckpoints:
             settings=self._settings,
             clock=self._clock,
             keep_result=info.parent_run_id is not None,
-            on_release_failed=self._pending_releases.add,
-            cancel_children=self._cancel_children,
+            owner=self,
         )
 
     def resume(
@@ -102,31 +102,32 @@ class StoreCheckpoints:
         Raises:
             CheckpointError: what is stored cannot be read. It was left untouched.
         """
-        assert self._store is not None, "a claim comes from a store"
         checkpoint = read_checkpoint(stored, codec)
         mark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size)
-        handle = StoreCheckpointer.resume(
+        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, mark, retention)
+        return Resumption(info=checkpoint.meta.to_info(), checkpointer=checkpointer, state=checkpoint.state)
+
+    def _open_checkpointer(
+        self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark, retention: timedelta | None
+    ) -> StoreCheckpointer:
+        return StoreCheckpointer.resume(
             claim,
-            mark,
+            watermark,
             stored.record.progress,
             self._store,
-            checkpoint.meta,
+            meta,
             settings=self._settings,
             clock=self._clock,
-            keep_result=checkpoint.meta.submitted or checkpoint.meta.parent_run_id is not None,
+            keep_result=meta.submitted or meta.parent_run_id is not None,
             retention=retention,
-            on_release_failed=self._pending_releases.add,
-            cancel_children=self._cancel_children,
+            owner=self,
         )
-        return Resumption(info=checkpoint.meta.to_info(), checkpointer=handle, state=checkpoint.state)
 
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
         """The child run of an earlier life of its parent: claimed and loaded, or its end; `None` if there is none.
 
         If the caller is cancelled meanwhile, the child is left as it was as soon as the store has answered.
         """
-        if self._store is None:
-            return None
         await self._wait_for_pending_release(info.run_id)
         meeting = asyncio.ensure_future(self._load_child(info, codec))
         try:
@@ -137,7 +138,6 @@ class StoreCheckpoints:
 
     async def _load_child(self, info: RunInfo, codec: MessageCodec) -> _LoadedChild:
         """What `rejoin` gives, and what leaves the child as it was."""
-        assert self._store is not None
         try:
             stored = await self._store.load(info.run_id)
             if stored.record.is_terminal:
@@ -148,7 +148,7 @@ class StoreCheckpoints:
             # worker that lost the parent has lost the child.
             statuses = {*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED}
             claim = await self._store.claim(info.run_id, self.worker_id, statuses=statuses, steal=True)
-            undo = partial(self.release_claim, claim, restore_previous(stored.record, claim, self._clock.now()))
+            undo = partial(self.release_claim, claim, restore_previous(claim, stored.record, now=self._clock.now()))
             try:
                 return self.resume(claim, await self._store.load(info.run_id), codec), undo
             except Exception:
@@ -176,8 +176,6 @@ class StoreCheckpoints:
 
     async def discard_children(self, run_ids: Sequence[str]) -> None:
         """Remove finished children whose results are safe with their parent."""
-        if self._store is None:
-            return
         for run_id in run_ids:
             await self._wait_for_pending_release(run_id)
             try:
@@ -185,13 +183,81 @@ class StoreCheckpoints:
             except RunBusy:
                 continue  # it is being driven again; it goes with its parent
 
+    async def cancel(self, run_id: str) -> None:
+        """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
+
+        Raises:
+            RunNotFound: there is no such run. RunNotClaimable: it is terminal already.
+        """
+        try:
+            claim, undo = await self._claim_to_cancel(run_id)
+        except RunBusy:
+            await self._store.request_cancel(run_id)
+            return
+        retention = self._settings.result_retention
+        try:
+            await self.cancel_children(run_id)
+            stored = await self._store.load(run_id)
+            meta, watermark = read_begin(stored).meta, Watermark(next_seq=stored.record.next_seq)
+        except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
+            # It is unknown whether a caller waits for the result, so keep the cancelled run for a while.
+            ending = Release(status=RunStatus.CANCELLED, reason=f"cancelled; {exc}", retention=retention)
+            await self.release(claim, ending)
+        except asyncio.CancelledError:
+            run_in_background(self.release_claim(claim, undo))
+            raise
+        except BaseException:
+            await self.release_claim(claim, undo)
+            raise
+        else:
+            checkpointer = self._open_checkpointer(claim, stored, meta, watermark, retention)
+            await checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
+
+    async def _claim_to_cancel(self, run_id: str) -> tuple[Claim, Release]:
+        """Claim a run without a live owner. Returns the claim, and the release that undoes it."""
+        try:
+            claim = await shielded_with_undo(self._store.claim(run_id, self.worker_id), self._restore)
+        except RunNotClaimable as exc:
+            if exc.status != RunStatus.PARKED:
+                raise
+            parked = Release(status=RunStatus.PARKED, reason=exc.reason)
+            return await self.claim_with_undo(run_id, RunStatus.PARKED, parked), parked
+        return claim, restore_previous(claim)
+
+    async def _restore(self, claim: Claim) -> None:
+        await self.release_claim(claim, restore_previous(claim))
+
+    async def claim_with_undo(self, run_id: str, status: RunStatus, undo: Release) -> Claim:
+        """Claim a run of this status. If the caller is cancelled meanwhile, end the claim with `undo`."""
+        taking = self._store.claim(run_id, self.worker_id, statuses={status})
+        return await shielded_with_undo(taking, partial(self.release_claim, release=undo))
+
+    async def cancel_children(self, run_id: str) -> None:
+        """Cancel the unfinished child runs of a run that the caller has claimed, and cancels after them.
+
+        Until then recovery does not take them, because their parent is not finished. If this process dies half-way,
+        the next owner of the run cancels it: the request stays recorded.
+        """
+        children = [child async for child in self._store.list_runs(RunFilter(parent_run_id=run_id))]
+        if children:
+            await self._store.request_cancel(run_id)
+        for child in children:
+            if child.is_terminal:
+                await self.cancel_children(child.run_id)
+                continue
+            with suppress(RunNotFound, RunNotClaimable):  # it has ended meanwhile
+                await self.cancel(child.run_id)
+
+    def add_pending_release(self, retry: Callable[[], Awaitable[None]]) -> None:
+        """Have `retry_pending_releases` call `retry`."""
+        self._pending_releases.add(retry)
+
     async def release(self, claim: Claim, release: Release) -> None:
         """End a claim that has no handle. What the store does not take, `settle_again` repeats."""
-        assert self._store is not None, "a claim comes from a store"
-        owed = partial(self._store.release, claim, release)
-        self._pending_releases.add(owed)  # first: this may be cancelled, or be under way when the store is closed
-        await owed()
-        self._pending_releases.discard(owed)
+        write = partial(self._store.release, claim, release)
+        self._pending_releases.add(write)  # first: this call may be cancelled, or run while the store closes
+        await write()
+        self._pending_releases.discard(write)
 
     async def release_claim(self, claim: Claim, release: Release) -> None:
         """End the claim on a run that nobody here goes on with. Trouble with the store is logged, and tried again."""
@@ -204,19 +270,19 @@ class StoreCheckpoints:
 
     async def retry_pending_releases(self) -> None:
         """Repeat what the store would not take when a run ended: else the run stays with this worker for ever."""
-        for owed in list(self._pending_releases):
+        for write in list(self._pending_releases):
             try:
-                await owed()
+                await write()
             except RunLost:
-                pass  # somebody else has it: so it is looked after
+                pass  # another worker owns the run
             except Exception as exc:  # a host's own store may raise anything
                 log.warning("the store still does not take the end of a run: %s", exc)
                 continue
-            self._pending_releases.discard(owed)
+            self._pending_releases.discard(write)
 
     async def close(self) -> None:
         """Offer the ends again that the store would not take, discharge this worker, and close the store."""
-        if self._store is not None and self._is_open:
+        if self._is_open:
             self._is_open = False
             try:
                 # Before the discharge: after it, a run that is over would be found interrupted.
@@ -224,3 +290,19 @@ class StoreCheckpoints:
                 await self._store.deregister_worker(self.worker_id)
             finally:
                 await self._store.close()
+
+
+class NullCheckpoints:
+    """The checkpointer factory without a store: its checkpointers do nothing."""
+
+    async def begin(self, info: RunInfo) -> Checkpointer:
+        return NullCheckpointer()
+
+    async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
+        return None
+
+    async def discard_children(self, run_ids: Sequence[str]) -> None:
+        return
+
+    async def close(self) -> None:
+        return

@@ -1,7 +1,4 @@
-"""A run's journal: the append-only list of entries from which its checkpoint is read.
-
-A piece of a journal: the entries of one write, kept as one row, which costs about the same however much is in it.
-"""
+"""A run's journal: an append-only list of entries. Stores keep the entries of one write as one segment."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -27,7 +24,7 @@ class EntryKind(StrEnum):
     STEP = "step"
     #: A phase is finished, with its output. The conversation starts anew.
     PHASE = "phase"
-    #: The run is over: its output, or its error.
+    #: The outcome of the run: its output, or its error.
     OUTCOME = "outcome"
 
 
@@ -76,7 +73,7 @@ class Segment(NamedTuple):
 
 
 def pack_segment(entries: Sequence[Entry]) -> Segment:
-    """`entries`, of which there is at least one, as a piece.
+    """Pack `entries`, at least one, into a segment.
 
     Raises:
         ValueError: they do not count up.
@@ -91,12 +88,12 @@ def pack_segment(entries: Sequence[Entry]) -> Segment:
         words.append(f"{entry.kind[0]}{len(entry.body)}")
         bodies.append(entry.body)
     layout, body = " ".join(words), b"".join(bodies)
-    # What `Piece(...)` does, without a Python function in between: every save comes by here.
+    # `Segment(...)` without its Python-level __new__: every save runs this.
     return tuple.__new__(Segment, (seq, layout, _segment_checksum(seq, layout, body), body))
 
 
 def unpack_segments(segments: Iterable[tuple[int, str, int, bytes]]) -> list[Entry]:
-    """The entries of pieces that follow one another.
+    """Unpack the entries of consecutive segments.
 
     Raises:
         ValueError: one of them is missing, or is not what was written.

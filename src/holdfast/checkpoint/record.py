@@ -1,6 +1,6 @@
-"""The life of a stored run, as one table. The picture in docs/architecture.md is asserted equal to it.
+"""The record of a stored run, its statuses, and the transitions between them.
 
-What a store knows of a run without looking into its journal.
+A test compares the diagram in docs/architecture.md with `TRANSITIONS`.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Entry
 
 
@@ -29,7 +30,7 @@ class RunStatus(StrEnum):
     REMOVED = "removed"
 
 
-#: What `claim` may take without being told more. A running run only once its owner is dead.
+#: The statuses that `claim` takes by default. A running run is taken only when its owner is dead.
 CLAIMABLE_STATUSES = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.INTERRUPTED})
 
 #: Ends of a run. Nothing but a person's claim brings it back.
@@ -103,7 +104,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: Why it is parked or failed.
     reason: str
     cancel_requested: bool
-    #: When a run that is over may be purged.
+    #: When a terminal run may be purged.
     expires_at: datetime | None
     #: The number that the next entry has to carry.
     next_seq: int
@@ -114,7 +115,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_interrupted(self) -> bool:
-        """Not over, not parked, and no live worker drives it. A queued run counts."""
+        """Neither terminal nor parked, and without a live owner. A queued run counts."""
         if self.status is RunStatus.RUNNING:
             return not self.owner_alive
         return self.status in (RunStatus.QUEUED, RunStatus.INTERRUPTED)
@@ -153,11 +154,35 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     progress: bytes | None = None
     #: The run's strikes from now on.
     strikes: int = 0
-    #: Recovery leaves the run alone for so long.
+    #: Recovery does not take the run before this time has passed.
     delay: timedelta = timedelta(0)
-    #: May be purged after so long. `None`: stays until somebody removes it.
+    #: The run may be purged after this time. `None`: it stays until it is removed.
     retention: timedelta | None = None
 
     def __post_init__(self) -> None:
         if self.status not in RELEASE_STATUSES:
             raise ValueError(f"a claim cannot leave a run {self.status}: use one of {sorted(RELEASE_STATUSES)}")
+
+
+def restore_previous(
+    claim: Claim,
+    record: RunRecord | None = None,
+    *,
+    now: datetime | None = None,
+    reason: str = "",
+    delay: timedelta = timedelta(0),
+) -> Release:
+    """Return the release that leaves a run as it was before `claim`, without a strike.
+
+    Args:
+        record: the run before the claim. Without it the run was interrupted.
+        now: the time of the release, if `record` may have an expiry.
+    """
+    strikes = max(0, claim.strikes - 1)
+    if record is None or record.status not in RELEASE_STATUSES:
+        reason = reason or (record.reason if record is not None else "")
+        return Release(status=RunStatus.INTERRUPTED, reason=reason, strikes=strikes, delay=delay)
+    retention = None
+    if record.expires_at is not None and now is not None:
+        retention = max(record.expires_at - now, timedelta(0))
+    return Release(status=record.status, reason=record.reason, strikes=strikes, retention=retention)

@@ -1,9 +1,4 @@
-"""What acknowledged writes survive.
-
-What a store can say about itself, beside what it says about runs.
-
-The contract between holdfast and a store.
-"""
+"""The store protocol: the contract between holdfast and a store."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
@@ -61,17 +56,17 @@ class CheckpointStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish the writes under way, then let go of everything. May be called again. Nothing is written after."""
+        """Finish the writes under way, then close. May be called again. Nothing is written afterwards."""
         ...
 
     # -- workers ------------------------------------------------------------------------------------------------
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
-        """From now on `worker` is alive; the store sees to that until `discharge` or the end of the process."""
+        """Send heartbeats for `worker` until `deregister_worker`, or until the process ends."""
         ...
 
     async def deregister_worker(self, worker_id: str) -> None:
-        """The worker is gone: runs it still holds are interrupted from now on. Unknown ids are fine."""
+        """End the heartbeat of a worker: the runs it still holds become interrupted. Unknown ids are fine."""
         ...
 
     # -- one run ------------------------------------------------------------------------------------------------
@@ -90,12 +85,12 @@ class CheckpointStore(Protocol):
         All of the write is there, or nothing. The first entry carries the record's `next_seq`.
 
         Raises:
-            ClaimLost: someone else owns the run now, or it is over. Nothing was written.
+            ClaimLost: another worker owns the run now, or it is terminal. Nothing was written.
         """
         ...
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        """The record and all entries with a `seq` above `after`. Changes nothing.
+        """Return the record and all entries with a `seq` above `after`. Changes nothing.
 
         Raises:
             RunNotFound: there is no such run.
@@ -112,7 +107,7 @@ class CheckpointStore(Protocol):
         ...
 
     async def release(self, claim: Claim, release: Release) -> None:
-        """End the claim and leave the run in the store as `ending` says. No later write under the claim succeeds.
+        """End the claim and leave the run in the store as `release` says. No later write under the claim succeeds.
 
         Raises:
             ClaimLost: as for `append`.
@@ -161,7 +156,7 @@ class CheckpointStore(Protocol):
     # -- signals between processes ------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
-        """Ask whoever drives the run to cancel it. Stays asked until the run is over.
+        """Ask the owner of the run to cancel it. The request stays until the run is terminal.
 
         Raises:
             RunNotFound: there is no such run.
@@ -173,9 +168,9 @@ class CheckpointStore(Protocol):
         ...
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
-        """Wait until a run may have been submitted, released, settled, removed or asked to cancel; at most `within`.
+        """Wait until a run may have been submitted, released, removed or asked to cancel; at most `timeout`.
 
-        False when the time passed without a sign. A sign may come too often; one that is missed is found by asking.
+        Returns False on a timeout. Notifications may come too often or be lost: callers poll as well.
         """
         ...
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.claiming import run_in_background, shielded_with_undo
 from holdfast.checkpoint.codec import (
     FORMAT_VERSION,
     Begin,
@@ -23,21 +22,16 @@ from holdfast.checkpoint.codec import (
 )
 from holdfast.checkpoint.errors import (
     CheckpointError,
-    RecordDecodeError,
-    RunBusy,
     RunConflict,
-    RunDamaged,
     RunExists,
-    RunNotClaimable,
     RunNotFound,
-    UnknownVersion,
 )
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.concurrency import run_in_background
 from holdfast.core.agent import AgentSource
-from holdfast.core.errors import RunCancelled, RunFailed, RunParked
+from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.native import NATIVE_LOOP, get_loop
 from holdfast.core.execution.steps import IN_DOUBT_KEY, UNKNOWN_OUTCOME
@@ -69,11 +63,7 @@ class RunClient:
             retention: how long the end of a submitted run is kept.
         """
         self._checkpoints, self._agents, self._retention = checkpoints, agents, retention
-
-    @property
-    def _store(self) -> CheckpointStore:
-        assert self._checkpoints.store is not None, "an App without a store makes no Operations"
-        return self._checkpoints.store
+        self._store = checkpoints.store
 
     def _loop_for(self, agent_name: str) -> Loop:
         agent = self._agents.get(agent_name)
@@ -97,13 +87,14 @@ class RunClient:
                 return info.run_id
             except RunExists as exc:
                 with suppress(RunNotFound):  # it has come to its end meanwhile
-                    if (await self.ensure_same_request(info)).submitted:
+                    stored = await self.load_same_request(info)
+                    if decode(stored.entries[0].body, Begin).meta.submitted:
                         return info.run_id
                     advice = "it was not submitted, so its result will not be kept; await it, or choose another id"
                     raise RunExists(info.run_id, advice) from exc
 
-    async def ensure_same_request(self, info: RunInfo) -> RunMeta:
-        """What is stored of the run with this id, if it is the same run.
+    async def load_same_request(self, info: RunInfo) -> StoredRun:
+        """Load the run with this id, if it has the same agent and prompt.
 
         Raises:
             RunConflict: it has another agent or another prompt. RunNotFound: there is none.
@@ -112,7 +103,7 @@ class RunClient:
         there = decode(stored.entries[0].body, Begin).meta
         if there.agent_name != info.agent_name or there.prompt not in self.equivalent_prompts(info):
             raise RunConflict(info.run_id, there.agent_name)
-        return there
+        return stored
 
     def equivalent_prompts(self, info: RunInfo) -> tuple[str, str]:
         """The prompt of a run as it was given, and as it can be read from the store."""
@@ -128,14 +119,16 @@ class RunClient:
         while True:
             record = await self.get_record(run_id)
             if record.status is RunStatus.PARKED:
-                reason, _, detail = record.reason.partition(": ")
-                raise RunParked(reason, detail)
+                raise _make_parked_error(record)
             if record.is_terminal:
-                return await self._load_result(run_id)
+                return self.read_result(await self._store.load(run_id))
             await self._store.wait_for_change(_POLL_INTERVAL)
 
-    async def _load_result(self, run_id: str) -> Result:
-        stored = await self._store.load(run_id)
+    def read_result(self, stored: StoredRun) -> Result:
+        """Return the result of a finished run. Raises as `result` does."""
+        run_id = stored.record.run_id
+        if stored.record.status is RunStatus.PARKED:
+            raise _make_parked_error(stored.record)
         loop = self._loop_for(stored.record.agent_name)
         checkpoint = read_checkpoint(stored, loop.codec)
         outcome = checkpoint.outcome
@@ -153,65 +146,8 @@ class RunClient:
         )
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run that nobody drives, or ask its owner to. The unfinished runs that it started end before it does.
-
-        Raises:
-            RunNotFound: there is no such run. RunNotClaimable: it is over already.
-        """
-        try:
-            claim, as_it_was = await self._claim_to_cancel(run_id)
-        except RunBusy:
-            await self._store.request_cancel(run_id)
-            return
-        try:
-            await self.cancel_children(run_id)
-            resumption = await self._prepare(claim)
-        except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
-            # It cannot be read, so it cannot be said who waits for its end: keep it for a while, over.
-            ending = Release(status=RunStatus.CANCELLED, reason=f"cancelled; {exc}", retention=self._retention)
-            await self._checkpoints.release(claim, ending)
-        except asyncio.CancelledError:
-            run_in_background(self._checkpoints.release_claim(claim, as_it_was))
-            raise
-        except BaseException:
-            await self._checkpoints.release_claim(claim, as_it_was)
-            raise
-        else:
-            await resumption.checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
-
-    async def _claim_to_cancel(self, run_id: str) -> tuple[Claim, Release]:
-        """A claim on a run that nobody drives, and what puts the run back."""
-        worker_id = self._checkpoints.worker_id
-        try:
-            claim = await shielded_with_undo(
-                self._store.claim(run_id, worker_id),
-                lambda claim: self._checkpoints.release_claim(claim, _restore_interrupted(claim)),
-            )
-        except RunNotClaimable as exc:
-            if exc.status != RunStatus.PARKED:
-                raise
-            parked = Release(status=RunStatus.PARKED, reason=exc.reason)
-            taking = self._store.claim(run_id, worker_id, statuses={RunStatus.PARKED})
-            return await shielded_with_undo(
-                taking, lambda claim: self._checkpoints.release_claim(claim, parked)
-            ), parked
-        return claim, _restore_interrupted(claim)
-
-    async def cancel_children(self, run_id: str) -> None:
-        """Cancel the unfinished runs below a run that the caller has claimed, and will cancel after them.
-
-        Until then they are left to it, so that recovery does not go on with them. Should this process die half-way,
-        whoever takes the run cancels it, since that stays asked for.
-        """
-        children = [child async for child in self._store.list_runs(RunFilter(parent_run_id=run_id))]
-        if children:
-            await self._store.request_cancel(run_id)
-        for child in children:
-            if child.is_terminal:
-                await self.cancel_children(child.run_id)
-                continue
-            with suppress(RunNotFound, RunNotClaimable):  # it has come to its end meanwhile
-                await self.cancel(child.run_id)
+        """Cancel a run. Raises as `StoreCheckpoints.cancel` does."""
+        await self._checkpoints.cancel(run_id)
 
     async def reclaim_after_cancel(self, claim: Claim) -> tuple[Claim, Release]:
         """A new claim on a run that a person resumes, and that was asked to cancel when its owner died; and its end.
@@ -222,8 +158,7 @@ class RunClient:
             status=RunStatus.CANCELLED, reason="cancelled before it was resumed", retention=self._retention
         )
         await self._store.release(claim, ending)
-        taking = self._store.claim(claim.run_id, claim.worker_id, statuses={RunStatus.CANCELLED})
-        return await shielded_with_undo(taking, lambda taken: self._checkpoints.release_claim(taken, ending)), ending
+        return await self._checkpoints.claim_with_undo(claim.run_id, RunStatus.CANCELLED, ending), ending
 
     async def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
         """Let a parked run go on: recovery takes it from now on, with its strikes cleared.
@@ -239,8 +174,7 @@ class RunClient:
                 CheckpointError: an answer is for a call that does not wait for one.
         """
         parked = Release(status=RunStatus.PARKED, reason=(await self.get_record(run_id)).reason)
-        taking = self._store.claim(run_id, self._checkpoints.worker_id, statuses={RunStatus.PARKED})
-        claim = await shielded_with_undo(taking, lambda claim: self._checkpoints.release_claim(claim, parked))
+        claim = await self._checkpoints.claim_with_undo(run_id, RunStatus.PARKED, parked)
         try:
             await self._record_resolutions(claim, resolutions or {})
             for child in await self._list_parked_children(run_id):
@@ -311,8 +245,20 @@ class RunClient:
         return self._checkpoints.resume(claim, stored, codec, retention=self._retention)
 
 
-def _restore_interrupted(claim: Claim) -> Release:
-    return Release(status=RunStatus.INTERRUPTED, strikes=max(0, claim.strikes - 1))
+def _make_parked_error(record: RunRecord) -> RunParked:
+    reason, _, detail = record.reason.partition(": ")
+    return RunParked(reason, detail)
+
+
+def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
+    """Return the agent of this name.
+
+    Raises:
+        DefinitionError: there is none.
+    """
+    if name not in agents:
+        raise DefinitionError(f"no agent {name!r}: known are {', '.join(sorted(agents)) or 'none'}")
+    return agents[name]
 
 
 def _make_queued_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:

@@ -1,5 +1,6 @@
-"""What a process looks after in its store beside its runs, at a cost that does not grow with their number."""
+"""The janitor: applies cancel requests, retries failed releases and purges expired runs, once for all runs."""
 
+import asyncio
 import logging
 from datetime import timedelta
 
@@ -11,27 +12,38 @@ from holdfast.core.execution.executor import Executor
 
 log = logging.getLogger("holdfast.janitor")
 
-#: How long a cancel that another process asked for may go unnoticed where the store gives no sign.
+#: How late a cancel request is seen where the store sends no change notification.
 POLL_INTERVAL = timedelta(seconds=1)
-#: However many signs the store gives, it is not asked more often than this.
+#: The store is not asked more often than this, however many notifications it sends.
 MIN_POLL_INTERVAL = timedelta(milliseconds=50)
-#: How often expired results are purged, and ends that the store refused are offered again.
+#: How often expired runs are purged and failed releases are retried.
 PURGE_INTERVAL = timedelta(seconds=30)
 
 
 class Janitor:
-    """One small look at the store for all runs of a process."""
+    """Polls the store once for all runs of a process."""
 
     def __init__(self, checkpoints: StoreCheckpoints, executor: Executor, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._checkpoints, self._executor, self._clock = checkpoints, executor, clock
+        self._store = checkpoints.store
+        self._task: asyncio.Task[None] | None = None
         self._purged_at = clock.monotonic() - PURGE_INTERVAL.total_seconds()
 
+    def start(self) -> None:
+        """Start `run` in the background."""
+        self._task = asyncio.create_task(self.run())
+
+    async def close(self) -> None:
+        """End the background task."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
     async def run(self) -> None:
-        """Look after the store until cancelled. Trouble with the store is logged; the next look tries again."""
-        assert self._checkpoints.store is not None, "there is nothing to look after without a store"
+        """Tick until cancelled. A store error is logged, and the next tick tries again."""
         while True:
             try:
-                await self._checkpoints.store.wait_for_change(POLL_INTERVAL)
+                await self._store.wait_for_change(POLL_INTERVAL)
                 await self.tick()
             except CheckpointError as exc:
                 log.warning("housekeeping failed, will try again: %s", exc)
@@ -39,15 +51,13 @@ class Janitor:
             await self._clock.sleep(MIN_POLL_INTERVAL)
 
     async def tick(self) -> None:
-        """End the runs that another process asked to cancel; now and then, sweep."""
-        store = self._checkpoints.store
-        assert store is not None
-        for run_id in await store.pending_cancellations(self._checkpoints.worker_id):
-            live = self._executor.get_run(run_id)
-            if live is not None:
-                live.stop(RunCancelled(f"run {run_id} was cancelled"))
+        """Stop the runs that another process asked to cancel. Every `PURGE_INTERVAL`, retry releases and purge."""
+        for run_id in await self._store.pending_cancellations(self._checkpoints.worker_id):
+            run = self._executor.get_run(run_id)
+            if run is not None:
+                run.stop(RunCancelled(f"run {run_id} was cancelled"))
         if self._clock.monotonic() - self._purged_at >= PURGE_INTERVAL.total_seconds():
             self._purged_at = self._clock.monotonic()
             await self._checkpoints.retry_pending_releases()
-            while await store.purge():
+            while await self._store.purge():
                 pass

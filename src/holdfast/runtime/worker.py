@@ -1,119 +1,252 @@
-"""Finds interrupted runs, claims them, and goes on with them: one pass, or a worker that never stops.
-
-What an earlier process left behind goes on when the next one starts.
-"""
+"""The worker: finds runs that are due in the store, claims and executes them."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from typing import Any
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.claiming import restore_previous, run_in_background, shielded_with_undo
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDamaged, StoreClosed, StoreError
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.concurrency import run_in_background, shielded_with_undo
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import MissingDefinition, RunCancelled, RunInterrupted, RunLost, RunParked
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.native import get_loop
-from holdfast.core.info import RunInfo
+from holdfast.core.execution.run import OnCancel
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
-from holdfast.runtime.client import DEFAULT_RETENTION, RunClient
+from holdfast.runtime.client import RunClient, find_agent
+from holdfast.runtime.outcomes import RecentOutcomes
 
 log = logging.getLogger("holdfast.worker")
 
 #: Claims in a row that may end without a finished step before a run is parked.
 MAX_STRIKES = 3
 
-#: How long a worker waits for a sign from the store before it looks by itself: a death gives no sign.
+#: How long the worker waits for a change notification before it polls: a process that dies sends none.
 POLL_INTERVAL = timedelta(seconds=2)
+_MIN_POLL_INTERVAL = timedelta(milliseconds=100)
+#: Bounds a wait that was computed from two clocks, which may differ.
+_MAX_POLL_INTERVAL = timedelta(seconds=30)
 
 
 class RecoveryStatus(StrEnum):
-    """What became of a run that recovery took."""
+    """How a run ended that the worker took."""
 
     COMPLETED = "completed"
     FAILED = "failed"
     PARKED = "parked"
-    #: Stopped before its end, and left in the store for the next recovery.
+    #: Stopped before its end; it stays in the store for the next recovery.
     INTERRUPTED = "interrupted"
-    #: What is stored could not be read. It was set aside as it is.
+    #: Its journal cannot be read. It was parked unchanged.
     DAMAGED = "damaged"
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What one pass did: the runs it took, by what became of them."""
+    """The runs that one pass took, and how each of them ended."""
 
     statuses: dict[str, RecoveryStatus] = field(default_factory=dict)
-    #: Why, for every run that did not complete.
+    #: The reason, for every run that did not complete.
     reasons: dict[str, str] = field(default_factory=dict)
 
     def runs_with(self, status: RecoveryStatus) -> list[str]:
-        return [run_id for run_id, its in self.statuses.items() if its is status]
+        return [run_id for run_id, found in self.statuses.items() if found is status]
 
     def __str__(self) -> str:
-        counts = {fate.value: len(self.runs_with(fate)) for fate in RecoveryStatus}
-        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        return f"recovered {len(self.statuses)} runs: {told}" if told else "nothing to recover"
+        counts = {status.value: len(self.runs_with(status)) for status in RecoveryStatus}
+        summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        return f"recovered {len(self.statuses)} runs: {summary}" if summary else "nothing to recover"
 
 
 class Worker:
-    """Takes interrupted runs of known agents from a store and drives them with an executor."""
+    """Claims due runs of known agents and executes them, `concurrency` at once."""
 
     def __init__(
         self,
         checkpoints: StoreCheckpoints,
         executor: Executor,
+        client: RunClient,
         agents: Mapping[str, AgentSource],
+        outcomes: RecentOutcomes,
         *,
         concurrency: int = 16,
         retention: timedelta | None = None,
-        on_end: Callable[[RunInfo, Result | Exception], None] = lambda info, end: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Make a recovery.
+        """Make a worker.
 
         Args:
-            agents: by name. A run of an agent that is not among them is left for a process that knows it.
-            concurrency: how many runs are loaded and driven at once.
-            retention: how long the end of a submitted run is kept.
-            on_end: told how each run ended that this drove to its end.
+            agents: by name. A run of another agent is left for a process that knows it.
+            outcomes: receives the outcome of each run that this worker executes.
+            retention: how long the result of a submitted run is kept.
         """
-        self._on_end, self._clock = on_end, clock
-        self._checkpoints, self._executor, self._agents = checkpoints, executor, agents
+        self._checkpoints, self._executor, self._client, self._agents = checkpoints, executor, client, agents
+        self._store, self._outcomes, self._clock = checkpoints.store, outcomes, clock
         self._concurrency, self._retention = concurrency, retention
+        self._stopping, self._serving = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        #: Runs that other workers execute since before the first look; `None` before it.
+        self._remote_runs: set[str] | None = None
+        self._remote_poll_interval = POLL_INTERVAL
+        #: When to list the runs again, in monotonic seconds.
+        self._look_at = 0.0
 
     @property
-    def _store(self) -> CheckpointStore:
-        assert self._checkpoints.store is not None, "an App without a store makes no Recovery"
-        return self._checkpoints.store
+    def worker_id(self) -> str:
+        """The id under which this process claims runs."""
+        return self._checkpoints.worker_id
 
-    @property
-    def _client(self) -> RunClient:
-        retention = DEFAULT_RETENTION if self._retention is None else self._retention
-        return RunClient(self._checkpoints, self._agents, retention=retention)
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Recover in the background: take the runs that earlier processes left, each as soon as it is due."""
+        self._task = asyncio.create_task(self._loop())
+
+    async def serve(self) -> None:
+        """Take queued and interrupted runs until `stop`, then wait for those under way.
+
+        If this is cancelled, the runs under way are left for the next recovery.
+        """
+        self._serving.set()
+        if self._task is None or self._task.done():
+            self.start()
+        task = self._task
+        if task is None:
+            return
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+
+    def stop(self) -> None:
+        """Take no further runs."""
+        self._stopping.set()
+
+    async def close(self) -> None:
+        """End the loop. Runs under way are left for the next recovery."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _loop(self) -> None:
+        report = RecoveryReport()
+        running: set[asyncio.Task[None]] = set()
+        stopped = asyncio.create_task(self._stopping.wait())
+        serving = asyncio.create_task(self._serving.wait())
+        try:
+            while not self._stopping.is_set():
+                claims = await self._try_claim(self._concurrency - len(running))
+                running |= {asyncio.create_task(self._process(claim, report)) for claim in claims or ()}
+                full = len(running) >= self._concurrency
+                if claims and not full:
+                    continue
+                wake = None if full else await self._next_wake(running, claims is None)
+                if wake is None and not running:
+                    break
+                running = await self._wait(running, wake, [stopped] if serving.done() else [stopped, serving])
+            if running:
+                await asyncio.wait(running)
+        except StoreClosed:
+            return
+        finally:
+            stopped.cancel()
+            serving.cancel()
+            await _cancel_tasks(running)
+            if not self._serving.is_set():
+                log.info("%s", report)
+
+    async def _next_wake(self, running: "set[asyncio.Task[None]]", store_failed: bool) -> "asyncio.Task[object] | None":
+        """Return a task that ends when there may be something to take; `None` if nothing is left to wait for."""
+        if store_failed:
+            return asyncio.create_task(self._clock.sleep(POLL_INTERVAL))
+        if self._serving.is_set():
+            return asyncio.create_task(self._wait_for_change())
+        if not running or self._clock.monotonic() >= self._look_at:
+            try:
+                delay = await self._next_poll_delay()
+            except StoreClosed:
+                raise
+            except StoreError as exc:
+                log.warning("could not list the runs to recover, will try again: %s", exc)
+                delay = POLL_INTERVAL
+            wait = math.inf if delay is None else min(delay, _MAX_POLL_INTERVAL).total_seconds()
+            self._look_at = self._clock.monotonic() + wait
+        left = self._look_at - self._clock.monotonic()
+        return None if left == math.inf else asyncio.create_task(self._clock.sleep(timedelta(seconds=left)))
+
+    async def _wait_for_change(self) -> None:
+        try:
+            await self._store.wait_for_change(POLL_INTERVAL)
+        except StoreError as exc:
+            log.warning("could not wait for a change in the store, will poll: %s", exc)
+            await self._clock.sleep(POLL_INTERVAL)
+
+    async def _wait(
+        self,
+        running: "set[asyncio.Task[None]]",
+        wake: "asyncio.Task[object] | None",
+        signals: "Sequence[asyncio.Task[bool]]",
+    ) -> "set[asyncio.Task[None]]":
+        """Wait until a run ends, `wake` ends or a signal is set. Returns the runs still under way."""
+        waited: set[asyncio.Task[Any]] = {*signals, *running}
+        try:
+            await asyncio.wait(waited | {wake} if wake else waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if wake is not None:
+                wake.cancel()
+                await asyncio.gather(wake, return_exceptions=True)
+        return {task for task in running if not task.done()}
+
+    async def _next_poll_delay(self) -> timedelta | None:
+        """Return the time until a run may become due; `None` if nothing is left of the runs found at the start.
+
+        Those are the runs within their backoff, and the runs of workers that seem alive: a process that was killed on
+        another host just now does so until its heartbeat expires.
+        """
+        now = self._clock.now()
+        waits, remote = list[timedelta](), set[str]()
+        statuses = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.RUNNING})
+        async for record in self._store.list_runs(RunFilter(statuses=statuses)):
+            if record.agent_name not in self._agents:
+                continue
+            if record.is_interrupted:
+                if record.not_before > now:
+                    waits.append(max(record.not_before - now, _MIN_POLL_INTERVAL))
+                elif record.parent_run_id is None and record.status is not RunStatus.QUEUED:
+                    # It became due after the claim, or the store's clock is behind. A child is left to its parent.
+                    waits.append(POLL_INTERVAL)
+            elif record.owner != self._checkpoints.worker_id:
+                remote.add(record.run_id)
+        self._remote_runs = remote if self._remote_runs is None else self._remote_runs & remote
+        if self._remote_runs:
+            waits.append(self._remote_poll_interval)
+            self._remote_poll_interval = min(self._remote_poll_interval * 2, _MAX_POLL_INTERVAL)
+        return min(waits, default=None)
 
     async def recover(self) -> RecoveryReport:
-        """Go on with every run that is interrupted now, to its end. Runs within their backoff are not.
+        """Execute every run that is interrupted now, to its end. Runs within their backoff are not.
 
         If this is cancelled, the runs under way are left for the next recovery.
 
         Raises:
-            StoreError: the store cannot be asked for more of them, and none is under way any more.
+            StoreError: the store cannot be asked for more runs, and none is under way any more.
         """
         report = RecoveryReport()
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
-                claims = await self._claim_while_running(running)
+                claims = await self._try_claim(self._concurrency - len(running), raise_error=not running)
                 running |= {asyncio.create_task(self._process(claim, report)) for claim in claims or ()}
                 if not running:
                     return report
@@ -122,88 +255,37 @@ class Worker:
         finally:
             await _cancel_tasks(running)
 
-    async def serve(self, stopping: asyncio.Event) -> None:
-        """Take queued and interrupted runs until `stopping` is set, then wait for those under way.
-
-        If this is cancelled, they are left for whoever recovers next.
-        """
-        running: set[asyncio.Task[None]] = set()
-        stop = asyncio.create_task(stopping.wait())
-        try:
-            while not stopping.is_set():
-                claims = await self._claim_or_wait(self._concurrency - len(running))
-                running |= {asyncio.create_task(self._process(claim, RecoveryReport())) for claim in claims}
-                full = len(running) >= self._concurrency
-                running = await self._wait_for_work(running, stop, poll=not claims and not full, full=full)
-            if running:
-                await asyncio.wait(running)
-        finally:
-            stop.cancel()
-            await _cancel_tasks(running)
-
-    async def _wait_for_work(
-        self, running: "set[asyncio.Task[None]]", stop: "asyncio.Task[bool]", *, poll: bool, full: bool
-    ) -> "set[asyncio.Task[None]]":
-        """Wait until there may be something to take and room to take it. Returns what still runs."""
-        if not poll and not full:
-            return {task for task in running if not task.done()}
-        sign = asyncio.create_task(self._store.wait_for_change(POLL_INTERVAL)) if poll else None
-        waited: set[asyncio.Task[None] | asyncio.Task[bool]] = {stop, *running}
-        try:
-            await asyncio.wait({*waited, *([sign] if sign else [])}, return_when=asyncio.FIRST_COMPLETED)
-            if sign is not None and sign.done() and not sign.cancelled() and (trouble := sign.exception()) is not None:
-                log.warning("could not wait for a sign of the store, will look by itself: %s", trouble)
-                await asyncio.wait(waited, timeout=POLL_INTERVAL.total_seconds(), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if sign is not None:
-                sign.cancel()
-                await asyncio.gather(sign, return_exceptions=True)
-        return {task for task in running if not task.done()}
-
-    async def _claim_next(self, room: int) -> list[Claim]:
+    async def _try_claim(self, room: int, *, raise_error: bool = False) -> Sequence[Claim] | None:
+        """Claim up to `room` due runs. Returns `None` if the store does not answer."""
         if room <= 0 or self._executor.draining:
             return []
-        worker_id = self._checkpoints.worker_id
-        taking = self._store.claim_next(worker_id, agents=list(self._agents), limit=room)
-        claims: Sequence[Claim] = await shielded_with_undo(taking, self._release_claims)
-        return list(claims)
-
-    async def _release_claims(self, claims: Sequence[Claim]) -> None:
-        """Nobody drives what was claimed: whoever asked for it was cancelled."""
-        for claim in claims:
-            await self._checkpoints.release_claim(claim, _restore_unclaimed(claim))
-
-    async def _claim_while_running(self, running: "set[asyncio.Task[None]]") -> list[Claim] | None:
-        """Claim more. `None`: the store does not answer, which is no reason to give up what is under way."""
+        taking = self._store.claim_next(self._checkpoints.worker_id, agents=list(self._agents), limit=room)
         try:
-            return await self._claim_next(self._concurrency - len(running))
+            return await shielded_with_undo(taking, self._release_claims)
         except StoreError as exc:
-            if not running:
+            if raise_error or isinstance(exc, StoreClosed):
                 raise
-            log.warning("could not look for more runs to recover, will try again: %s", exc)
+            log.warning("could not look for runs to take, will try again: %s", exc)
             return None
 
-    async def _claim_or_wait(self, room: int) -> list[Claim]:
-        try:
-            return await self._claim_next(room)
-        except StoreError as exc:
-            log.warning("could not look for runs to take, will try again: %s", exc)
-            await asyncio.sleep(POLL_INTERVAL.total_seconds())
-            return []
+    async def _release_claims(self, claims: Sequence[Claim]) -> None:
+        """Release claims whose caller was cancelled before they were granted."""
+        for claim in claims:
+            await self._checkpoints.release_claim(claim, restore_previous(claim))
 
     # -- one run ------------------------------------------------------------------------------------------------
 
     async def _process(self, claim: Claim, report: RecoveryReport) -> None:
-        """Go on with a claimed run, to whatever end."""
-        fate, reason = await self._resume(claim)
-        report.statuses[claim.run_id] = fate
-        if fate is not RecoveryStatus.COMPLETED:
+        """Load and execute a claimed run, and report how it ended."""
+        status, reason = await self._execute_claimed(claim)
+        report.statuses[claim.run_id] = status
+        if status is not RecoveryStatus.COMPLETED:
             report.reasons[claim.run_id] = reason
-            log.info("run %s: %s, %s", claim.run_id, fate, reason)
+            log.info("run %s: %s, %s", claim.run_id, status, reason)
 
-    async def _resume(self, claim: Claim) -> tuple[RecoveryStatus, str]:
+    async def _execute_claimed(self, claim: Claim) -> tuple[RecoveryStatus, str]:
         try:
-            resumption = await self.prepare(claim)
+            resumption = await self._prepare(claim)
             if resumption is None:
                 return RecoveryStatus.PARKED, "poison"
         except (RunDamaged, RecordDecodeError) as exc:
@@ -211,50 +293,74 @@ class Worker:
         except RunLost as exc:
             return RecoveryStatus.INTERRUPTED, str(exc)
         except CheckpointError as exc:
-            # A newer version, or a store that does not answer: nothing is wrong with the run.
+            # A newer version, or a store that does not answer: the run itself is fine.
             await self._checkpoints.release_claim(
-                claim, _restore_unclaimed(claim, reason=str(exc), delay=MissingDefinition.retry_after)
+                claim, restore_previous(claim, reason=str(exc), delay=MissingDefinition.retry_after)
             )
             return RecoveryStatus.INTERRUPTED, str(exc)
         except asyncio.CancelledError:
-            run_in_background(self._checkpoints.release_claim(claim, _restore_unclaimed(claim)))
+            run_in_background(self._checkpoints.release_claim(claim, restore_previous(claim)))
             raise
-        except Exception as exc:  # of whatever codec: it cannot be read, and the others go on
+        except Exception as exc:  # an adapter's codec may raise anything; the other runs continue
             log.error("run %s cannot be read", claim.run_id, exc_info=exc)
             return await self._park_damaged(claim, f"{type(exc).__name__}: {exc}")
-        return await self.execute(self._agents[resumption.info.agent_name], resumption)
+        return await self._execute(self._agents[resumption.info.agent_name], resumption)
 
     async def _park_damaged(self, claim: Claim, reason: str) -> tuple[RecoveryStatus, str]:
         await self._checkpoints.release_claim(claim, Release(status=RunStatus.PARKED, reason=f"damaged: {reason}"))
         return RecoveryStatus.DAMAGED, reason
 
-    async def execute(self, agent: AgentSource, resumption: Resumption) -> tuple[RecoveryStatus, str]:
-        """Drive a resumed run to its end and say what became of it."""
+    async def _execute(self, agent: AgentSource, resumption: Resumption) -> tuple[RecoveryStatus, str]:
+        """Execute a resumed run to its end, and record its outcome."""
         try:
-            self._on_end(resumption.info, await self._executor.resume(agent, resumption, on_cancel="interrupt"))
+            result = await self._executor.resume(agent, resumption, on_cancel="interrupt")
+            self._outcomes.record(resumption.info, result)
             return RecoveryStatus.COMPLETED, ""
         except RunParked as exc:
             return RecoveryStatus.PARKED, str(exc)
         except (RunInterrupted, RunLost) as exc:
             return RecoveryStatus.INTERRUPTED, str(exc)
-        except Exception as exc:  # the run's own error: it is settled, and the others go on
-            self._on_end(resumption.info, exc)
+        except Exception as exc:  # the run's own error: it is finished, and the other runs continue
+            self._outcomes.record(resumption.info, exc)
             return RecoveryStatus.FAILED, f"{type(exc).__name__}: {exc}"
 
-    async def claim_and_load(
-        self, record: RunRecord, statuses: Collection[RunStatus], *, manual: bool
-    ) -> Resumption | None:
-        """Claim one run and make it ready to go on; `None` if it has struck out and was parked.
+    async def resume(
+        self,
+        known: RunRecord | StoredRun,
+        statuses: Collection[RunStatus],
+        *,
+        manual: bool = False,
+        on_cancel: OnCancel = "cancel",
+    ) -> Result:
+        """Claim one run and execute it to its end.
+
+        Args:
+            known: the run as it was read last. A loaded journal is not loaded again, unless the run has changed.
+            manual: a person asks for it. Then an earlier end, a pending cancel and too many strikes do not count.
 
         Raises:
-            CheckpointError: it cannot be claimed, or not be loaded. Nothing was changed, but that a cancel which it was
-                asked for has come into force.
+            CheckpointError: it cannot be claimed or loaded. It was left unchanged, except that a pending cancel has
+                been recorded.
         """
+        record = known.record if isinstance(known, StoredRun) else known
+        agent = find_agent(self._agents, record.agent_name)
+        resumption = await self._claim_and_load(
+            record, statuses, manual=manual, loaded=known if isinstance(known, StoredRun) else None
+        )
+        if resumption is None:
+            return await self._client.result(record.run_id)
+        self._outcomes.discard(record.run_id)
+        return await self._executor.resume(agent, resumption, on_cancel=on_cancel)
+
+    async def _claim_and_load(
+        self, record: RunRecord, statuses: Collection[RunStatus], *, manual: bool, loaded: StoredRun | None
+    ) -> Resumption | None:
+        """Claim and load one run; `None` if it has exceeded the strike limit and was parked."""
         cancelled: Release | None = None
 
         async def put_back(claim: Claim) -> None:
             await self._checkpoints.release_claim(
-                claim, cancelled or restore_previous(record, claim, self._clock.now())
+                claim, cancelled or restore_previous(claim, record, now=self._clock.now())
             )
 
         taking = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
@@ -262,7 +368,7 @@ class Worker:
         try:
             if manual and record.cancel_requested:
                 claim, cancelled = await self._client.reclaim_after_cancel(claim)
-            return await self.prepare(claim, manual=manual)
+            return await self._prepare(claim, manual=manual, loaded=loaded)
         except RunLost:
             raise
         except asyncio.CancelledError:
@@ -272,19 +378,21 @@ class Worker:
             await put_back(claim)
             raise
 
-    async def prepare(self, claim: Claim, *, manual: bool = False) -> Resumption | None:
-        """What it takes to go on with a claimed run; `None` if it has struck out and was parked.
+    async def _prepare(
+        self, claim: Claim, *, manual: bool = False, loaded: StoredRun | None = None
+    ) -> Resumption | None:
+        """Load a claimed run; `None` if it has exceeded the strike limit and was parked.
 
         A run that a person resumes by hand is neither parked for its strikes nor ended for an earlier cancel.
 
         Raises:
             CheckpointError: it cannot be loaded. Nothing was changed.
         """
-        stored = await self._store.load(claim.run_id)
+        stored = await self._load(claim.run_id, loaded)
         agent = self._agents[stored.record.agent_name]
         resumption = self._checkpoints.resume(claim, stored, get_loop(agent).codec, retention=self._retention)
         if stored.record.cancel_requested and not manual:
-            await self._client.cancel_children(claim.run_id)
+            await self._checkpoints.cancel_children(claim.run_id)
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
         if claim.strikes > MAX_STRIKES and not manual and not await self._children_made_progress(claim.run_id):
@@ -292,8 +400,16 @@ class Worker:
             return None
         return resumption
 
+    async def _load(self, run_id: str, loaded: StoredRun | None) -> StoredRun:
+        """Load the run. If its journal has not changed since it was `loaded`, read only its record."""
+        if loaded is not None:
+            record = await self._store.get_record(run_id)
+            if (record.next_seq, record.created_at) == (loaded.record.next_seq, loaded.record.created_at):
+                return StoredRun(record=record, entries=loaded.entries)
+        return await self._store.load(run_id)
+
     async def _children_made_progress(self, run_id: str) -> bool:
-        """Whether a run below this one has finished a step in the lives that this one spent in a single step."""
+        """Whether a child has finished a step during the attempts that this run spent in one step."""
         children = [child async for child in self._store.list_runs(RunFilter(parent_run_id=run_id, interrupted=True))]
         for child in children:
             if child.strikes < MAX_STRIKES or await self._children_made_progress(child.run_id):
@@ -301,13 +417,8 @@ class Worker:
         return False
 
 
-def _restore_unclaimed(claim: Claim, *, reason: str = "", delay: timedelta = timedelta(0)) -> Release:
-    """What leaves a run as if it had not been claimed: that is no strike."""
-    return Release(status=RunStatus.INTERRUPTED, reason=reason, strikes=claim.strikes - 1, delay=delay)
-
-
 def _format_poison_reason(claim: Claim, stored: StoredRun, agent: AgentSource, resumption: Resumption) -> str:
-    """Why the run is parked, with where it was when its owners died."""
+    """Return why the run is parked, and what it did when its owners died."""
     progress = decode(stored.record.progress, Progress)
     state = resumption.state
     pending = [call for call in get_loop(agent).pending_calls(state.history) if call.call_id not in state.results]
@@ -323,69 +434,3 @@ async def _cancel_tasks(tasks: "set[asyncio.Task[None]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-#: Looked for again after so long at the latest: a clock that was wrong may have said that there is time.
-_MAX_POLL_INTERVAL = timedelta(seconds=30)
-_MIN_POLL_INTERVAL = timedelta(milliseconds=100)
-
-
-class StartupRecovery:
-    """Looks until nothing is left of what was there at the start.
-
-    That is what can be taken at once; what is within its backoff; and the runs of workers that seem alive. A process
-    that was killed in another container just now does so until its heartbeat is old enough.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        checkpoints: StoreCheckpoints,
-        executor: Executor,
-        agents: Collection[str],
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._worker, self._checkpoints, self._executor = worker, checkpoints, executor
-        self._agents, self._clock = agents, clock
-        #: Runs that others have driven since before the first look; `None` before it.
-        self._remote_runs: set[str] | None = None
-        self._poll_interval = POLL_INTERVAL
-
-    async def recover(self) -> None:
-        """Return when nothing is left to wait for, or the store is closed."""
-        while not self._executor.draining:
-            try:
-                report = await self._worker.recover()
-                if report.statuses or self._remote_runs is None:
-                    log.info("%s", report)
-                wait = await self._next_poll_delay()
-            except StoreClosed:
-                return
-            except StoreError as exc:
-                log.warning("could not look for runs to recover, will try again: %s", exc)
-                wait = POLL_INTERVAL
-            if wait is None:
-                return
-            await self._clock.sleep(min(wait, _MAX_POLL_INTERVAL))
-
-    async def _next_poll_delay(self) -> timedelta | None:
-        """How long until there may be something to take; `None` if nothing is left to wait for."""
-        store = self._checkpoints.store
-        assert store is not None, "an App without a store recovers nothing"
-        now = self._clock.now()
-        waits, elsewhere = list[timedelta](), set[str]()
-        statuses = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.RUNNING})
-        async for record in store.list_runs(RunFilter(statuses=statuses)):
-            if record.agent_name not in self._agents:
-                continue
-            if record.is_interrupted:
-                # What is due and was not taken is left to somebody else: a child to its parent.
-                if record.not_before > now:
-                    waits.append(max(record.not_before - now, _MIN_POLL_INTERVAL))
-            elif record.owner != self._checkpoints.worker_id:
-                elsewhere.add(record.run_id)
-        self._remote_runs = elsewhere if self._remote_runs is None else self._remote_runs & elsewhere
-        if self._remote_runs:
-            waits.append(self._poll_interval)
-            self._poll_interval = min(self._poll_interval * 2, _MAX_POLL_INTERVAL)
-        return min(waits, default=None)
