@@ -15,8 +15,8 @@ from holdfast import Agent, App, WorkerSettings
 from holdfast.batteries.audit import Audit, AuditQuery, TablesAudit
 from holdfast.batteries.budget import Budget, Limit, Reservation, Spend, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
-from holdfast.db.errors import TablesError
 from holdfast.db.postgres import PostgresTables
+from holdfast.db.tables import TablesError
 from holdfast.db.url import tables_from_url
 from holdfast.stores.postgres import PostgresStore
 

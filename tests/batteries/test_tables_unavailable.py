@@ -17,10 +17,9 @@ from holdfast import Agent, Ports, Reply, Usage, tool
 from holdfast.batteries.audit import AuditQuery, AuditRow, TablesAudit
 from holdfast.batteries.budget import Budget, BudgetUnavailable, Limit, Spend, TablesLedger
 from holdfast.checkpoint.record import RunStatus
-from holdfast.db.errors import TablesUnavailable
 from holdfast.db.postgres import PostgresTables
 from holdfast.db.sqlite import SqliteTables
-from holdfast.db.tables import Tables
+from holdfast.db.tables import Tables, TablesUnavailable
 from holdfast.stores.memory import MemoryStore
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)

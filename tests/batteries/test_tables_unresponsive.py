@@ -13,8 +13,8 @@ from tests.postgres_server import EmbeddedServer, fresh_database
 
 from holdfast.batteries.budget import Spend, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
-from holdfast.db.errors import TablesError, TablesUnavailable
 from holdfast.db.postgres import PostgresTables
+from holdfast.db.tables import TablesError, TablesUnavailable
 from holdfast.db.url import tables_from_url
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from holdfast.db.errors import TablesError, TablesUnavailable
 from holdfast.db.postgres_connection import (
     DeadlinePassed,
     ErrorKind,
@@ -21,7 +20,7 @@ from holdfast.db.postgres_connection import (
     is_read_only,
     is_transient,
 )
-from holdfast.db.tables import Cursor, Schema, check_text
+from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text
 
 _T = TypeVar("_T")
 

@@ -1,22 +1,24 @@
 """SQLite files: connections, pragmas, waiting for locks, error mapping; and a battery's tables in such a file."""
 
+import asyncio
 import errno
 import os
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 import apsw
 
-from holdfast.db.errors import TablesError, TablesUnavailable
-from holdfast.db.tables import Cursor, Schema, check_text, run_blocking
-from holdfast.db.thread import DatabaseThread
+from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text, run_blocking
 from holdfast.errors import HoldfastError
 
 _T = TypeVar("_T")
@@ -205,6 +207,63 @@ _CREATE_VERSION_TABLE = (
 )
 
 
+class _DatabaseThread:
+    """A daemon thread that runs blocking jobs one after the other.
+
+    If one hangs, neither the event loop nor the end of the process waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._started = False
+        #: Set when it accepts no more jobs.
+        self.closed = threading.Event()
+
+    def submit(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Return a future of the result of `work`. If it is cancelled before its turn, `work` does not run.
+
+        Raises:
+            TablesError: the thread accepts no more jobs.
+        """
+        if self.closed.is_set():
+            raise TablesError("the tables were closed")
+        done: Future[_T] = Future()
+        self._enqueue(done, work)
+        return asyncio.wrap_future(done)
+
+    def shutdown(self, final_work: Callable[[], None]) -> asyncio.Future[None]:
+        """Accept no more jobs. Return a future of `final_work`, which runs last, even if the caller is cancelled."""
+        self.closed.set()
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # it cannot be cancelled any more
+        self._enqueue(done, final_work)
+        self._queue.put(None)
+        return asyncio.wrap_future(done)
+
+    def _enqueue(self, done: Future[_T], work: Callable[[], _T]) -> None:
+        self._queue.put((done, work))
+        if not self._started:
+            self._started = True
+            # The interpreter joins the threads of an executor at exit, but not a daemon thread.
+            threading.Thread(target=self._run_queue, name="holdfast-tables", daemon=True).start()
+
+    def _run_queue(self) -> None:
+        while (job := self._queue.get()) is not None:
+            _run_work(*job)
+            del job
+
+
+def _run_work(done: Future[_T], work: Callable[[], _T]) -> None:
+    if not (done.running() or done.set_running_or_notify_cancel()):
+        return
+    try:
+        result = work()
+    except BaseException as exc:  # re-raised in the caller
+        done.set_exception(exc)
+    else:
+        done.set_result(result)
+
+
 class _SqliteCursor:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -219,13 +278,13 @@ class SqliteTables:
 
     def __init__(self, path: str | Path, *, busy_timeout_ms: int = 10_000) -> None:
         self._file = SqliteFile(path, timeout=timedelta(milliseconds=busy_timeout_ms), errors=_TABLES_ERRORS)
-        self._thread = DatabaseThread()
+        self._thread = _DatabaseThread()
         self._connection: apsw.Connection | None = None
 
     async def open(self, schema: Schema) -> None:
         """Create or migrate the tables."""
         if self._thread.closed.is_set():
-            self._thread = DatabaseThread()
+            self._thread = _DatabaseThread()
         await self._run_on_thread(self._connect)
         await self.transaction(partial(_migrate, schema))
 

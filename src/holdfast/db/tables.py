@@ -1,4 +1,4 @@
-"""The tables of one battery, in either database."""
+"""The tables of one battery, in either database, and their errors. `holdfast.errors` draws the whole tree of errors."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -6,12 +6,20 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.db.errors import TablesError
+from holdfast.errors import HoldfastError
 
 _T = TypeVar("_T")
 
 #: PostgreSQL cannot store these in a text column.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+class TablesError(HoldfastError):
+    """A battery's tables could not be read or written. Earlier writes are safe."""
+
+
+class TablesUnavailable(TablesError):
+    """The database did not answer, is locked, or has no room. The same call may succeed later."""
 
 
 class Cursor(Protocol):

@@ -2,8 +2,7 @@
 
 import re
 
-from holdfast.db.errors import TablesError
-from holdfast.db.tables import Tables
+from holdfast.db.tables import Tables, TablesError
 
 
 def tables_from_url(url: str) -> Tables:

@@ -12,7 +12,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunInterrupted, RunParked
 from holdfast.core.info import RunInfo
 from holdfast.core.state import RunState
-from holdfast.db.errors import TablesError
+from holdfast.db.tables import TablesError
 from holdfast.errors import HoldfastError
 
 

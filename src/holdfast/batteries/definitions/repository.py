@@ -16,7 +16,7 @@ from holdfast.batteries.definitions.store import (
 from holdfast.clock import Clock
 from holdfast.core.agent import Agent
 from holdfast.core.info import RunInfo
-from holdfast.db.errors import TablesError
+from holdfast.db.tables import TablesError
 
 
 class Definition(Protocol):
