@@ -1,1 +1,1 @@
-"""`holdfast demo`: an agent is killed again and again, goes on, and finishes; then what happened is counted."""
+"""`holdfast demo`: kills an agent repeatedly, resumes it to its end, and counts its effects."""

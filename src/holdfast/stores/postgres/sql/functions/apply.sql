@@ -1,7 +1,7 @@
 -- One operation of a batch, other than an append.
 --
--- `key` is the run to whose journal the operation's entries belong, none if it was refused. `answer` is what there is to say
--- beyond that it was done. `sign` says that others may want to look.
+-- `key`: the run to whose journal the operation's entries belong; null if it was refused. `answer`: its response, if it has
+-- more than success. `sign`: whether to send a change notification.
 create or replace function holdfast.apply(p jsonb, out key bigint, out answer jsonb, out sign boolean)
 language plpgsql as $$
 begin

@@ -1,4 +1,4 @@
--- These workers are alive. A row that somebody tidied away while its worker was not heard from comes back.
+-- Renew the leases of these workers. A row that was deleted while its worker was silent is inserted again.
 create or replace function holdfast.beat(
     p_worker_ids text[], p_hosts text[], p_pids bigint[], p_started text[], p_dead_after float8
 ) returns void

@@ -1,4 +1,4 @@
--- Ask whoever drives the run to cancel it. A run that is over has nobody to ask.
+-- Record a request for the owner of the run to cancel it. A terminal run has no owner.
 create or replace function holdfast.cancel_run(p jsonb) returns jsonb
 language plpgsql as $$
 begin

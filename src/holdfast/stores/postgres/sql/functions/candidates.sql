@@ -1,10 +1,10 @@
--- The runs that may be taken now: the oldest of each caller, then the second oldest of each, and so on. Of the oldest
--- `p_window` runs only, or of all if that is null; `seen` says how many there were, and `callers` of how many callers.
+-- The runs that may be claimed now: the oldest of each caller, then the second oldest of each, and so on. Considers the
+-- oldest `p_window` runs, or all if that is null; `seen` is their number, and `callers` the number of their callers.
 create or replace function holdfast.candidates(
     p_agents text[], p_but_not bigint[], p_limit bigint, p_here text, p_dead text[], p_window bigint
 ) returns table (id bigint, seen bigint, callers bigint)
 language plpgsql stable
--- Without fresh statistics the planner expects next to no waiting runs, collects all of them, and sorts.
+-- Without fresh statistics the planner expects hardly any waiting runs, collects all of them, and sorts.
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_sort = off
@@ -21,7 +21,7 @@ begin
                 and r.not_before <= now()
                 and r.agent_name = any (p_agents)
                 and r.id <> all (p_but_not)
-                -- As in `ready`, but written so that it is a join, not a call for each run.
+                -- As in `ready`, but as a join instead of a call for each run.
                 and not exists (
                     select from holdfast.worker w
                     where w.worker_id = r.owner and r.status = 'running' and holdfast.lives(w, p_here, p_dead)

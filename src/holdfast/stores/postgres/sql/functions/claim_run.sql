@@ -1,4 +1,4 @@
--- Take one run by name.
+-- Claim one run by its id.
 create or replace function holdfast.claim_run(p jsonb) returns jsonb
 language plpgsql as $$
 declare
@@ -16,7 +16,7 @@ begin
     if driven and not (p ->> 'steal')::boolean then
         return jsonb_build_object('error', 'busy', 'owner', found_run.owner);
     end if;
-    -- A running run without a live owner is an interrupted one.
+    -- A running run without a live owner counts as interrupted.
     if not p -> 'statuses' ? found_run.status
         and not (found_run.status = 'running' and not driven and p -> 'statuses' ? 'interrupted')
     then

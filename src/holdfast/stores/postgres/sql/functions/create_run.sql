@@ -1,4 +1,4 @@
--- Put a run into the store: running and claimed by a worker, or queued.
+-- Insert a run: running and claimed by a worker, or queued.
 create or replace function holdfast.create_run(p jsonb, out key bigint, out answer jsonb)
 language plpgsql as $$
 declare

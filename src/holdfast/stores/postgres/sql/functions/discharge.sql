@@ -1,4 +1,4 @@
--- These workers are gone.
+-- Deregister these workers.
 create or replace function holdfast.discharge(p_worker_ids text[]) returns void
 language sql as $$
     delete from holdfast.worker where worker_id = any (p_worker_ids);

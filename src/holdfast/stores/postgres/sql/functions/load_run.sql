@@ -1,8 +1,8 @@
--- A run and its journal, all of one moment: the record as the body of the first row, then its pieces. A function, because
+-- A run and its journal, from one snapshot: the record as the body of the first row, then its segments. A function, because
 -- a session plans it once.
 create or replace function holdfast.load_run(p_run_id text, p_after bigint)
 returns table (seq bigint, layout text, checksum bigint, body bytea)
--- Stable: each of its statements sees what the call saw.
+-- Stable: all of its statements use the snapshot of the call.
 language plpgsql stable as $$
 declare
     found_run holdfast.run;
@@ -26,7 +26,7 @@ begin
         end
     from holdfast.piece p
     where p.run = found_run.id and p.seq >= found_run.first_seq
-        -- From the one that holds what comes next.
+        -- From the segment that holds the next entry.
         and p.seq >= coalesce(
             (select max(b.seq) from holdfast.piece b where b.run = found_run.id and b.seq <= p_after + 1), 0
         )

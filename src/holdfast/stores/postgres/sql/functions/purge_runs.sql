@@ -1,4 +1,4 @@
--- Remove runs that are over and expired, with the runs they started.
+-- Remove terminal runs that have expired, with their descendants.
 create or replace function holdfast.purge_runs(p jsonb) returns jsonb
 language plpgsql as $$
 declare
@@ -8,7 +8,7 @@ begin
     from (
         select r.id from holdfast.run r
         where r.expires_at <= now() and r.status in ('done', 'failed', 'cancelled')
-            -- A parent that may go on has to meet its child again.
+            -- A parent that may resume needs the result of its child.
             and not exists (
                 select from holdfast.run parent where parent.run_id = r.parent_run_id and parent.status <> 'done'
             )

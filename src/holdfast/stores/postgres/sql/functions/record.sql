@@ -1,4 +1,4 @@
--- A run without its journal, with the worker that owns it if that is enlisted and the run is running.
+-- The record of a run; with its owner, if the run is running and the owner is registered.
 create or replace function holdfast.record(r holdfast.run, w holdfast.worker) returns json
 language sql stable as $$
     select json_build_object(

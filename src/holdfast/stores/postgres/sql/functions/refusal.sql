@@ -1,4 +1,4 @@
--- Why a write under a claim was refused: the claim is lost, or the entries came out of order.
+-- Why a write under a claim is refused: the claim is lost, or the entries are out of order.
 create or replace function holdfast.refusal(p_run_id text, p_token bigint) returns jsonb
 language sql stable as $$
     select coalesce(

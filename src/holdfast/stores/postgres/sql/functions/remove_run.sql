@@ -1,4 +1,4 @@
--- Delete one run and the runs it started: under its claim, or while no live worker drives it.
+-- Delete one run and its descendants: under its claim, or if no live worker owns it.
 create or replace function holdfast.remove_run(p jsonb) returns jsonb
 language plpgsql as $$
 declare

@@ -1,4 +1,4 @@
--- Delete runs and all the runs they started. At once for whoever looks; the journals are swept up later, slice by slice.
+-- Delete runs and all their descendants. The records go at once; `sweep` deletes the journals later, in slices.
 create or replace function holdfast.remove_runs(p_ids bigint[]) returns void
 language sql as $$
     with recursive doomed (id, run_id) as (

@@ -1,4 +1,4 @@
--- End a claim and leave the run as the ending says.
+-- End a claim and set the status of the run.
 create or replace function holdfast.settle_run(p jsonb, out key bigint, out answer jsonb)
 language plpgsql as $$
 begin

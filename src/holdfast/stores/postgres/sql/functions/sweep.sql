@@ -1,4 +1,4 @@
--- Delete up to `slice` pieces that no run refers to any more. Gives how many; zero says that nothing is left to do here.
+-- Delete up to `slice` segments that belong to no run. Returns their number; zero if none is left.
 create or replace function holdfast.sweep(p_slice bigint) returns bigint
 language plpgsql as $$
 declare
@@ -7,13 +7,13 @@ declare
     swept bigint;
     total bigint := 0;
 begin
-    -- Should a crash of the server undo it, it is done again.
+    -- If a crash of the server undoes it, it is repeated.
     perform set_config('synchronous_commit', 'off', true);
     while total < p_slice loop
         select g.id, g.run, g.below into heap
         from holdfast.garbage g order by g.id limit 1 for update skip locked;
         exit when not found;
-        -- The rests of pieces that were cut, then the pieces.
+        -- The second parts of split segments, then the segments.
         foreach side in array array[-heap.run, heap.run] loop
             delete from holdfast.piece p using (
                 select s.run, s.seq from holdfast.piece s

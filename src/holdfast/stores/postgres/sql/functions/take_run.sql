@@ -1,4 +1,4 @@
--- Hand a run, which the caller locked, to a worker. Counts the strike and starts the backoff.
+-- Give the claim on a run that the caller has locked to a worker. Counts the strike and starts the backoff.
 create or replace function holdfast.take_run(p_id bigint, p_worker_id text, p_backoff jsonb) returns jsonb
 language sql as $$
     update holdfast.run r set

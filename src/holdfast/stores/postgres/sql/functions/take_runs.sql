@@ -1,4 +1,4 @@
--- Take up to `limit` of the runs that were found ready, in their order; those that others take meanwhile are left to them.
+-- Claim up to `limit` of the runs that are ready, in their order. Skips runs that other workers claim meanwhile.
 create or replace function holdfast.take_runs(p jsonb) returns jsonb
 language plpgsql as $$
 declare

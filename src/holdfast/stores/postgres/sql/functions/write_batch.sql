@@ -1,11 +1,11 @@
--- Everything that is waiting to be written, in one round trip and one commit. Each item stands or falls alone.
+-- All waiting writes, in one round trip and one commit. Each item succeeds or is refused on its own.
 --
--- The appends come as arrays, one element for each; they are the items from 1 on. The other operations, few in comparison,
--- follow as an array of objects. The entries of each come at the end, as one piece, with the number of its item; the rest
--- of a piece that was cut follows it, with no layout.
+-- The appends are arrays with one element for each; they are the items from 1 on. The other operations are fewer, and
+-- follow as an array of objects. The segments follow at the end, each with the number of its item; the second part of a
+-- split segment follows the first and has no layout.
 --
--- Gives the answers by item, for every item that has more to say than that it was done. A batch that was committed before
--- is not done again: it gives the answers it gave then. `null` says that a later batch was sent meanwhile.
+-- Returns the answers by item, for items whose response is more than success. A batch that was committed before is not
+-- applied again: the stored answers are returned. `null`: a later batch was sent meanwhile.
 create or replace function holdfast.write_batch(
     p_writer uuid,
     p_batch bigint,
@@ -27,13 +27,13 @@ create or replace function holdfast.write_batch(
     p_bodies bytea[]
 ) returns jsonb
 language plpgsql
--- A session plans it once, and keeps the plans it made while the tables were small, when reading all of a table seems as
--- good as looking up some rows of it. So every row that is read has to seem expensive.
+-- A session plans it once, and keeps plans that it made while the tables were small, when a sequential scan seems as cheap
+-- as an index lookup. So the costs make every row that is read expensive.
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set cpu_tuple_cost = 1
 set cpu_index_tuple_cost = 1
--- Where a batch is unfolded; less would send it through the disk.
+-- For the unnested batch; with less it would spill to disk.
 set work_mem = '32MB'
 as $$
 declare
@@ -47,7 +47,7 @@ declare
     done record;
     sign boolean := false;
 begin
-    -- What is not changed is not logged. Nearly always the row is there, and an insertion would lock it first.
+    -- A row that is not changed writes no WAL. Nearly always it exists, and an insert would lock it first.
     update holdfast.writer w set
         batch = p_batch,
         answers = '{}',
@@ -78,7 +78,7 @@ begin
             p_run_ids, p_tokens, p_firsts, p_counts, p_sizes, p_progresses, p_finished, p_replaces, p_rewinds
         ) with ordinality as a (run_id, token, first, count, size, progress, finished, replaces, rewind, item)
         where r.run_id = a.run_id and r.token = a.token
-            -- Not as the index of waiting runs has it: that would be taken for a short list, and read as a whole.
+            -- Not in the form of the index of waiting runs: the planner would take that for short, and scan it.
             and r.status || '' = 'running'
             and (a.first is null or r.next_seq in (a.first, a.rewind))
         returning a.item, r.id
@@ -97,7 +97,7 @@ begin
     end if;
 
     if p_rewinds is not null then
-        -- Entries of a write that was committed without its writer's knowing, which now says what comes there instead.
+        -- Entries that were committed without their writer learning of it; it now replaces them.
         delete from holdfast.piece p
         using unnest(keys, p_firsts, p_rewinds) as a (key, first, rewind), unnest(array[a.key, -a.key]) as side (run)
         where a.rewind is not null and p.run = side.run and p.seq >= a.first;
@@ -119,7 +119,7 @@ begin
                 answers := answers || done.answer;
             end if;
         end loop;
-        -- Put together once: an object that grows by one answer after the other is copied each time.
+        -- Built once: an object that grows answer by answer is copied each time.
         said := said || coalesce(
             (select jsonb_object_agg(a.item, a.answer) from unnest(speakers, answers) as a (item, answer)), '{}'
         );
@@ -133,7 +133,7 @@ begin
     if said <> '{}' then
         update holdfast.writer w set answers = said where w.writer_id = p_writer;
     end if;
-    -- At its commit a notification holds a lock of the whole server: one for the batch, and none for appends.
+    -- At commit a notification takes a lock of the whole server: so one for the batch, and none for appends.
     if sign then
         perform pg_notify('holdfast', '');
     end if;

@@ -1,14 +1,14 @@
--- Everything a store keeps. Files here are written for the schema `holdfast`; another name is put in when they are read.
+-- The tables of a store. These files name the schema `holdfast`; the loader replaces it by another name.
 
--- Tokens of claims. A sequence never goes back, so they grow over removal and re-creation of a run id as well.
+-- Fencing tokens of claims. A sequence never goes back, so they also grow when a run id is removed and created again.
 create sequence holdfast.token;
 
--- What every save changes or compares comes first: what stands behind a column of variable length is costly to find.
+-- The columns that every save changes or compares come first: those behind a column of variable length are slow to find.
 create table holdfast.run (
-    -- Grows with every creation: the order of listings, and the key of the journal. A run id may come again, this never.
+    -- Grows with every creation: the order of listings, and the key of the journal. A run id may be reused, this is not.
     id bigint generated always as identity primary key,
     token bigint not null default 0,
-    -- The journal is what has a `seq` from `first_seq` up to, not including, `next_seq`. Anything else is garbage.
+    -- The journal has the entries from `first_seq` up to, but not including, `next_seq`. All others are garbage.
     first_seq bigint not null default 0,
     next_seq bigint not null default 0,
     size bigint not null default 0,
@@ -28,7 +28,7 @@ create table holdfast.run (
     meta bytea not null,
     progress bytea not null
 )
--- Room beside each row for its next version, so that a save, which changes no indexed column, touches no index.
+-- Free space for the next version of each row: a save changes no indexed column, so its update is HOT.
 with (fillfactor = 45);
 
 create index run_waiting on holdfast.run (id) where status in ('queued', 'running', 'interrupted');
@@ -36,30 +36,30 @@ create index run_parent on holdfast.run (parent_run_id) where parent_run_id is n
 create index run_cancelled on holdfast.run (id) where cancel_requested;
 create index run_expiring on holdfast.run (expires_at) where expires_at is not null;
 
--- The journals, in pieces: the entries of one write are one row, because a row costs about the same however much is in it.
--- No foreign key: every piece is written by `write_batch`, after it locked the run, and a check for each row costs.
+-- The journals. The entries of one write are one segment, a row: a row costs about the same whatever its size.
+-- No foreign key: `write_batch` writes every segment after it has locked the run, and a check per row costs time.
 create table holdfast.piece (
     run bigint not null,
-    -- The number of its first entry.
+    -- The number of the first entry.
     seq bigint not null,
-    -- Kind, by its first letter, and length of each entry, such as 'm1040 m1012 s98'; the bodies are one behind the other.
+    -- Kind (its first letter) and length of each entry, such as 'm1040 m1012 s98'; `body` concatenates their bodies.
     layout text collate "C" not null,
     checksum bigint not null,
     body bytea not null,
     primary key (run, seq)
 )
--- A body of some kilobytes stays in its row. Longer ones go aside, neither is compressed: that costs more than the bytes.
+-- A body of some kilobytes stays in its row, a longer one goes to TOAST. Neither is compressed: not worth its cost.
 with (toast_tuple_target = 8160);
 alter table holdfast.piece alter column body set storage external;
 
--- Pieces that no run refers to any more: all of `run` with a `seq` below `below`. Deleted in slices by `sweep`.
+-- Segments that belong to no run: all of `run` with a `seq` below `below`. `sweep` deletes them in slices.
 create table holdfast.garbage (
     id bigint generated always as identity primary key,
     run bigint not null,
     below bigint not null
 );
 
--- A worker is alive while its row is here and, seen from another host, until `alive_until`.
+-- A worker is alive while its row exists and, for other hosts, until `alive_until`.
 create table holdfast.worker (
     worker_id text collate "C" primary key,
     host text collate "C" not null,
@@ -70,8 +70,8 @@ create table holdfast.worker (
 )
 with (fillfactor = 50);
 
--- One row for each store that writes: its newest batch and what came of it. A batch that is sent again is answered from
--- here, so that a commit whose answer was lost is known, not guessed.
+-- One row for each store that writes: its newest batch and the answers. A batch that is sent again after its answer was
+-- lost is answered from here.
 create table holdfast.writer (
     writer_id uuid primary key,
     batch bigint not null,
