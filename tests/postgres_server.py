@@ -44,7 +44,7 @@ _SETTINGS = {
     "log_min_messages": "warning",
 }
 
-_START_PATIENCE = 60.0
+_START_TIMEOUT = 60.0
 
 
 class Account(TypedDict, total=False):
@@ -122,7 +122,7 @@ class EmbeddedServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + _START_PATIENCE
+        deadline = time.monotonic() + _START_TIMEOUT
         while True:
             try:
                 psycopg.connect(self.url()).close()

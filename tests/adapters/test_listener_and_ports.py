@@ -176,10 +176,10 @@ async def test_a_budget_stops_the_run_between_steps_and_lets_it_go_on() -> None:
     assert sorted({usage.requests for usage in budget.committed}) == [1, 2, 3]
 
 
-async def test_a_critic_sees_signs_of_life_and_may_kill() -> None:
+async def test_a_critic_sees_activity_and_may_kill() -> None:
     class Critic:
-        def __init__(self, patience: int) -> None:
-            self.left = patience
+        def __init__(self, limit: int) -> None:
+            self.left = limit
             self.control: RunControl | None = None
 
         def begin(

@@ -252,7 +252,7 @@ async def test_a_tool_return_with_content_and_metadata_is_kept_once() -> None:
     assert sorted(map(str, kept)) == sorted(map(str, [*get_texts(script.asked[1]), ("text", "done")]))
 
 
-async def test_tools_of_a_palette_can_be_called() -> None:
+async def test_extra_tools_can_be_called() -> None:
     script = ScriptedModel([call("c1", "double", n=2), call("c2", "double", n="two"), call("c3", "fail")], "done")
 
     @tool(effect="pure")
@@ -263,11 +263,11 @@ async def test_tools_of_a_palette_can_be_called() -> None:
     async def fail() -> str:
         raise LookupError("nothing there")
 
-    class Palette:
+    class ExtraTools:
         async def tools(self, info: RunInfo) -> list[Tool]:
             return [double, fail]
 
-    async with App([durable(Agent(script.model, name="own"))], "memory:", extra_tools=Palette()) as app:
+    async with App([durable(Agent(script.model, name="own"))], "memory:", extra_tools=ExtraTools()) as app:
         await app.run("own", "go")
     results = [content for kind, content in get_texts(script.asked[1]) if kind == "tool-return"]
     assert results[0] == 4

@@ -28,7 +28,7 @@ _SOURCE = Path(holdfast.__file__).parent.parent
 COMMAND = [sys.executable, "-P", "-m", "holdfast"]
 
 #: No test is about how fast things are; this only ends what would never end.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -50,7 +50,7 @@ class Shell:
         """What the command gave, whatever its exit code."""
         return subprocess.run(
             [*COMMAND, *args], cwd=self.folder, env={**self.env, **env}, input=stdin, text=True,
-            capture_output=True, timeout=PATIENCE, check=False,
+            capture_output=True, timeout=TIMEOUT, check=False,
         )  # fmt: skip
 
     def ok(self, *args: str, stdin: str = "") -> str:
@@ -121,7 +121,7 @@ class Shell:
 
 def until(holds: Any, what: str) -> None:
     """Return once `holds()` does."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not holds():
         assert time.monotonic() < end, f"waited in vain for {what}"
         time.sleep(0.01)
@@ -180,10 +180,10 @@ class Terminal:
         for _ in self._chunks():
             pass
         os.close(self._screen)
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT)
 
     def _chunks(self) -> Iterator[None]:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         yield
         while time.monotonic() < end:
             ready, _, _ = select.select([self._screen], [], [], 0.1)

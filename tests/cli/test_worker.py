@@ -3,7 +3,7 @@
 import json
 import signal
 
-from tests.cli.shell import PATIENCE, Shell, kill, line_with
+from tests.cli.shell import TIMEOUT, Shell, kill, line_with
 
 
 def test_a_worker_takes_what_is_submitted_and_drains_on_sigterm(shell: Shell) -> None:
@@ -85,7 +85,7 @@ def test_a_worker_whose_log_is_read_no_more_goes_on_and_drains_on_sigterm(shell:
     worker.stderr.close()
     assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(PATIENCE) == 0
+    assert worker.wait(TIMEOUT) == 0
 
 
 def test_events_that_are_read_no_more_end_no_run(shell: Shell) -> None:
@@ -95,4 +95,4 @@ def test_events_that_are_read_no_more_end_no_run(shell: Shell) -> None:
     worker.stdout.close()
     assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
     worker.send_signal(signal.SIGTERM)
-    worker.wait(PATIENCE)
+    worker.wait(TIMEOUT)

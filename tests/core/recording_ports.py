@@ -103,14 +103,14 @@ class RecordingListener:
         self._record, self._ports = ports._record, ports
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        self._record("delivery.progress", f"{event.kind} {event.step} {event.name}".strip())
+        self._record("listener.event", f"{event.kind} {event.step} {event.name}".strip())
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
-        self._record("delivery.output", str(output))
+        self._record("listener.output", str(output))
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
         self._ports.errors.append(error)
-        self._record("delivery.error", type(error).__name__)
+        self._record("listener.error", type(error).__name__)
 
 
 class RecordingToolProvider:
@@ -118,7 +118,7 @@ class RecordingToolProvider:
         self._record = ports._record
 
     async def tools(self, info: RunInfo) -> Sequence[Tool]:
-        self._record("palette.tools")
+        self._record("extra_tools.tools")
 
         @tool(effect="pure")
         async def extra() -> str:

@@ -121,7 +121,7 @@ async def test_another_loop_is_driven_saved_and_completed_like_the_native_one() 
     )
     assert (result.steps, result.usage) == (3, Usage(requests=3, tool_calls=2))
     assert everything.get_calls("audit.step") == ["audit.step 1 1", "audit.step 2 2", "audit.step 3 3"]
-    assert everything.get_calls("delivery.output") == [f"delivery.output {result.output}"]
+    assert everything.get_calls("listener.output") == [f"listener.output {result.output}"]
     assert await host.list_records() == []
 
 

@@ -60,23 +60,23 @@ async def test_every_port_is_asked_as_promised_over_a_whole_run() -> None:
         "budget.commit 3 3",
         "budget.commit 3 3",  # at the end
     ]
-    assert everything.get_calls("delivery") == [
-        "delivery.progress step 1",
-        "delivery.progress reply 1",
-        "delivery.progress tool_start 1 work",
-        "delivery.progress tool_end 1 work",
-        "delivery.progress step 2",
-        "delivery.progress reply 2",
-        "delivery.progress tool_start 2 extra",
-        "delivery.progress tool_end 2 extra",
-        "delivery.progress step 3",
-        "delivery.progress reply 3",
-        "delivery.output done",
+    assert everything.get_calls("listener") == [
+        "listener.event step 1",
+        "listener.event reply 1",
+        "listener.event tool_start 1 work",
+        "listener.event tool_end 1 work",
+        "listener.event step 2",
+        "listener.event reply 2",
+        "listener.event tool_start 2 extra",
+        "listener.event tool_end 2 extra",
+        "listener.event step 3",
+        "listener.event reply 3",
+        "listener.output done",
     ]
-    assert everything.get_calls("palette") == ["palette.tools"]
+    assert everything.get_calls("extra_tools") == ["extra_tools.tools"]
     critic = everything.get_calls("critic")
     assert (critic[0], critic[-1]) == ("critic.begin", "critic.close")
-    assert len(critic) == 2 + len(everything.get_calls("delivery.progress"))
+    assert len(critic) == 2 + len(everything.get_calls("listener.event"))
 
 
 async def test_a_failed_run_is_told_to_all_who_have_to_know() -> None:
@@ -88,9 +88,9 @@ async def test_a_failed_run_is_told_to_all_who_have_to_know() -> None:
         await SimulatedHost(ports=everything.ports).executor.run(agent, "go")
     assert "audit.tool work once failed" in everything.calls
     assert everything.get_calls("audit")[-1] == "audit.close fail 1 ValueError"
-    assert everything.get_calls("delivery")[-1] == "delivery.error ValueError"
+    assert everything.get_calls("listener")[-1] == "listener.error ValueError"
     assert everything.get_calls("budget")[-1] == "budget.commit 1 1"
-    assert everything.get_calls("delivery.output") == []
+    assert everything.get_calls("listener.output") == []
 
 
 async def test_what_was_spent_on_an_unfinished_step_is_committed_at_the_end() -> None:
@@ -115,7 +115,7 @@ async def test_a_resumed_run_says_so() -> None:
     assert first.get_calls("audit")[-1] == "audit.close leave 1 Shutdown"
     await SimulatedHost(host.inner, ports=second.ports).resume(three_steps(), "r")
     assert second.get_calls("audit")[:2] == ["audit.begin r", "audit.start resumed"]
-    assert second.get_calls("delivery")[0] == "delivery.progress resumed 1"
+    assert second.get_calls("listener")[0] == "listener.event resumed 1"
     assert second.get_calls("audit.step") == ["audit.step 2 2", "audit.step 3 3"]
 
 
@@ -131,25 +131,25 @@ async def test_a_steered_message_and_a_phase_are_told_to_the_delivery() -> None:
 
     phases = [Phase(name="one", model=ScriptedModel(tool_reply(call("1", "hint")), "x"), tools=[hint])]
     await executor.run(Agent(name="a", phases=phases), "go", run_id="r")
-    assert "delivery.progress phase 0 one" in everything.calls
-    assert "delivery.progress steered 2" in everything.calls
+    assert "listener.event phase 0 one" in everything.calls
+    assert "listener.event steered 2" in everything.calls
 
 
 # -- ports that raise -------------------------------------------------------------------------------------------------
 
-#: Where a port can raise while the run is driven: that becomes the run's error.
+#: Where a port can raise while the run executes: that becomes the run's error.
 DURING = [
     "audit.begin", "audit.start", "audit.step", "audit.tool", "budget.check", "budget.commit", "critic.begin",
-    "critic.activity", "delivery.progress", "delivery.output", "palette.tools",
+    "critic.activity", "listener.event", "listener.output", "extra_tools.tools",
 ]  # fmt: skip
 
-#: Where it can raise while the run is settled: that is logged, and the run ended as it ended.
-AT_THE_END = ["audit.close", "critic.close", "delivery.error"]
+#: Where it can raise while the run is finalized: that is logged, and does not change the outcome.
+AT_THE_END = ["audit.close", "critic.close", "listener.error"]
 
 
 @pytest.mark.parametrize("where", DURING)
 @pytest.mark.parametrize("resumed", [False, True])
-async def test_a_port_that_raises_is_the_runs_error_and_the_checkpoint_is_settled(where: str, resumed: bool) -> None:
+async def test_a_port_that_raises_is_the_runs_error_and_the_checkpoint_is_finalized(where: str, resumed: bool) -> None:
     everything = RecordingPorts(where)
     host = SimulatedHost(ports=everything.ports, settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     if resumed:
@@ -173,7 +173,7 @@ async def test_a_port_that_raises_is_the_runs_error_and_the_checkpoint_is_settle
 
 @pytest.mark.parametrize("where", AT_THE_END)
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_port_that_raises_while_the_run_is_settled_is_logged(
+async def test_a_port_that_raises_while_the_run_is_finalized_is_logged(
     where: str, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     everything = RecordingPorts(where)
@@ -183,7 +183,7 @@ async def test_a_port_that_raises_while_the_run_is_settled_is_logged(
             await host.executor.run(Agent(name="a", model=ScriptedModel(ValueError("the run's own"))), "go")
     else:
         assert (await host.executor.run(three_steps(), "go")).output == "done"
-    if fails or where != "delivery.error":
+    if fails or where != "listener.error":
         assert "a port failed while the run was finalized" in caplog.text
     assert await host.list_records() == []
 
@@ -211,7 +211,7 @@ async def test_a_port_can_park_or_leave_a_run_wherever_it_is_asked(where: str) -
         ).output == "done"
 
 
-async def test_a_palette_whose_tool_has_a_taken_name_is_refused() -> None:
+async def test_an_extra_tool_with_a_taken_name_is_refused() -> None:
     @tool(effect="pure")
     async def extra() -> None: ...
 

@@ -249,7 +249,7 @@ async def test_a_run_that_cannot_be_flushed_is_left_as_it_was_saved() -> None:
     await shutdown
     with pytest.raises(Shutdown):
         await run
-    # Not released: but its worker was discharged, so it is a candidate all the same.
+    # Not released, but its worker was deregistered: so the run counts as interrupted.
     [record] = await host.list_records()
     assert record.is_interrupted
     model = ScriptedModel(LOOK, "done")

@@ -19,7 +19,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.url import store_from_url
 
 IDS = [f"m{number}" for number in range(32)]
-PATIENCE = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=60)
 
 
 def partial(model: str, turn: int) -> PartialResponse:
@@ -60,8 +60,8 @@ def test_updates_during_a_flush_share_the_next_one() -> None:
     assert gate.arrived.acquire(timeout=60)
     rest = [saver.update(partial(model, turn)) for turn in (2, 3) for model in IDS]
     gate.let_through.release(2)
-    assert first.wait(PATIENCE)
-    assert all(flushed.wait(PATIENCE) for flushed in rest)
+    assert first.wait(TIMEOUT)
+    assert all(flushed.wait(TIMEOUT) for flushed in rest)
     assert len(gate.written) == 2
     assert texts(gate.written[1]) == dict.fromkeys(IDS, "3")
     saver.close()
@@ -73,13 +73,13 @@ def test_a_failed_flush_is_logged_and_the_next_one_carries_it(caplog: pytest.Log
     saver = IncrementalSaver(gate, "why?", ["a", "b"])
     gate.let_through.release(10)
     gate.fails = True
-    assert not saver.update(partial("a", 1)).wait(PATIENCE)
+    assert not saver.update(partial("a", 1)).wait(TIMEOUT)
     assert "no room" in caplog.text
     gate.fails = False
-    assert saver.update(partial("b", 1)).wait(PATIENCE)
+    assert saver.update(partial("b", 1)).wait(TIMEOUT)
     assert texts(gate.written[-1]) == {"a": "1", "b": "1"}
     gate.fails = True
-    assert not saver.update(partial("a", 2)).wait(PATIENCE)
+    assert not saver.update(partial("a", 2)).wait(TIMEOUT)
     gate.fails = False
     saver.close()
     assert texts(gate.written[-1]) == {"a": "2", "b": "1"}
@@ -106,8 +106,8 @@ async def test_a_task_that_is_cancelled_while_it_waits_disturbs_nobody() -> None
 def test_what_has_ended_stays_ended_and_the_file_goes_with_the_last(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     saver = IncrementalSaver(path, "why?", ["b", "a"], True)
-    assert saver.mark_completed(ModelResponse(model_id="a", text="because")).wait(PATIENCE)
-    assert saver.update(partial("a", 9)).wait(PATIENCE)
+    assert saver.mark_completed(ModelResponse(model_id="a", text="because")).wait(TIMEOUT)
+    assert saver.update(partial("a", 9)).wait(TIMEOUT)
     kept = load(path)
     assert kept is not None
     assert (kept.prompt, kept.adapter_ids, kept.verbose) == ("why?", ("b", "a"), True)
@@ -115,7 +115,7 @@ def test_what_has_ended_stays_ended_and_the_file_goes_with_the_last(tmp_path: Pa
         ("b", "interrupted", ""),
         ("a", "completed", "because"),
     ]
-    assert saver.mark_completed(ModelResponse(model_id="b", error="no")).wait(PATIENCE)
+    assert saver.mark_completed(ModelResponse(model_id="b", error="no")).wait(TIMEOUT)
     assert list(tmp_path.iterdir()) == []
     saver.close()
 

@@ -25,7 +25,7 @@ async def main():
     store = a_store(sys.argv[1])
     await store.open()
     worker = await add_worker(store)
-    print("enlisted", flush=True)
+    print("registered", flush=True)
     sys.stdin.readline()
     with contextlib.suppress(StoreUnavailable):
         await store.deregister_worker(worker)
@@ -60,7 +60,7 @@ async def test_the_next_beat_goes_over_another_connection(proxy: CuttingProxy, u
         await wait_until(is_heard_again)
 
 
-async def test_a_worker_is_discharged_nevertheless(proxy: CuttingProxy, url: str) -> None:
+async def test_a_worker_is_deregistered_nevertheless(proxy: CuttingProxy, url: str) -> None:
     async with (
         open_store(route_through(proxy, url), lease_timeout=timedelta(seconds=10)) as store,
         fail_after_timeout(),
@@ -85,7 +85,7 @@ async def test_the_process_ends_though_the_server_never_answers(proxy: CuttingPr
     assert process.stdout is not None
     try:
         async with fail_after_timeout():
-            assert await process.stdout.readline() == b"enlisted\n"
+            assert await process.stdout.readline() == b"registered\n"
             proxy.harm(Harm.FALL_SILENT, BEAT, and_refuse=True)
             await proxy.landed.wait()
             process.stdin.write(b"leave\n")

@@ -1,6 +1,6 @@
-"""Patience ends before the answer comes: committed, and nobody knows.
+"""The timeout ends before the answer arrives: the write was committed, and its caller does not know.
 
-To the caller nothing was changed, and the same call may be made again.
+To the caller nothing has changed, and it may repeat the call.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +27,7 @@ from holdfast.testing.store_suite.store_under_test import (
     make_run,
 )
 
-#: Makes a call of which nobody hears that it was committed.
+#: Makes a call that is committed, but whose answer is lost.
 Unanswered = Callable[[Awaitable[object]], Awaitable[None]]
 
 
@@ -40,7 +40,7 @@ async def witness(url: str) -> AsyncIterator[PostgresStore]:
 
 @pytest.fixture
 async def store(proxy: CuttingProxy, witness: PostgresStore, url: str) -> AsyncIterator[PostgresStore]:
-    """Through the proxy, with little patience. What takes longer than that, its tables, is there before."""
+    """Through the proxy, with a short timeout. The tables exist already: creating them takes longer."""
     async with open_store(route_through(proxy, url), timeout=timedelta(seconds=1)) as store:
         yield store
 

@@ -37,7 +37,7 @@ async def store(proxy: CuttingProxy, url: str) -> AsyncIterator[PostgresStore]:
 
 @pytest.fixture
 async def impatient(proxy: CuttingProxy, url: str) -> AsyncIterator[PostgresStore]:
-    """Through the proxy, with little patience. What takes longer than that, its tables, is there before."""
+    """Through the proxy, with a short timeout. The tables exist already: creating them takes longer."""
     async with open_store(url), open_store(route_through(proxy, url), timeout=IMPATIENT) as store:
         yield store
 

@@ -9,7 +9,7 @@ from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.stores.postgres import PostgresStore
 
 
-async def test_a_port_that_refuses_is_given_up_after_the_patience() -> None:
+async def test_a_port_that_refuses_is_given_up_after_the_timeout() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         url = f"postgresql://me:secret@127.0.0.1:{taken.getsockname()[1]}/nowhere"

@@ -218,7 +218,7 @@ async def test_the_heart_beats_while_the_event_loop_is_blocked(tmp_path: Path) -
         assert len(beats) == 4
 
 
-async def test_a_discharged_worker_has_no_heart_any_more(tmp_path: Path) -> None:
+async def test_a_deregistered_worker_has_no_heartbeat_any_more(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with opened(path, dead_after=timedelta(milliseconds=5)) as store:
         for _ in range(50):
