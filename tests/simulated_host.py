@@ -1,4 +1,4 @@
-"""A host's life on a store that outlives it."""
+"""A host process on a store that survives its crash."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ class SimulatedHost:
         await self.inner.deregister_worker(self.checkpoints.worker_id)
 
     async def claim(self, agent: AgentSource, run_id: str) -> Resumption:
-        """Take over the run that another life left behind."""
+        """Take over a run that another host left."""
         await self.checkpoints.open()
         claim = await self.store.claim(run_id, self.checkpoints.worker_id, statuses=MANUALLY_CLAIMABLE)
         return self.checkpoints.resume(claim, await self.store.load(run_id), get_loop(agent).codec)

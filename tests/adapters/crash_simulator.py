@@ -1,4 +1,4 @@
-"""Ends a host's life at a named place of a run, as by SIGKILL, and goes on in another."""
+"""Crashes a host at a named place of a run, as by SIGKILL, and resumes the run on another host."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ class CrashSimulator:
         self._crash_points = list(deadly)
         self._host: SimulatedHost | None = None
         self._crashed = asyncio.Event()
-        #: The places that were passed, in all lives.
+        #: The places that were passed, on all hosts.
         self.passed: list[str] = []
 
     async def reach(self, point: str, *, results: int = 0) -> None:
@@ -31,11 +31,11 @@ class CrashSimulator:
         self.passed.append(point)
         if self._crash_points and self._crash_points[0] == point and self._host is not None:
             del self._crash_points[0]
-            live = self._host.executor.get_run(RUN)
-            assert live is not None
-            while len(live.state.results) < results:  # noqa: ASYNC110 - nobody tells of a result
+            execution = self._host.executor.get_run(RUN)
+            assert execution is not None
+            while len(execution.state.results) < results:  # noqa: ASYNC110 - no event announces a result
                 await asyncio.sleep(0)
-            await live.save(force=True)
+            await execution.save(force=True)
             await self._host.crash()
             self._crashed.set()
             await asyncio.Event().wait()
@@ -43,15 +43,15 @@ class CrashSimulator:
     async def run(
         self, agent: Agent, *, then: Agent | None = None, store: CheckpointStore | None = None, **options: Any
     ) -> Result:
-        """Run the agent, life after life, until it comes to its end. After its first death it may be another."""
-        life = self._host = SimulatedHost(store, **options)
-        running = asyncio.create_task(life.executor.run(agent, "go", run_id=RUN))
-        return await self._run_to_end(running, life, then or agent, options)
+        """Run the agent, host after host, to its end. After the first crash `then` replaces it."""
+        host = self._host = SimulatedHost(store, **options)
+        running = asyncio.create_task(host.executor.run(agent, "go", run_id=RUN))
+        return await self._run_to_end(running, host, then or agent, options)
 
     async def resume(self, agent: Agent, *, store: CheckpointStore, **options: Any) -> Result:
         """The same for a run that somebody else left in the store."""
-        life = self._host = SimulatedHost(store, **options)
-        return await self._run_to_end(asyncio.create_task(life.resume(agent, RUN)), life, agent, options)
+        host = self._host = SimulatedHost(store, **options)
+        return await self._run_to_end(asyncio.create_task(host.resume(agent, RUN)), host, agent, options)
 
     async def _run_to_end(
         self, running: "asyncio.Task[Result]", host: SimulatedHost, agent: Agent, options: dict[str, Any]

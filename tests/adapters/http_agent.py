@@ -48,7 +48,7 @@ def _note(world: Path, text: str) -> None:
         file.write(f"{text}\n")
 
 
-async def _live(url: str, store: str, world: str, kind: str) -> None:
+async def _run_agent(url: str, store: str, world: str, kind: str) -> None:
     async with (
         http_agent(url, Path(world)) as agent,
         App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app,
@@ -59,4 +59,4 @@ async def _live(url: str, store: str, world: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_live(*sys.argv[1:]))
+    asyncio.run(_run_agent(*sys.argv[1:]))

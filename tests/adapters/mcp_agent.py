@@ -71,7 +71,7 @@ def mcp_agent(
     return durable(agent, effects=effects, reconcile={"ship": shipped}, in_doubt={"pay": in_doubt})  # type: ignore[dict-item]
 
 
-async def _live(folder: Path, kind: str, options: dict[str, Any]) -> None:
+async def _run_agent(folder: Path, kind: str, options: dict[str, Any]) -> None:
     script = ScriptedModel(BATCH, [call("c7", "pay", city="Faro")], "done")
     agent = mcp_agent(folder, script, **options)
     async with App([agent], f"sqlite:{folder / 'runs.db'}", worker=WorkerSettings(recover_on_start=False)) as app:
@@ -83,9 +83,9 @@ async def _live(folder: Path, kind: str, options: dict[str, Any]) -> None:
         except RunParked as parked:
             print(json.dumps({"parked": [parked.reason, parked.detail]}))
         else:
-            told = [content for kind, content in get_texts(list(result.messages)) if kind == "tool-return"]
-            print(json.dumps({"output": result.output, "asked": len(script.asked), "told": told}))
+            results = [content for kind, content in get_texts(list(result.messages)) if kind == "tool-return"]
+            print(json.dumps({"output": result.output, "asked": len(script.asked), "results": results}))
 
 
 if __name__ == "__main__":
-    asyncio.run(_live(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])))
+    asyncio.run(_run_agent(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])))

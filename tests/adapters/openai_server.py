@@ -1,4 +1,4 @@
-"""A loopback server that speaks the OpenAI chat-completions protocol, and misbehaves where it is told to."""
+"""A loopback server that speaks the OpenAI chat-completions protocol, and misbehaves where a test asks for it."""
 
 import asyncio
 import hashlib

@@ -96,7 +96,7 @@ async def test_the_run_is_parked_and_goes_on_with_the_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "text"),
     [
         (False, "The tool call was denied."),
         (ToolDenied("not that one"), "not that one"),
@@ -106,13 +106,13 @@ async def test_the_run_is_parked_and_goes_on_with_the_answers() -> None:
         (1, "The tool call was denied."),
     ],
 )
-async def test_only_a_clear_yes_is_an_approval(answer: Any, told: str) -> None:
+async def test_only_a_clear_yes_is_an_approval(answer: Any, text: str) -> None:
     script, done, store = ScriptedModel([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
     agent = durable(careful(script, done))
     await parked(agent, store)
     await answered(agent, store, {"c2": answer})
     assert done == []
-    assert returns(script) == [told]
+    assert returns(script) == [text]
 
 
 async def test_an_approval_may_change_the_arguments() -> None:

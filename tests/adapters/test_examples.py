@@ -21,17 +21,17 @@ async def started(folder: Path, model: str, **env: str) -> asyncio.subprocess.Pr
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "text"),
     [
         ("openai:gpt-5", "openai:gpt-5 needs a key: set the environment variable OPENAI_API_KEY\n"),
         ("anthropic:claude-x", "anthropic:claude-x needs a key: set the environment variable ANTHROPIC_API_KEY\n"),
         ("nobody:x", "unknown provider 'nobody': use one of openai, openai-chat, anthropic\n"),
     ],
 )
-async def test_without_a_key_it_says_which_one_it_needs(tmp_path: Path, model: str, told: str) -> None:
+async def test_without_a_key_it_says_which_one_it_needs(tmp_path: Path, model: str, text: str) -> None:
     process = await started(tmp_path, model)
     out, err = await process.communicate()
-    assert (process.returncode, out, err.decode()) == (1, b"", told)
+    assert (process.returncode, out, err.decode()) == (1, b"", text)
 
 
 async def test_with_a_key_it_answers_and_goes_on_after_a_kill(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ def test_calls_come_with_their_own_results_in_the_order_they_were_asked_for() ->
         result("1", "one"),
         ModelResponse(parts=[call("1", "t", x=3), call("2", "t", x=4)]),
     ]
-    told = [
+    finished = [
         (each.call_id, each.tool, each.arguments, each.content, each.error)
         for each in loop.finished_calls(history, {"2": result("2", "four")})
     ]
-    assert told == [
+    assert finished == [
         ("1", "t", {"x": 1}, "one", False),
         ("2", "t", {"x": 2}, "two", True),
         ("2", "t", {"x": 4}, "four", False),

@@ -45,18 +45,18 @@ class Errands:
         return Counter(line.rpartition(" ")[0] for line in (self._folder / "world").read_text().splitlines())
 
     def parents(self) -> list[int]:
-        """Who started a server, life by life."""
+        """The processes that started a server, in order."""
         return [int(line.split()[1]) for line in (self._folder / "servers").read_text().splitlines()]
 
-    async def live(self, kind: str, **options: Any) -> Any:
-        """A whole life of the agent: what it says in the end."""
+    async def run_process(self, kind: str, **options: Any) -> Any:
+        """Run the agent in a process, and return what it prints at its end."""
         process = await self._start(kind, options)
         out, _ = await process.communicate()
         assert process.returncode == 0
         return json.loads(out)
 
     async def killed_in_the_batch(self, **options: Any) -> int:
-        """A life that is killed when two calls of the batch are recorded and the server is at the other four."""
+        """A process that is killed when two calls of the batch are recorded and the server is at the other four."""
         self._hold(*HELD)
         async with App([], self._url, worker=WorkerSettings(recover_on_start=False)) as app:
             assert app.store is not None
@@ -95,7 +95,7 @@ def errands(tmp_path: Path) -> Errands:
 
 
 async def test_each_tool_of_a_server_is_called_once(errands: Errands) -> None:
-    result = await errands.live("run")
+    result = await errands.run_process("run")
     assert (result["output"], result["asked"]) == ("done", 3)
     assert errands.calls() == Counter([*FINISHED, *HELD, "pay Faro"])
     assert len(errands.done()) == 7, "each call has a key of its own"
@@ -103,7 +103,7 @@ async def test_each_tool_of_a_server_is_called_once(errands: Errands) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "again", "told"),
+    ("options", "again", "results"),
     [
         pytest.param({}, ["look", "reserve"], [WARM, RESERVED, UNKNOWN_OUTCOME, FOUND], id="as the server hints"),
         pytest.param(
@@ -115,24 +115,24 @@ async def test_each_tool_of_a_server_is_called_once(errands: Errands) -> None:
     ],
 )
 async def test_after_a_kill_in_a_batch_each_call_is_treated_as_its_effect_says(
-    errands: Errands, options: dict[str, Any], again: list[str], told: list[Any]
+    errands: Errands, options: dict[str, Any], again: list[str], results: list[Any]
 ) -> None:
     killed = await errands.killed_in_the_batch(**options)
-    result = await errands.live("resume", **options)
+    result = await errands.run_process("resume", **options)
     assert (result["output"], result["asked"]) == ("done", 2), "the reply with the batch is not asked for again"
     assert errands.calls() == Counter([*FINISHED, *HELD, *(f"{tool} Bonn" for tool in again), "pay Faro"])
     assert len(errands.done()) == 7, "a call that is made again has the key it had"
-    assert result["told"] == ["Lyon is warm", {"paid": "Lyon"}, *told, {"paid": "Faro"}]
+    assert result["results"] == ["Lyon is warm", {"paid": "Lyon"}, *results, {"paid": "Faro"}]
     parents = errands.parents()
     assert (parents[0], len(set(parents))) == (killed, 2)
 
 
 async def test_a_person_answers_for_a_call_in_doubt(errands: Errands) -> None:
     await errands.killed_in_the_batch(in_doubt="park")
-    parked = await errands.live("resume", in_doubt="park")
+    parked = await errands.run_process("resume", in_doubt="park")
     assert parked == {"parked": ["in doubt", "call c5 of pay may or may not have happened"]}
-    result = await errands.live("answer", in_doubt="park")
+    result = await errands.run_process("answer", in_doubt="park")
     assert result["output"] == "done"
-    assert result["told"][3:] == [RESERVED, {"paid": "by hand"}, FOUND, {"paid": "Faro"}]
+    assert result["results"][3:] == [RESERVED, {"paid": "by hand"}, FOUND, {"paid": "Faro"}]
     calls = errands.calls()
     assert [calls[once] for once in (*FINISHED, "pay Bonn", "ship Bonn", "pay Faro")] == [1] * 5

@@ -147,7 +147,7 @@ async def test_calls_beside_the_output_are_made_once(strategy: Any) -> None:
 
 
 async def test_retry_budgets_go_on_counting() -> None:
-    """Three retries are allowed in a row, over all lives together."""
+    """Three retries are allowed in a row, over all attempts together."""
     turns = [[call(f"c{n}", "pick", city=f"{n}")] for n in range(9)]
     deaths = CrashSimulator("pick 1", "pick 3")
     script = ScriptedModel(*turns)
@@ -271,23 +271,23 @@ async def test_what_a_hook_put_into_the_queue_for_this_very_request_is_there_in_
     assert ("user-prompt", "be brief") in shown[0]
 
 
-async def test_a_prompt_that_is_made_anew_in_each_life_is_kept_once() -> None:
+async def test_a_prompt_that_is_made_anew_by_each_attempt_is_kept_once() -> None:
     deaths = CrashSimulator("model")
-    lives: list[str] = []
+    prompts: list[str] = []
 
     async def reply(messages: list[ModelMessage], info: Any) -> ModelResponse:
-        lives.append(str(get_texts(messages)))
+        prompts.append(str(get_texts(messages)))
         await deaths.reach("model")
         return ModelResponse(parts=[TextPart("done")])
 
     agent: Agent[None, str] = Agent(FunctionModel(reply), name="prompted")
 
     @agent.system_prompt(dynamic=True)
-    def life() -> str:
-        return f"this is life {len(lives)}"
+    def instructions() -> str:
+        return f"this is attempt {len(prompts)}"
 
     result = await deaths.run(durable(agent))
-    assert [f"this is life {number}" in shown for number, shown in enumerate(lives)] == [True, True]
+    assert [f"this is attempt {number}" in shown for number, shown in enumerate(prompts)] == [True, True]
     assert [kind for kind, _ in get_texts(list(result.messages))] == ["system-prompt", "user-prompt", "text"]
 
 
@@ -307,19 +307,19 @@ async def test_a_thread_is_waited_for_and_its_result_recorded(alone: bool) -> No
         return "sent"
 
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
-    run = asyncio.create_task(life.executor.run(durable(agent), "go", run_id=RUN))
+    host = SimulatedHost(clock=clock)
+    run = asyncio.create_task(host.executor.run(durable(agent), "go", run_id=RUN))
     await begun.wait()
-    shutdown = asyncio.create_task(life.executor.shutdown(timedelta(seconds=30)))
+    shutdown = asyncio.create_task(host.executor.shutdown(timedelta(seconds=30)))
     await clock.advance(timedelta(seconds=30))
-    live = life.executor.get_run(RUN)
-    assert live is not None
-    assert isinstance(live.stop_state.error, Shutdown)
+    execution = host.executor.get_run(RUN)
+    assert execution is not None
+    assert isinstance(execution.stop_state.error, Shutdown)
     go_on.set()
     with pytest.raises(Shutdown):
         await run
     await shutdown
-    result = await SimulatedHost(life.inner, clock=clock).resume(durable(agent), RUN)
+    result = await SimulatedHost(host.inner, clock=clock).resume(durable(agent), RUN)
     assert (result.output, done) == ("done", ["sent"])
     assert get_texts(script.asked[-1])[1 + len(batch)] == ("tool-return", "sent")
 
@@ -327,13 +327,13 @@ async def test_a_thread_is_waited_for_and_its_result_recorded(alone: bool) -> No
 # -- calls in doubt -----------------------------------------------------------------------------------------------
 
 
-async def test_a_once_call_in_doubt_is_not_made_again_and_the_model_is_told() -> None:
+async def test_a_once_call_in_doubt_is_not_made_again_and_is_reported_to_the_model() -> None:
     deaths = CrashSimulator("pay Lyon")
     script = ScriptedModel([call("c1", "pay", city="Lyon")], "done")
     await deaths.run(durable(travelling(script, deaths)))
     assert deaths.passed == ["pay Lyon"]
-    [(_, told)] = [each for each in get_texts(script.asked[-1]) if each[0] == "tool-return"]
-    assert "Unknown outcome" in told
+    [(_, result)] = [each for each in get_texts(script.asked[-1]) if each[0] == "tool-return"]
+    assert "Unknown outcome" in result
 
 
 @pytest.mark.parametrize("way", ["beside", "metadata", "function"])
@@ -396,8 +396,10 @@ async def test_a_call_that_waited_for_its_turn_is_only_in_doubt_once_it_was_begu
     with agent.parallel_tool_call_execution_mode("sequential"):
         await deaths.run(durable(agent))
     assert deaths.passed == ["pay Lyon", "pay Faro", "pay Bari"]
-    told = ["Unknown outcome" in str(content) for kind, content in get_texts(script.asked[-1]) if kind == "tool-return"]
-    assert told == [deadly == "pay Lyon", deadly == "pay Faro", False]
+    unknown = [
+        "Unknown outcome" in str(content) for kind, content in get_texts(script.asked[-1]) if kind == "tool-return"
+    ]
+    assert unknown == [deadly == "pay Lyon", deadly == "pay Faro", False]
 
 
 @pytest.mark.parametrize("policy", ["defer", "report", "park"])

@@ -97,14 +97,14 @@ class Shell:
         self.started.append(terminal.process)
         return terminal
 
-    def deeds(self) -> list[str]:
+    def read_effects(self) -> list[str]:
         """What tools did, one line for each call."""
-        path = self.folder / "deeds"
+        path = self.folder / "effects"
         return path.read_text().splitlines() if path.exists() else []
 
-    def wait_for_deed(self, deed: str) -> None:
+    def wait_for_effect(self, effect: str) -> None:
         """Return once a tool has done this."""
-        until(lambda: deed in self.deeds(), f"{deed} in {self.deeds()}")
+        until(lambda: effect in self.read_effects(), f"{effect} in {self.read_effects()}")
 
     def open_gate(self) -> None:
         (self.folder / "open").touch()

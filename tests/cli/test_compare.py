@@ -41,9 +41,9 @@ def work(shell: Shell) -> Path:
 
 def test_a_comparison_prints_answers_and_figures(shell: Shell) -> None:
     shell.open_gate()
-    told = shell.ok("compare", "Say hello.", *TWO)
-    assert "== rivals:quick\nquick says hello\n" in told
-    row = next(line for line in told.splitlines() if line.startswith("rivals:slow"))
+    output = shell.ok("compare", "Say hello.", *TWO)
+    assert "== rivals:quick\nquick says hello\n" in output
+    row = next(line for line in output.splitlines() if line.startswith("rivals:slow"))
     assert row.split() == ["rivals:slow", "completed", *row.split()[2:4], "10", "2", "0", "$0.5000", "0", "0"]
     assert shell.states() == {}
 

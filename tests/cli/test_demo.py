@@ -14,12 +14,12 @@ LAST = re.compile(r"demo: 13 steps, 36 tool calls, (\d) kills, 0 lost, 0 repeate
 
 
 def test_the_demo_kills_and_loses_nothing(shell: Shell) -> None:
-    told = shell.ok("demo", "--fast", "--seed", "11", "--kills", "4", "--keep", "kept")
-    lines = told.splitlines()
+    output = shell.ok("demo", "--fast", "--seed", "11", "--kills", "4", "--keep", "kept")
+    lines = output.splitlines()
     assert lines[0] == "seed 11: 4 kills"
     last = LAST.fullmatch(lines[-1])
     assert last is not None
-    # On a busy machine a kill may come too late for the last life; one that is counted has happened.
+    # On a busy machine a kill may come too late for the last attempt; one that is counted has happened.
     kills = int(last[1])
     assert 2 <= kills <= 4
     assert sum(line.startswith("  killed with SIGKILL") for line in lines) == kills
@@ -54,7 +54,7 @@ def snapshot(steps: int, recorded: set[str], *, output: str | None = None) -> St
     )
 
 
-def lives(first: StoreSnapshot, last: StoreSnapshot | None = None) -> list[Attempt]:
+def make_attempts(first: StoreSnapshot, last: StoreSnapshot | None = None) -> list[Attempt]:
     done = last or snapshot(STEPS, {"read-1", "pay-1"}, output=expected_answer())
     return [
         Attempt(acknowledged=first.steps, killed=True, snapshot=first),
@@ -72,7 +72,7 @@ def test_a_life_and_its_resumption_are_counted() -> None:
         LedgerEntry(attempt=2, action="ask", what="1"),
         LedgerEntry(attempt=2, action="start", what="pay-1"),
     ]
-    verdict = check_attempts(lives(HALF), ledger)
+    verdict = check_attempts(make_attempts(HALF), ledger)
     assert str(verdict) == "demo: 13 steps, 2 tool calls, 1 kills, 0 lost, 0 repeated"
     assert verdict.passed
 
@@ -90,7 +90,7 @@ def test_a_life_and_its_resumption_are_counted() -> None:
     ],
 )
 def test_what_was_done_again_is_counted(again: list[LedgerEntry]) -> None:
-    verdict = check_attempts(lives(HALF), again)
+    verdict = check_attempts(make_attempts(HALF), again)
     assert verdict.repeated == 1
     assert not verdict.passed
 
@@ -100,31 +100,32 @@ def test_an_unfinished_read_may_be_done_again() -> None:
         LedgerEntry(attempt=1, action="start", what="read-2"),
         LedgerEntry(attempt=2, action="start", what="read-2"),
     ]
-    assert check_attempts(lives(HALF), again).repeated == 0
+    assert check_attempts(make_attempts(HALF), again).repeated == 0
 
 
 @pytest.mark.parametrize(
-    "told",
+    "attempts",
     [
-        lives(HALF, snapshot(STEPS, {"pay-1"}, output=expected_answer())),  # a recorded result is gone
-        lives(msgspec.structs.replace(HALF, entries={7: 7})),  # an entry is gone
-        lives(msgspec.structs.replace(HALF, entries={0: 5})),  # an entry is another
+        make_attempts(HALF, snapshot(STEPS, {"pay-1"}, output=expected_answer())),  # a recorded result is gone
+        make_attempts(msgspec.structs.replace(HALF, entries={7: 7})),  # an entry is gone
+        make_attempts(msgspec.structs.replace(HALF, entries={0: 5})),  # an entry is another
         [
             Attempt(acknowledged=2, killed=True, snapshot=HALF),
-            lives(HALF)[1],
-        ],  # a step that was told to be saved is not there
-        lives(HALF, msgspec.structs.replace(lives(HALF)[1].snapshot, unanswered=frozenset({"pay-2"}))),
+            make_attempts(HALF)[1],
+        ],  # a step that was reported as saved is missing
+        make_attempts(HALF, msgspec.structs.replace(make_attempts(HALF)[1].snapshot, unanswered=frozenset({"pay-2"}))),
     ],
 )
-def test_what_is_missing_is_counted(told: list[Attempt]) -> None:
-    verdict = check_attempts(told, [])
+def test_what_is_missing_is_counted(attempts: list[Attempt]) -> None:
+    verdict = check_attempts(attempts, [])
     assert verdict.lost > 0
     assert not verdict.passed
 
 
 def test_a_wrong_answer_or_no_kill_is_no_success() -> None:
-    assert not check_attempts(lives(HALF, snapshot(STEPS, {"read-1", "pay-1"}, output="nothing was paid")), []).passed
-    assert not check_attempts(lives(HALF)[1:], []).passed
+    wrong = snapshot(STEPS, {"read-1", "pay-1"}, output="nothing was paid")
+    assert not check_attempts(make_attempts(HALF, wrong), []).passed
+    assert not check_attempts(make_attempts(HALF)[1:], []).passed
 
 
 def test_the_ledger_is_what_was_written(tmp_path: Path) -> None:

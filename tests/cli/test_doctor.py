@@ -49,7 +49,7 @@ def test_a_damaged_run_is_named_and_the_others_are_fine(shell: Shell) -> None:
 
 def test_dead_workers_doubt_and_parked_runs_are_warnings(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "send gate", "--run-id", "r1")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     shell.wait_for_entry("r1", "c2-1")
     kill(process)
     found = findings(shell, "sample:app", code=0)
@@ -60,7 +60,7 @@ def test_dead_workers_doubt_and_parked_runs_are_warnings(shell: Shell) -> None:
     assert found["in doubt"]["level"] == "ok"  # the gate may be asked again, what was sent is recorded
     assert findings(shell, code=0)["in doubt"]["detail"] == "r1: gate c2-1"  # without its code nobody knows that
     process = shell.start("run", "sample:agent", "transfer", "--run-id", "r2")
-    shell.wait_for_deed("transfer c1-1")
+    shell.wait_for_effect("transfer c1-1")
     kill(process)
     shell.run("resume", "sample:agent", "r2", "-q")
     found = findings(shell, "sample:app", code=0)
@@ -70,12 +70,12 @@ def test_dead_workers_doubt_and_parked_runs_are_warnings(shell: Shell) -> None:
 
 def test_a_deploy_that_would_strand_runs_is_found_before(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "gate", "--run-id", "r1")
-    shell.wait_for_deed("gate c1-1")
+    shell.wait_for_effect("gate c1-1")
     shell.wait_for_entry("r1", "c1-1")
     kill(process)
     shell.ok("submit", "other", "note", "--run-id", "r2")
     process = shell.start("run", "sample:phased", "note gate", "--run-id", "r3")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     kill(process)
     assert findings(shell, "sample:app", code=0)["preflight"]["level"] == "ok"
     found = findings(shell, "slimmer:app", code=1)

@@ -89,8 +89,8 @@ def test_a_reader_that_leaves_is_no_error(shell: Shell) -> None:
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
-    _, told = process.communicate()
-    assert told == ""
+    _, stderr = process.communicate()
+    assert stderr == ""
 
 
 def test_a_terminal_without_unicode_is_no_error(shell: Shell) -> None:

@@ -21,8 +21,8 @@ HEAVY = {"rich", "apsw", "sqlite3", "psycopg", "pydantic", "pydantic_ai", "starl
 
 
 def test_every_command_has_help(shell: Shell) -> None:
-    told = shell.ok("--help")
-    assert re.findall(r"^  (\w+)  ", told.partition("Commands:")[2], re.MULTILINE) == [*NAMES, "schedule"]
+    help_text = shell.ok("--help")
+    assert re.findall(r"^  (\w+)  ", help_text.partition("Commands:")[2], re.MULTILINE) == [*NAMES, "schedule"]
     for command in (*COMMANDS, *SCHEDULE_COMMANDS.values()):
         assert command.__doc__, command.__name__
 
@@ -35,10 +35,10 @@ def test_the_reference_has_every_command_with_all_its_options(name: str) -> None
     command = build_program()
     for word in name.split():
         command = command.commands[word]
-    assert rows == [(told(parameter), parameter.help) for parameter in command.params]
+    assert rows == [(describe_parameter(parameter), parameter.help) for parameter in command.params]
 
 
-def told(parameter: Any) -> str:
+def describe_parameter(parameter: Any) -> str:
     """`RUN` for an argument, `--store URL` for an option."""
     value = f" {parameter.metavar}" if parameter.metavar else ""
     return f"{max(parameter.opts, key=len)}{value}" if parameter.param_type_name == "option" else parameter.metavar

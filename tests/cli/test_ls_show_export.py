@@ -9,7 +9,7 @@ from tests.cli.shell import Shell, kill
 
 def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "note gate", "--run-id", "killed")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     shell.wait_for_entry("killed", "c2-1")
     (running,) = shell.json("ls")
     assert (running["status"], running["owner_alive"]) == ("running", True)
@@ -48,7 +48,7 @@ def test_ls_as_a_table(shell: Shell) -> None:
 
 def test_show_tells_a_run_without_its_agents_code(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "send+fail note transfer", "--run-id", "r1")
-    shell.wait_for_deed("transfer c3-1")
+    shell.wait_for_effect("transfer c3-1")
     kill(process)
     shown = shell.run("show", "r1", PYTHONPATH="")
     assert shown.returncode == 0
@@ -99,7 +99,7 @@ def test_show_tells_calls_apart_whose_ids_are_used_again(shell: Shell) -> None:
 
 def test_show_has_phases_and_children(shell: Shell) -> None:
     process = shell.start("run", "sample:phased", "delegate gate", "--run-id", "r1")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     kill(process)
     shown = shell.json("show", "r1")
     assert shown["phases"] == [{"name": "draft", "output": "done: note", "step": 2}]

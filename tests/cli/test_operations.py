@@ -16,7 +16,7 @@ def test_cancel_ends_a_run_that_nobody_drives(shell: Shell) -> None:
 
 def test_a_call_in_doubt_parks_the_run_until_a_person_answers(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "transfer send", "--run-id", "r1")
-    shell.wait_for_deed("transfer c1-1")
+    shell.wait_for_effect("transfer c1-1")
     kill(process)
     parked = shell.run("resume", "sample:agent", "r1", "-q", "--json")
     assert parked.returncode == 1
@@ -32,19 +32,19 @@ def test_a_call_in_doubt_parks_the_run_until_a_person_answers(shell: Shell) -> N
         == "run r1 is interrupted: a worker or holdfast resume continues it\n"
     )
     assert shell.ok("resume", "sample:agent", "r1", "-q") == "done: transfer send\n"
-    assert shell.deeds() == ["transfer c1-1", "send c2-1"]
+    assert shell.read_effects() == ["transfer c1-1", "send c2-1"]
 
 
 def test_fork_begins_anew_after_a_step(shell: Shell) -> None:
     shell.ok("submit", "sampler", "send note send", "--run-id", "r1")
     shell.ok("recover", "sample:app", "-q")
-    assert shell.deeds() == ["send c1-1", "note c2-1", "send c3-1"]
+    assert shell.read_effects() == ["send c1-1", "note c2-1", "send c3-1"]
     assert shell.ok("fork", "r1", "--at", "2", "--run-id", "r2") == "r2\n"
     assert shell.json("fork", "r1", "--at", "1", "--run-id", "r3") == {
         "run_id": "r3", "status": "queued", "forked_from": "r1", "at": 1,
     }  # fmt: skip
     assert shell.ok("resume", "sample:app", "r2", "-q") == "done: send note send\n"
-    assert shell.deeds()[3:] == ["send c3-1"]
+    assert shell.read_effects()[3:] == ["send c3-1"]
     missing = shell.run("fork", "r1", "--at", "9")
     assert missing.returncode == 1
     assert "cannot be forked at step 9: its journal has 1, 2, 3, 4" in missing.stderr

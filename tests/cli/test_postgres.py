@@ -14,7 +14,7 @@ def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None
         shell = Shell(tmp_path, store=url)
         try:
             process = shell.start("run", "sample:agent", "send gate", "--run-id", "r1")
-            shell.wait_for_deed("gate c2-1")
+            shell.wait_for_effect("gate c2-1")
             kill(process)
             assert [run["status"] for run in shell.json("ls")] == ["interrupted"]
             found = {finding["check"]: finding for finding in shell.json("doctor", "sample:app")}
@@ -22,7 +22,7 @@ def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None
             assert found["workers"]["detail"] == "0 alive with 0 runs, 1 dead with 1 runs"
             shell.open_gate()
             assert shell.ok("recover", "sample:app", "-q") == "recovered 1 runs: 1 completed\n"
-            assert shell.deeds().count("send c1-1") == 1
+            assert shell.read_effects().count("send c1-1") == 1
             shell.ok("submit", "sampler", "note", "--run-id", "r2")
             shell.ok("recover", "sample:app", "-q")
             last = shell.ok("tail", "r2", "--json").splitlines()[-1]
@@ -37,11 +37,11 @@ def test_a_server_that_is_not_there_is_waited_for_and_no_password_is_shown(tmp_p
         shell = Shell(tmp_path, store=f"postgresql://me:secret@127.0.0.1:{taken.getsockname()[1]}/nowhere")
         try:
             process = shell.start("run", "sample:agent", "note", "--run-id", "r1")
-            told = line_with(process.stderr, "waiting for the store to answer")
+            message = line_with(process.stderr, "waiting for the store to answer")
             process.send_signal(signal.SIGINT)
             _, rest = process.communicate()
             assert process.returncode in (1, 130)
-            assert "secret" not in told + rest
+            assert "secret" not in message + rest
             assert "Traceback" not in rest
         finally:
             shell.end()

@@ -11,11 +11,11 @@ from tests.cli.shell import Shell, kill, line_with
 def test_the_answer_is_on_stdout_and_the_talk_on_stderr(shell: Shell) -> None:
     done = shell.run("run", "sample:agent", "note+send note", "--run-id", "r1")
     assert (done.returncode, done.stdout) == (0, "done: note+send note\n")
-    told = done.stderr.splitlines()
-    assert told[0] == "run r1 of sampler"
-    assert "step 1: note started" in told
-    assert any(line.startswith("step 1: send done in ") for line in told)
-    assert any(line.startswith("step 3: model answered in ") for line in told)
+    stderr = done.stderr.splitlines()
+    assert stderr[0] == "run r1 of sampler"
+    assert "step 1: note started" in stderr
+    assert any(line.startswith("step 1: send done in ") for line in stderr)
+    assert any(line.startswith("step 3: model answered in ") for line in stderr)
     assert "\x1b" not in done.stderr
     assert shell.states() == {}  # over, so nothing is kept
 
@@ -48,7 +48,7 @@ def test_an_app_with_several_agents_needs_a_name(shell: Shell) -> None:
 
 def test_ctrl_c_leaves_a_run_and_says_how_to_go_on(shell: Shell) -> None:
     terminal = shell.terminal("run", "sample:agent", "send gate send", "--run-id", "r1")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     terminal.wait_for("step 2: gate")  # under way, at the bottom of the screen
     terminal.type("\x03")
     terminal.wait_for("stopping after the current step")
@@ -60,12 +60,12 @@ def test_ctrl_c_leaves_a_run_and_says_how_to_go_on(shell: Shell) -> None:
     command = shlex.split(hint.removeprefix("resume with: "))
     assert command == ["holdfast", "resume", "sample:agent", "r1"]
     assert shell.ok(*command[1:], "--quiet") == "done: send gate send\n"
-    assert shell.deeds() == ["send c1-1", "gate c2-1", "send c3-1"]
+    assert shell.read_effects() == ["send c1-1", "gate c2-1", "send c3-1"]
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_run_stays(shell: Shell) -> None:
     terminal = shell.terminal("run", "sample:agent", "send gate", "--run-id", "r1")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     terminal.type("\x03")
     terminal.wait_for("stopping after the current step")
     terminal.type("\x03")
@@ -75,19 +75,19 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_stays(shell: Shell) -> None:
     assert shell.states() == {"r1": "interrupted"}
     shell.open_gate()
     assert shell.ok("resume", "sample:agent", "-q") == "done: send gate\n"
-    assert shell.deeds().count("send c1-1") == 1
+    assert shell.read_effects().count("send c1-1") == 1
 
 
 def test_a_killed_run_is_interrupted_and_goes_on_without_repeating(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "send note+gate note", "--run-id", "r1")
-    shell.wait_for_deed("gate c2-2")
+    shell.wait_for_effect("gate c2-2")
     kill(process)
     assert shell.states() == {"r1": "interrupted"}
     shell.open_gate()
     done = shell.run("resume", "sample:agent", "r1")
     assert (done.returncode, done.stdout) == (0, "done: send note+gate note\n")
     assert "resumed after step 1" in done.stderr
-    assert shell.deeds().count("send c1-1") == 1
+    assert shell.read_effects().count("send c1-1") == 1
 
 
 def test_a_failed_run_is_kept_and_can_be_resumed(shell: Shell) -> None:
@@ -100,7 +100,7 @@ def test_a_failed_run_is_kept_and_can_be_resumed(shell: Shell) -> None:
     assert shell.states() == {"r1": "failed"}
     (shell.folder / "repaired").touch()
     assert shell.ok("resume", "sample:agent", "r1", "-q") == "done: send boom note\n"
-    assert shell.deeds() == ["send c1-1", "note c2-1", "note c3-1"]
+    assert shell.read_effects() == ["send c1-1", "note c2-1", "note c3-1"]
 
 
 def test_an_app_that_keeps_no_failed_runs_promises_none(shell: Shell) -> None:
@@ -119,7 +119,7 @@ def test_the_store_of_the_option_wins_and_is_in_the_hint(shell: Shell) -> None:
     process = shell.start(
         "run", "sample:app", "gate", "--agent", "other", "--run-id", "r1", "--store", "sqlite:elsewhere.db"
     )
-    shell.wait_for_deed("gate c1-1")
+    shell.wait_for_effect("gate c1-1")
     process.send_signal(signal.SIGTERM)
     line_with(process.stderr, "stopping after the current step")
     shell.open_gate()
@@ -130,12 +130,12 @@ def test_the_store_of_the_option_wins_and_is_in_the_hint(shell: Shell) -> None:
 
 def test_an_agent_of_pydantic_ai_needs_nothing_more(shell: Shell) -> None:
     process = shell.start("run", "foreign:agent", "hello", "--run-id", "r1")
-    shell.wait_for_deed("gate")
+    shell.wait_for_effect("gate")
     shell.wait_for_entry("r1", "found a")  # the result of the other call of the batch
     kill(process)
     shell.open_gate()
     assert shell.ok("resume", "foreign:agent", "r1", "-q") == '{"lookup":"found a","gate":"open"}\n'
-    assert shell.deeds().count("lookup") == 1
+    assert shell.read_effects().count("lookup") == 1
 
 
 def test_a_bare_model_needs_no_code(shell: Shell) -> None:

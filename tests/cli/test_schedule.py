@@ -19,7 +19,7 @@ def test_a_job_is_added_shown_run_now_and_removed(shell: Shell) -> None:
 
 def test_what_cannot_be_is_told_in_one_line(shell: Shell) -> None:
     shell.ok("schedule", "add", "nightly", "sampler", "note", "--cron", "0 3 * * *")
-    for words, code, told in (
+    for words, code, message in (
         (["add", "nightly", "sampler", "note", "--cron", "0 3 * * *"], 1, "exists already"),
         (["add", "other", "sampler", "note", "--cron", "every day"], 1, "not a cron expression"),
         (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--timezone", "Atlantis"], 1, "not a time zone"),
@@ -30,13 +30,13 @@ def test_what_cannot_be_is_told_in_one_line(shell: Shell) -> None:
     ):
         done = shell.run("schedule", *words)
         assert done.returncode == code, (words, done.stderr)
-        assert told in done.stderr
+        assert message in done.stderr
         assert "Traceback" not in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 
 def test_what_is_refused_makes_nothing(shell: Shell) -> None:
-    for words, told in (
+    for words, message in (
         (["ls"], "there is no store at runs.db"),
         (["rm", "nightly"], "there is no store at runs.db"),
         (["next", "nightly"], "there is no store at runs.db"),
@@ -47,7 +47,7 @@ def test_what_is_refused_makes_nothing(shell: Shell) -> None:
     ):
         done = shell.run("schedule", *words)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), (words, done.stderr)
-        assert told in done.stderr
+        assert message in done.stderr
         assert list(shell.folder.iterdir()) == [], words
 
 

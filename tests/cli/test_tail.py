@@ -8,7 +8,7 @@ from tests.cli.shell import Shell, kill, line_with
 def test_tail_follows_over_a_crash_and_a_resume_to_the_end(shell: Shell) -> None:
     shell.ok("submit", "sampler", "note gate note", "--run-id", "r1")
     first = shell.start("worker", "sample:app", "-q")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     tail = shell.start("tail", "r1")
     line_with(tail.stdout, "note c1-1 done: noted 1")
     line_with(tail.stderr, "run r1 is running")
@@ -16,26 +16,26 @@ def test_tail_follows_over_a_crash_and_a_resume_to_the_end(shell: Shell) -> None
     line_with(tail.stderr, "run r1 is interrupted")
     shell.open_gate()
     shell.ok("recover", "sample:app", "-q")
-    rest, told = tail.communicate()
+    rest, stderr = tail.communicate()
     lines = rest.splitlines()
     assert [line.strip() for line in lines if line.startswith("  ") and " done: " in line] == [
         "gate c2-1 done: the gate is open",
         "note c3-1 done: noted 3",
     ]
     assert lines[-1] == "answer: done: note gate note"
-    assert told.splitlines()[-1] == "run r1 is done"
+    assert stderr.splitlines()[-1] == "run r1 is done"
     assert tail.returncode == 0
 
 
 def test_tail_ends_when_the_run_is_gone(shell: Shell) -> None:
     first = shell.start("run", "sample:agent", "gate", "--run-id", "r1")
-    shell.wait_for_deed("gate c1-1")
+    shell.wait_for_effect("gate c1-1")
     tail = shell.start("tail", "r1")
     line_with(tail.stderr, "run r1 is running")
     shell.open_gate()
     assert first.wait() == 0
-    _, told = tail.communicate()
-    assert told.splitlines()[-1] == "run r1 has finished and was removed"
+    _, stderr = tail.communicate()
+    assert stderr.splitlines()[-1] == "run r1 has finished and was removed"
     assert tail.returncode == 0
 
 
@@ -50,18 +50,18 @@ def test_tail_prints_everything_of_a_run_that_is_over_and_ends(shell: Shell) -> 
 def test_tail_goes_on_when_the_conversation_was_rewritten(shell: Shell) -> None:
     shell.ok("submit", "compacting", "note note note gate note gate", "--run-id", "r1")
     worker = shell.start("worker", "sample:app", "-q")
-    shell.wait_for_deed("gate c4-1")
+    shell.wait_for_effect("gate c4-1")
     tail = shell.start("tail", "r1", "--json", "-n", "0")
     line_with(tail.stdout, '"call_id":"c4-1"')
     shell.open_gate()
-    rest, told = tail.communicate()
+    rest, stderr = tail.communicate()
     items = [json.loads(line) for line in rest.splitlines()]
     assert [item["kind"] for item in items if item["kind"] == "user"] == []
     assert items[-1]["kind"] == "outcome"
     steps = [item["step"] for item in items if item["kind"] == "step"]
     assert steps == sorted(set(steps))
-    assert "the conversation was rewritten: only its new messages are shown" in told.splitlines()
-    assert told.splitlines()[-1] == "run r1 is done"
+    assert "the conversation was rewritten: only its new messages are shown" in stderr.splitlines()
+    assert stderr.splitlines()[-1] == "run r1 is done"
     worker.kill()
 
 

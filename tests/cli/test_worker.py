@@ -11,20 +11,20 @@ def test_a_worker_takes_what_is_submitted_and_drains_on_sigterm(shell: Shell) ->
     line_with(worker.stderr, "serving compacting, other, phased, sampler")
     assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
     shell.ok("submit", "other", "note gate note", "--run-id", "r2")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     worker.send_signal(signal.SIGTERM)
     line_with(worker.stderr, "stopping after the current step")
     shell.open_gate()
     line_with(worker.stderr, "drained")
     assert worker.wait() == 0
     assert shell.states()["r2"] == "interrupted"
-    assert "note c3-1" not in shell.deeds()
+    assert "note c3-1" not in shell.read_effects()
 
 
 def test_what_a_killed_worker_had_is_taken_by_another(shell: Shell) -> None:
     shell.ok("submit", "sampler", "send gate", "--run-id", "r1")
     first = shell.start("worker", "sample:app", "--quiet")
-    shell.wait_for_deed("gate c2-1")
+    shell.wait_for_effect("gate c2-1")
     kill(first)
     shell.open_gate()
     second = shell.start("worker", "sample:app", "--json")
@@ -39,7 +39,7 @@ def test_what_a_killed_worker_had_is_taken_by_another(shell: Shell) -> None:
         "error": False,
     }  # fmt: skip
     assert events[-1] == {"event": "done", "run_id": "r1", "agent": "sampler", "output": "done: send gate"}
-    assert shell.deeds().count("send c1-1") == 1
+    assert shell.read_effects().count("send c1-1") == 1
     second.send_signal(signal.SIGTERM)
     assert second.wait() == 0
 
@@ -47,7 +47,7 @@ def test_what_a_killed_worker_had_is_taken_by_another(shell: Shell) -> None:
 def test_a_run_that_a_worker_drives_is_cancelled_by_asking_it(shell: Shell) -> None:
     shell.ok("submit", "sampler", "gate", "--run-id", "r1")
     worker = shell.start("worker", "sample:app")
-    shell.wait_for_deed("gate c1-1")
+    shell.wait_for_effect("gate c1-1")
     refused = shell.run("rm", "--force", "r1")
     assert refused.returncode == 1
     assert "owned by the live worker" in refused.stderr

@@ -1,4 +1,4 @@
-"""A delivery that says nothing, to be overridden where a test is about one of its methods."""
+"""A listener that ignores everything; tests override one of its methods."""
 
 from typing import Any
 

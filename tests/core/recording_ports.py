@@ -1,4 +1,4 @@
-"""All ports at once, writing down what they are asked; they raise where they are told to."""
+"""All ports at once: they record each call, and raise where a test asks for it."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,7 +17,7 @@ class PortFailed(Exception):
 
 
 class RecordingPorts:
-    """All ports in one, writing down what they are asked; raises where it is told to."""
+    """All ports in one: records each call, and raises where a test asks for it."""
 
     def __init__(self, breaks_at: str = "", error: Callable[[], Exception] = PortFailed) -> None:
         self._breaks_at, self._error = breaks_at, error

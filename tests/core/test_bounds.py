@@ -1,4 +1,4 @@
-"""How far a run may go, counted over all of its lives."""
+"""How far a run may go, counted over all of its attempts."""
 
 import asyncio
 from collections.abc import Sequence

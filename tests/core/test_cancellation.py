@@ -131,9 +131,9 @@ async def test_several_cancels_in_a_row_are_no_worse_than_one() -> None:
 async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
     def shut_down(run: Run, host: SimulatedHost) -> None:
         for run_id in host.executor.active_run_ids:
-            live = host.executor.get_run(run_id)
-            assert live is not None
-            live.stop(Shutdown("now"))
+            execution = host.executor.get_run(run_id)
+            assert execution is not None
+            execution.stop(Shutdown("now"))
 
     async def check(run: Run, host: SimulatedHost, sent: Counter[str]) -> None:
         if "p" in await all_settled(host):
@@ -163,9 +163,9 @@ async def test_a_death_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing
 )
 async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exception, expected: RunStatus) -> None:
     def stop(run: Run, host: SimulatedHost) -> None:
-        live = host.executor.get_run("p")
-        if live is not None:
-            live.stop(error)
+        execution = host.executor.get_run("p")
+        if execution is not None:
+            execution.stop(error)
 
     async def check(run: Run, host: SimulatedHost, sent: Counter[str]) -> None:
         statuses = await all_settled(host)
@@ -223,9 +223,9 @@ async def test_a_stop_during_a_write_that_then_fails_comes_into_force(error: Exc
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), "never"), tools=[look])
     run = asyncio.create_task(host.resume(agent, "r"))
     await reached.wait()
-    live = host.executor.get_run("r")
-    assert live is not None
-    live.stop(error)
+    execution = host.executor.get_run("r")
+    assert execution is not None
+    execution.stop(error)
     go_on.set()
     with pytest.raises(type(error)):
         await run

@@ -149,8 +149,8 @@ async def test_the_same_key_again_is_the_same_child_and_is_counted_once(when: st
     parent = Agent(name="parent", model=ScriptedModel(tool_reply(call("1", "twice")), "done"), tools=[twice])
     host = SimulatedHost(loop_turns=1)
     result = await (host.executor if durable else Executor()).run(parent, "go", run_id="p")
-    [told] = [message for message in result.messages if isinstance(message, ToolResult)]
-    assert told.content == (["broken", "broken"] if when == "when it has failed" else ["x", "x"])
+    [result_message] = [message for message in result.messages if isinstance(message, ToolResult)]
+    assert result_message.content == (["broken", "broken"] if when == "when it has failed" else ["x", "x"])
     assert (asked, result.usage.input_tokens) == (2, 10 if when == "when it has failed" else 20)
     assert not durable or await host.list_records() == []
 
@@ -310,7 +310,7 @@ async def test_a_child_is_kept_until_its_parents_result_is_durable() -> None:
 @pytest.mark.parametrize("levels", [1, 2])
 async def test_a_child_is_met_again_though_a_throttle_holds_back_its_parents_saves(levels: int) -> None:
     """A model that is asked again gives its call another id: the child that has acted would never be met."""
-    ids, deeds = itertools.count(), 0
+    ids, effects = itertools.count(), 0
 
     def run_below(agent: Agent) -> Agent:
         @tool(effect="idempotent")
@@ -330,8 +330,8 @@ async def test_a_child_is_met_again_though_a_throttle_holds_back_its_parents_sav
     def family(dies: SimulatedHost | None) -> Agent:
         @tool
         async def act() -> str:
-            nonlocal deeds
-            deeds += 1
+            nonlocal effects
+            effects += 1
             if dies is not None:
                 await dies.crash()
                 raise Shutdown("the process is gone")
@@ -346,7 +346,7 @@ async def test_a_child_is_met_again_though_a_throttle_holds_back_its_parents_sav
     with pytest.raises(Shutdown):
         await host.executor.run(family(host), "go", run_id="p")
     result = await SimulatedHost(host.inner).resume(family(None), "p")
-    assert (deeds, result.usage.requests) == (1, 2 * (levels + 1))
+    assert (effects, result.usage.requests) == (1, 2 * (levels + 1))
     assert "Unknown outcome" in result.output
     assert await host.list_records() == []
 
@@ -667,16 +667,16 @@ async def test_a_child_that_is_left_takes_its_siblings_along_and_all_of_them_are
 )
 async def test_a_child_whose_call_is_over_is_ended_and_counted(how: str, end: Exception | str, used: int) -> None:
     host = SimulatedHost(loop_turns=1)
-    live: frozenset[str] = frozenset()
+    active: frozenset[str] = frozenset()
 
     async def last(messages: Sequence[Message]) -> Reply:
-        nonlocal live
-        live = host.executor.active_run_ids
+        nonlocal active
+        active = host.executor.active_run_ids
         return Reply(text="done")
 
     siblings = Siblings(how, end, last)
     result = await host.executor.run(siblings.parent, "go", run_id="p")
-    assert live == {"p"}
+    assert active == {"p"}
     assert result.usage.input_tokens == used
     assert siblings.after.model.requests == []  # type: ignore[union-attr]
     assert await host.list_records() == []

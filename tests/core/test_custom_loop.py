@@ -136,8 +136,8 @@ async def test_another_loop_goes_on_mid_batch_after_an_interruption(effect: Effe
     assert loop.called == ["w", "x"]
     after = LineLoop(effect)
     result = await SimulatedHost(host.inner).resume(Agent(name="a", loop=after), "r")
-    told = f"({UNKNOWN_OUTCOME})"
-    y, z = ("did y", "did z") if effect is Effect.PURE else (told, told)
+    unknown = f"({UNKNOWN_OUTCOME})"
+    y, z = ("did y", "did z") if effect is Effect.PURE else (unknown, unknown)
     assert result.output.text.endswith(f"results did x, {y}, {z} | asked call x | results did x")
     assert after.called == (["y", "z", "x"] if effect is Effect.PURE else ["x"])
     assert result.steps == 3

@@ -13,7 +13,7 @@ def result(call_id: str, content: str, *, error: bool = False) -> ToolResult:
     return ToolResult(call_id=call_id, tool="t", content=content, error=error)
 
 
-def told(calls: Sequence[FinishedCall]) -> list[tuple[str, object, object, bool]]:
+def summarize(calls: Sequence[FinishedCall]) -> list[tuple[str, object, object, bool]]:
     return [(each.call_id, each.arguments, each.content, each.error) for each in calls]
 
 
@@ -31,15 +31,15 @@ HISTORY = [
 
 def test_calls_come_with_their_own_results_in_the_order_they_were_asked_for() -> None:
     finished = [("1", {"x": 1}, "one", False), ("2", {"x": 2}, "two", True), ("1", {"x": 3}, "three", False)]
-    assert told(NATIVE_LOOP.finished_calls([*HISTORY, Reply(text="done")])) == finished
-    assert told(NATIVE_LOOP.finished_calls(HISTORY)) == finished
-    assert told(NATIVE_LOOP.finished_calls([])) == []
+    assert summarize(NATIVE_LOOP.finished_calls([*HISTORY, Reply(text="done")])) == finished
+    assert summarize(NATIVE_LOOP.finished_calls(HISTORY)) == finished
+    assert summarize(NATIVE_LOOP.finished_calls([])) == []
 
 
 def test_results_that_are_not_in_the_history_yet_count_for_the_last_reply_alone() -> None:
     history = [*HISTORY, tool_reply(call("1", "t", x=4), call("2", "t", x=5), call("3", "t", x=6))]
     recorded = {"3": result("3", "six"), "1": result("1", "four")}
-    assert told(NATIVE_LOOP.finished_calls(history, recorded))[3:] == [
+    assert summarize(NATIVE_LOOP.finished_calls(history, recorded))[3:] == [
         ("1", {"x": 4}, "four", False),
         ("3", {"x": 6}, "six", False),
     ]

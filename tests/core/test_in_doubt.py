@@ -26,7 +26,7 @@ ASK = tool_reply(call("1", "send", to="ann"))
 
 
 class World:
-    """What a tool does to the world, over several lives of its process."""
+    """What a tool does to the world, over several processes."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []

@@ -110,9 +110,9 @@ async def test_what_must_not_be_written_beside_a_tool_ends_the_run() -> None:
     clock = ManualClock()
     host, slow = SimulatedHost(clock=clock), Slow()
     run = await begun(host, slow)
-    live = host.executor.get_run("r")
-    assert live is not None
-    live.state.history.append(User("half a pair \ud800"))
+    execution = host.executor.get_run("r")
+    assert execution is not None
+    execution.state.history.append(User("half a pair \ud800"))
     await clock.advance(INTENT_DELAY)
     with pytest.raises(PayloadError):
         await run

@@ -108,7 +108,7 @@ async def test_results_keep_the_order_of_the_calls_when_they_end_in_another() ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "text"),
     [
         ({}, "missing required field `n`"),
         ({"n": "one"}, "Expected `int`, got `str` - at `$.n`"),
@@ -118,7 +118,7 @@ async def test_results_keep_the_order_of_the_calls_when_they_end_in_another() ->
         ("{}", "Expected `object`, got `str`"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_told_to_the_model(arguments: Any, told: str) -> None:
+async def test_arguments_that_do_not_fit_are_reported_to_the_model(arguments: Any, text: str) -> None:
     called: list[int] = []
 
     @tool
@@ -128,7 +128,7 @@ async def test_arguments_that_do_not_fit_are_told_to_the_model(arguments: Any, t
     wrong = Reply(tool_calls=[_call_with("x", "double", arguments)])
     [result] = await results_of(ScriptedModel(wrong, "sorry"), double)
     assert result.error
-    assert told in result.content
+    assert text in result.content
     assert "was not called" in result.content
     assert called == []
 

@@ -22,26 +22,26 @@ PROGRAM = textwrap.dedent(
     from holdfast.core.tool import tool
 
     async def main(grace, finishes):
-        life = SimulatedHost()
+        host = SimulatedHost()
 
         @tool(effect="pure")
         async def work():
             print("working", flush=True)
             if finishes:
-                while not life.executor.draining:
+                while not host.executor.draining:
                     await asyncio.sleep(0.01)
             else:
                 await asyncio.Event().wait()
             return "worked"
 
-        life.executor.shutdown_on_signals(timedelta(seconds=grace))
+        host.executor.shutdown_on_signals(timedelta(seconds=grace))
         agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "work")), "never"), tools=[work])
         try:
-            await life.executor.run(agent, "go", run_id="r")
+            await host.executor.run(agent, "go", run_id="r")
         except Shutdown as exc:
             print("left:", exc, flush=True)
-        await life.executor.shutdown()
-        for record in life.store.at_close:
+        await host.executor.shutdown()
+        for record in host.store.at_close:
             print(record.run_id, record.status, flush=True)
 
     asyncio.run(main(float(sys.argv[1]), sys.argv[2] == "finishes"))

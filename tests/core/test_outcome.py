@@ -82,109 +82,109 @@ def test_the_table_says_what_becomes_of_a_checkpoint(error: BaseException | None
 
 
 async def test_success_completes_and_nothing_is_left() -> None:
-    life = SimulatedHost()
-    result = await life.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")
+    host = SimulatedHost()
+    result = await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")
     assert result.output == "done"
-    assert await life.list_records() == []
-    assert life.store.write_calls[-1] == "remove"
+    assert await host.list_records() == []
+    assert host.store.write_calls[-1] == "remove"
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("broken"), RunKilled("stuck"), TimeoutError(), NotImplementedError()], ids=repr
 )
 async def test_an_error_fails_the_run_and_comes_out_as_it_is(error: Exception) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(type(error)) as raised:
-        await life.executor.run(agent_that_raises(error), "go")
+        await host.executor.run(agent_that_raises(error), "go")
     assert raised.value is error
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_failed_run_can_be_kept_and_resumed_by_hand_but_is_no_candidate() -> None:
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     with pytest.raises(ValueError, match="broken"):
-        await life.executor.run(agent_that_raises(ValueError("broken")), "go", run_id="r")
-    [record] = await life.list_records()
+        await host.executor.run(agent_that_raises(ValueError("broken")), "go", run_id="r")
+    [record] = await host.list_records()
     assert (record.status, record.is_interrupted, record.reason) == (RunStatus.FAILED, False, "ValueError: broken")
-    assert await life.inner.claim_next("other", agents=["a"], limit=10) == ()
-    stored = await life.inner.load("r")
+    assert await host.inner.claim_next("other", agents=["a"], limit=10) == ()
+    stored = await host.inner.load("r")
     assert stored.entries[-1].kind is EntryKind.OUTCOME
     assert decode(stored.entries[-1].body, Outcome).error == "ValueError: broken"
 
-    result = await SimulatedHost(life.inner).resume(Agent(name="a", model=ScriptedModel("", "well then")), "r")
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", model=ScriptedModel("", "well then")), "r")
     assert result.output == "well then"
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_run_that_takes_too_long_is_failed() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock)
+    host = SimulatedHost(clock=clock)
     agent = Agent(name="a", model=model_that_hangs, bounds=Bounds(max_runtime=timedelta(minutes=1)))
-    run = asyncio.create_task(life.executor.run(agent, "go"))
+    run = asyncio.create_task(host.executor.run(agent, "go"))
     await clock.advance(timedelta(seconds=59))
-    assert [record.status for record in await life.list_records()] == [RunStatus.RUNNING]
+    assert [record.status for record in await host.list_records()] == [RunStatus.RUNNING]
     await clock.advance(timedelta(seconds=1))
     with pytest.raises(RuntimeExceeded, match="max_runtime"):
         await run
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_cancel_by_the_caller_fails_the_run_and_stays_a_cancel() -> None:
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     begun = asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         begun.set()
         return await model_that_hangs(messages, tools)
 
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go"))
     await begun.wait()
     run.cancel("enough")
     with pytest.raises(asyncio.CancelledError):
         await run
     assert run.cancelled()
-    assert [record.status for record in await life.list_records()] == [RunStatus.CANCELLED]
+    assert [record.status for record in await host.list_records()] == [RunStatus.CANCELLED]
 
 
 async def test_a_timeout_around_a_run_fails_it_and_stays_a_timeout() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await life.executor.run(Agent(name="a", model=model_that_hangs), "go")
-    assert await life.list_records() == []
+            await host.executor.run(Agent(name="a", model=model_that_hangs), "go")
+    assert await host.list_records() == []
 
 
 async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_sees_its_cancel_and_the_run_is_left() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     begun = asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         begun.set()
         return await model_that_hangs(messages, tools)
 
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r"))
     await begun.wait()
-    live = life.executor.get_run("r")
-    assert live is not None
-    live.stop(Shutdown("the host goes down"))
+    execution = host.executor.get_run("r")
+    assert execution is not None
+    execution.stop(Shutdown("the host goes down"))
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
 
 async def test_a_cancel_that_the_runs_own_code_lets_out_is_no_cancel_of_the_caller() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(RunCancelled, match="from within"):
-        await life.executor.run(agent_that_raises(asyncio.CancelledError()), "go")
-    assert await life.list_records() == []
+        await host.executor.run(agent_that_raises(asyncio.CancelledError()), "go")
+    assert await host.list_records() == []
 
 
 @pytest.mark.parametrize("end", ["done", ValueError("broken"), RunParked("approval"), Shutdown("now")], ids=repr)
 async def test_whoever_joined_a_run_is_told_how_it_ended_and_not_that_its_caller_was_cancelled(
     end: str | Exception,
 ) -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     begun, go_on, settling, settle = (asyncio.Event() for _ in range(4))
 
     async def gate(method: str) -> None:
@@ -199,10 +199,10 @@ async def test_whoever_joined_a_run_is_told_how_it_ended_and_not_that_its_caller
             raise end
         return Reply(text=end)
 
-    life.store.before = gate
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    host.store.before = gate
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r"))
     await begun.wait()
-    joined = asyncio.create_task(life.executor.wait("r"))
+    joined = asyncio.create_task(host.executor.wait("r"))
     go_on.set()
     await settling.wait()
     run.cancel()
@@ -220,16 +220,16 @@ async def test_whoever_joined_a_run_is_told_how_it_ended_and_not_that_its_caller
 
 
 async def test_whoever_joined_a_run_that_is_cancelled_with_its_caller_is_told_so() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     begun = asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         begun.set()
         return await model_that_hangs(messages, tools)
 
-    run = asyncio.create_task(life.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r"))
     await begun.wait()
-    joined = asyncio.create_task(life.executor.wait("r"))
+    joined = asyncio.create_task(host.executor.wait("r"))
     await asyncio.sleep(0)
     run.cancel()
     with pytest.raises(RunCancelled):
@@ -245,47 +245,47 @@ class BrokenSource:
 
 
 async def test_a_failure_while_building_the_agent_fails_the_run() -> None:
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     with pytest.raises(LookupError):
-        await life.executor.run(BrokenSource(), "go")
-    assert await life.list_records() == []
+        await host.executor.run(BrokenSource(), "go")
+    assert await host.list_records() == []
 
     # One that is in the store already: it is not left there as if somebody drove it.
     with pytest.raises(HostStopping):
-        await SimulatedHost(life.inner, shutdown_exceptions=(HostStopping,)).executor.run(
+        await SimulatedHost(host.inner, shutdown_exceptions=(HostStopping,)).executor.run(
             agent_that_raises(HostStopping()), "go", run_id="r"
         )
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
     with pytest.raises(LookupError):
-        await SimulatedHost(life.inner, settings=CheckpointSettings(failed_retention=timedelta(days=1))).resume(
+        await SimulatedHost(host.inner, settings=CheckpointSettings(failed_retention=timedelta(days=1))).resume(
             BrokenSource(), "r"
         )
-    assert await life.get_statuses() == {"r": RunStatus.FAILED}
+    assert await host.get_statuses() == {"r": RunStatus.FAILED}
 
 
 @pytest.mark.parametrize("error", [Shutdown("now"), RunInterrupted("later"), HostStopping("bye")], ids=repr)
 async def test_what_means_shutdown_leaves_the_run_for_recovery(error: Exception) -> None:
-    life = SimulatedHost(shutdown_exceptions=(HostStopping,))
+    host = SimulatedHost(shutdown_exceptions=(HostStopping,))
     with pytest.raises(type(error)):
-        await life.executor.run(agent_that_raises(error), "go", run_id="r")
-    [record] = await life.list_records()
+        await host.executor.run(agent_that_raises(error), "go", run_id="r")
+    [record] = await host.list_records()
     assert (record.status, record.is_interrupted, record.strikes) == (RunStatus.INTERRUPTED, True, 0)
-    result = await SimulatedHost(life.inner).resume(Agent(name="a", model=ScriptedModel("", "went on")), "r")
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", model=ScriptedModel("", "went on")), "r")
     assert (result.output, result.steps) == ("went on", 2)
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_a_process_that_exits_from_within_a_run_leaves_it(ending: BaseException) -> None:
-    lives: list[SimulatedHost] = []
+    hosts: list[SimulatedHost] = []
 
     async def main() -> None:
-        lives.append(SimulatedHost())
-        await lives[0].executor.run(agent_that_raises(ending), "go", run_id="r")
+        hosts.append(SimulatedHost())
+        await hosts[0].executor.run(agent_that_raises(ending), "go", run_id="r")
 
     with pytest.raises(type(ending)):
         asyncio.run(main())
-    [life] = lives
-    assert asyncio.run(life.get_statuses()) == {"r": RunStatus.INTERRUPTED}
+    [host] = hosts
+    assert asyncio.run(host.get_statuses()) == {"r": RunStatus.INTERRUPTED}
 
 
 async def test_a_tool_that_says_the_host_shuts_down_leaves_the_run() -> None:
@@ -293,12 +293,12 @@ async def test_a_tool_that_says_the_host_shuts_down_leaves_the_run() -> None:
     async def deploy() -> None:
         raise HostStopping
 
-    life = SimulatedHost(shutdown_exceptions=(HostStopping,))
+    host = SimulatedHost(shutdown_exceptions=(HostStopping,))
     with pytest.raises(HostStopping):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("c", "deploy"))), tools=[deploy]), "", run_id="r"
         )
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
 
 async def test_a_tool_that_parks_the_run_parks_it_with_its_reason() -> None:
@@ -306,12 +306,12 @@ async def test_a_tool_that_parks_the_run_parks_it_with_its_reason() -> None:
     async def pay() -> None:
         raise RunParked("approval", "more than 100 EUR")
 
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(RunParked):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("c", "pay"))), tools=[pay]), "", run_id="r"
         )
-    [record] = await life.list_records()
+    [record] = await host.list_records()
     assert (record.status, record.reason, record.is_interrupted) == (
         RunStatus.PARKED,
         "approval: more than 100 EUR",
@@ -321,7 +321,7 @@ async def test_a_tool_that_parks_the_run_parks_it_with_its_reason() -> None:
 
 async def test_a_run_that_was_lost_is_left_alone() -> None:
     store = MemoryStore()
-    life, other = SimulatedHost(store), SimulatedHost(store)
+    host, other = SimulatedHost(store), SimulatedHost(store)
 
     @tool
     async def slow() -> str:
@@ -331,84 +331,84 @@ async def test_a_run_that_was_lost_is_left_alone() -> None:
 
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("c", "slow")), "never"), tools=[slow])
     with pytest.raises(ClaimLost):
-        await life.executor.run(agent, "go", run_id="r")
-    [record] = await life.list_records()
+        await host.executor.run(agent, "go", run_id="r")
+    [record] = await host.list_records()
     assert (record.status, record.owner) == (RunStatus.RUNNING, other.checkpoints.worker_id)
-    assert life.store.write_calls[-1] != "release"
+    assert host.store.write_calls[-1] != "release"
 
 
 @pytest.mark.parametrize("method", ["remove", "release"])
-@pytest.mark.parametrize("trouble", [StoreFull("no room"), OSError("a host's own store")], ids=repr)
+@pytest.mark.parametrize("error", [StoreFull("no room"), OSError("a host's own store")], ids=repr)
 async def test_an_error_while_settling_is_logged_and_does_not_mask_the_runs_own(
-    method: str, trouble: Exception, caplog: pytest.LogCaptureFixture
+    method: str, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    life = SimulatedHost(
+    host = SimulatedHost(
         settings=CheckpointSettings(failed_retention=timedelta(days=1) if method == "release" else None)
     )
-    life.store.fail(method, trouble)
+    host.store.fail(method, error)
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="the run's own"):
-        await life.executor.run(agent_that_raises(ValueError("the run's own")), "go")
+        await host.executor.run(agent_that_raises(ValueError("the run's own")), "go")
     assert "could not be finalized" in caplog.text
-    assert str(trouble) in caplog.text
+    assert str(error) in caplog.text
 
 
 async def test_an_error_while_completing_is_logged_and_the_result_stands(caplog: pytest.LogCaptureFixture) -> None:
-    life = SimulatedHost()
-    life.store.fail("remove", StoreFull("no room"))
-    assert (await life.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")).output == "done"
+    host = SimulatedHost()
+    host.store.fail("remove", StoreFull("no room"))
+    assert (await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")).output == "done"
     assert "could not be finalized" in caplog.text
 
 
 async def test_what_the_store_would_not_take_at_the_end_is_settled_later() -> None:
-    life = SimulatedHost()
-    life.store.fail("remove", StoreFull("no room"))
-    await life.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")
-    assert [record.status for record in await life.list_records()] == [RunStatus.RUNNING]
-    await life.checkpoints.retry_pending_releases()
-    assert await life.list_records() == []
+    host = SimulatedHost()
+    host.store.fail("remove", StoreFull("no room"))
+    await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")
+    assert [record.status for record in await host.list_records()] == [RunStatus.RUNNING]
+    await host.checkpoints.retry_pending_releases()
+    assert await host.list_records() == []
 
 
 async def test_so_is_the_end_of_a_run_that_began_before_an_earlier_look() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
 
     async def meanwhile(messages: Sequence[Message]) -> Reply:
-        await life.checkpoints.retry_pending_releases()
-        life.store.fail("remove", StoreFull("no room"))
+        await host.checkpoints.retry_pending_releases()
+        host.store.fail("remove", StoreFull("no room"))
         return Reply(text="done")
 
-    await life.executor.run(Agent(name="a", model=ScriptedModel(meanwhile)), "go")
-    await life.checkpoints.retry_pending_releases()
-    assert await life.list_records() == []
+    await host.executor.run(Agent(name="a", model=ScriptedModel(meanwhile)), "go")
+    await host.checkpoints.retry_pending_releases()
+    assert await host.list_records() == []
 
 
 async def test_a_look_that_is_cancelled_half_way_forgets_nothing() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     for run_id in ("one", "two"):
-        life.store.fail("remove", StoreFull("no room"))
-        await life.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id=run_id)
+        host.store.fail("remove", StoreFull("no room"))
+        await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id=run_id)
     reached = asyncio.Event()
 
     async def hang(method: str) -> None:
         reached.set()
         await asyncio.Event().wait()
 
-    life.store.before = hang
-    look = asyncio.create_task(life.checkpoints.retry_pending_releases())
+    host.store.before = hang
+    look = asyncio.create_task(host.checkpoints.retry_pending_releases())
     await reached.wait()
     look.cancel()
     await asyncio.wait([look])
-    life.store.before = None
-    await life.checkpoints.retry_pending_releases()
-    assert await life.list_records() == []
+    host.store.before = None
+    await host.checkpoints.retry_pending_releases()
+    assert await host.list_records() == []
 
 
 async def test_what_the_store_would_not_take_at_the_end_is_settled_at_the_latest_by_a_shutdown() -> None:
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
-    life.store.fail("release", StoreFull("no room"))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host.store.fail("release", StoreFull("no room"))
     with pytest.raises(ValueError, match="the run's own"):
-        await life.executor.run(agent_that_raises(ValueError("the run's own")), "go", run_id="r")
-    await life.executor.shutdown()
-    assert await life.get_statuses() == {"r": RunStatus.FAILED}
+        await host.executor.run(agent_that_raises(ValueError("the run's own")), "go", run_id="r")
+    await host.executor.shutdown()
+    assert await host.get_statuses() == {"r": RunStatus.FAILED}
 
 
 async def test_an_error_whose_text_cannot_be_made_still_settles_the_run() -> None:
@@ -416,18 +416,18 @@ async def test_an_error_whose_text_cannot_be_made_still_settles_the_run() -> Non
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     with pytest.raises(Unspeakable):
-        await life.executor.run(agent_that_raises(Unspeakable()), "go", run_id="r")
-    assert await life.get_statuses() == {"r": RunStatus.FAILED}
+        await host.executor.run(agent_that_raises(Unspeakable()), "go", run_id="r")
+    assert await host.get_statuses() == {"r": RunStatus.FAILED}
 
 
 @pytest.mark.parametrize("text", ["half a pair \ud800", "nul \0", "long " * 10_000], ids=repr)
 async def test_an_error_with_any_text_still_settles_the_run(text: str) -> None:
-    life = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
     with pytest.raises(ValueError, match=r"\w"):
-        await life.executor.run(agent_that_raises(ValueError(text)), "go", run_id="r")
-    [record] = await life.list_records()
+        await host.executor.run(agent_that_raises(ValueError(text)), "go", run_id="r")
+    [record] = await host.list_records()
     assert record.status is RunStatus.FAILED
     assert record.reason.startswith("ValueError: " + text[:4])
     record.reason.encode()
@@ -439,18 +439,18 @@ async def test_a_tool_that_ends_the_run_on_an_error_names_it_as_the_cause() -> N
     async def fragile() -> None:
         raise LookupError("gone")
 
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(ToolFailed, match=r"fragile.*LookupError: gone") as raised:
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("c", "fragile"))), tools=[fragile]), "go"
         )
     assert isinstance(raised.value.__cause__, LookupError)
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 async def test_a_store_that_does_not_answer_before_a_once_tool_interrupts_the_run_and_never_fails_it() -> None:
     clock = ManualClock()
-    life = SimulatedHost(clock=clock, settings=CheckpointSettings(store_timeout=timedelta(0)))
+    host = SimulatedHost(clock=clock, settings=CheckpointSettings(store_timeout=timedelta(0)))
     called: list[str] = []
 
     @tool
@@ -458,17 +458,17 @@ async def test_a_store_that_does_not_answer_before_a_once_tool_interrupts_the_ru
         called.append("sent")
 
     async def ask(messages: Sequence[Message]) -> Reply:
-        life.store.fail("append", *[StoreUnavailable("no answer")] * 3)
+        host.store.fail("append", *[StoreUnavailable("no answer")] * 3)
         return tool_reply(call("c", "send"))
 
     with pytest.raises(SaveFailed):
-        await life.executor.run(Agent(name="a", model=ScriptedModel(ask), tools=[send]), "go", run_id="r")
+        await host.executor.run(Agent(name="a", model=ScriptedModel(ask), tools=[send]), "go", run_id="r")
     assert called == []
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
 
 async def test_a_run_that_is_claimed_anew_while_it_is_live_here_goes_on_under_the_new_claim() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     begun = asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -478,14 +478,14 @@ async def test_a_run_that_is_claimed_anew_while_it_is_live_here_goes_on_under_th
         return await model_that_hangs(messages, tools)
 
     agent = Agent(name="a", model=model)
-    run = asyncio.create_task(life.executor.run(agent, "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await begun.wait()
-    claim = await life.inner.claim("r", life.checkpoints.worker_id, steal=True)
-    resumption = life.checkpoints.resume(claim, await life.inner.load("r"), NATIVE_CODEC)
-    assert (await life.executor.resume(agent, resumption)).output == "done"
+    claim = await host.inner.claim("r", host.checkpoints.worker_id, steal=True)
+    resumption = host.checkpoints.resume(claim, await host.inner.load("r"), NATIVE_CODEC)
+    assert (await host.executor.resume(agent, resumption)).output == "done"
     with pytest.raises(RunLost, match="claimed again"):
         await run
-    assert await life.get_statuses() == {}
+    assert await host.get_statuses() == {}
 
 
 async def test_a_run_without_ports_needs_none() -> None:

@@ -218,20 +218,20 @@ async def test_a_pipeline_goes_on_inside_the_interrupted_phase(phase: int, reply
     expected = await Executor().run(pipeline(*whole), "go")
     assert expected.steps == 9
 
-    life = SimulatedHost()
+    host = SimulatedHost()
     names = ("one", "two", "three")
-    before = [Stage(name, life if dies else None, stop=reply if at == phase else None) for at, name in enumerate(names)]
+    before = [Stage(name, host if dies else None, stop=reply if at == phase else None) for at, name in enumerate(names)]
     with pytest.raises(Shutdown):
-        await life.executor.run(pipeline(*before), "go", run_id="r")
-    [record] = await life.list_records()
+        await host.executor.run(pipeline(*before), "go", run_id="r")
+    [record] = await host.list_records()
     assert record.is_interrupted
 
     after = [Stage("one"), Stage("two"), Stage("three")]
-    result = await SimulatedHost(life.inner).resume(pipeline(*after), "r")
+    result = await SimulatedHost(host.inner).resume(pipeline(*after), "r")
     assert [b.asked + a.asked for b, a in zip(before, after, strict=True)] == [stage.asked for stage in whole]
     assert (result.output, result.steps, result.usage) == (expected.output, 9, expected.usage)
     assert [phase.output for phase in result.phases] == ["one", "two", "three"]
-    assert await life.list_records() == []
+    assert await host.list_records() == []
 
 
 class StopsAtTheEnd(NullListener):
@@ -240,17 +240,17 @@ class StopsAtTheEnd(NullListener):
 
 
 async def test_a_pipeline_whose_last_phase_was_finished_only_has_to_be_completed() -> None:
-    life = SimulatedHost(ports=Ports(listener=StopsAtTheEnd()))
+    host = SimulatedHost(ports=Ports(listener=StopsAtTheEnd()))
     model = ScriptedModel("done")
     agent = Agent(name="a", model=model, phases=[Phase(name="only")])
     with pytest.raises(Shutdown):
-        await life.executor.run(agent, "go", run_id="r")
-    result = await SimulatedHost(life.inner).resume(agent, "r")
+        await host.executor.run(agent, "go", run_id="r")
+    result = await SimulatedHost(host.inner).resume(agent, "r")
     assert (result.output, len(model.requests), result.steps) == ("done", 1, 1)
 
 
 async def test_bounds_of_a_phase_count_on_over_a_resume() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     bounds = Bounds(max_steps=3)
 
     def agent(end: Any) -> Agent:
@@ -260,20 +260,20 @@ async def test_bounds_of_a_phase_count_on_over_a_resume() -> None:
         )  # fmt: skip
 
     with pytest.raises(Shutdown):
-        await life.executor.run(agent(Shutdown("now")), "go", run_id="r")
+        await host.executor.run(agent(Shutdown("now")), "go", run_id="r")
     with pytest.raises(StepsExceeded):
-        await SimulatedHost(life.inner).resume(agent(tool_reply(call("9", "look", n=9))), "r")
+        await SimulatedHost(host.inner).resume(agent(tool_reply(call("9", "look", n=9))), "r")
 
 
 async def test_a_run_whose_finished_phases_this_agent_does_not_have_is_left_for_one_that_does() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(Shutdown):
-        await life.executor.run(pipeline(Stage("one"), Stage("two", stop=0), Stage("x")), "go", run_id="r")
+        await host.executor.run(pipeline(Stage("one"), Stage("two", stop=0), Stage("x")), "go", run_id="r")
     renamed = Agent(name="a", model=ScriptedModel("never"), phases=[Phase(name="sketch"), Phase(name="draft")])
     with pytest.raises(MissingDefinition, match=r"finished the phases \['draft'\]"):
-        await SimulatedHost(life.inner).resume(renamed, "r")
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
-    result = await SimulatedHost(life.inner).resume(pipeline(Stage("never"), Stage("two"), Stage("three")), "r")
+        await SimulatedHost(host.inner).resume(renamed, "r")
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    result = await SimulatedHost(host.inner).resume(pipeline(Stage("never"), Stage("two"), Stage("three")), "r")
     assert result.output == "three"
 
 
@@ -290,20 +290,20 @@ def stages(*names: str, stop: str = "") -> Agent:
 
 
 async def interrupted(agent: Agent) -> SimulatedHost:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(Shutdown):
-        await life.executor.run(agent, "it", run_id="r")
-    return life
+        await host.executor.run(agent, "it", run_id="r")
+    return host
 
 
-async def without_phase_name(life: SimulatedHost) -> None:
+async def without_phase_name(host: SimulatedHost) -> None:
     """Make of the run what a holdfast that did not keep the name of the phase under way would have saved."""
-    await life.checkpoints.open()
-    claim = await life.inner.claim("r", life.checkpoints.worker_id)
-    progress = msgspec.json.decode((await life.inner.load("r")).record.progress)
+    await host.checkpoints.open()
+    claim = await host.inner.claim("r", host.checkpoints.worker_id)
+    progress = msgspec.json.decode((await host.inner.load("r")).record.progress)
     progress.pop("phase", None)
     ending = Release(status=RunStatus.INTERRUPTED, progress=msgspec.json.encode(progress))
-    await life.inner.release(claim, ending)
+    await host.inner.release(claim, ending)
 
 
 @pytest.mark.parametrize(
@@ -321,19 +321,19 @@ async def without_phase_name(life: SimulatedHost) -> None:
 )
 async def test_a_run_in_a_phase_that_this_agent_does_not_have_there_is_left(stop: str, after: list[str]) -> None:
     before = ("collect", "sum up", "publish")
-    life = await interrupted(stages(*before, stop=stop))
-    saved = await life.inner.load("r")
+    host = await interrupted(stages(*before, stop=stop))
+    saved = await host.inner.load("r")
     with pytest.raises(MissingDefinition, match=rf"is in '{stop}', but agent a has"):
-        await SimulatedHost(life.inner).resume(stages(*after), "r")
-    assert await life.get_statuses() == {"r": RunStatus.INTERRUPTED}
-    assert (await life.inner.load("r")).entries == saved.entries
-    result = await SimulatedHost(life.inner).resume(stages(*before), "r")
+        await SimulatedHost(host.inner).resume(stages(*after), "r")
+    assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
+    assert (await host.inner.load("r")).entries == saved.entries
+    result = await SimulatedHost(host.inner).resume(stages(*before), "r")
     assert [phase.output for phase in result.phases] == ["COLLECT", "SUM UP", "PUBLISH"]
 
 
 async def test_phases_after_the_one_under_way_may_change() -> None:
-    life = await interrupted(stages("collect", "sum up", "publish", stop="sum up"))
-    result = await SimulatedHost(life.inner).resume(stages("collect", "sum up", "review", "print"), "r")
+    host = await interrupted(stages("collect", "sum up", "publish", stop="sum up"))
+    result = await SimulatedHost(host.inner).resume(stages("collect", "sum up", "review", "print"), "r")
     assert [phase.output for phase in result.phases] == ["COLLECT", "SUM UP", "REVIEW", "PRINT"]
 
 
@@ -345,48 +345,48 @@ def unsaid(prompt: str, finished: Sequence[PhaseOutput]) -> str:
 async def test_a_phase_in_which_nothing_was_said_yet_may_become_another(finished: list[str]) -> None:
     before = [Phase(name=name) for name in finished]
     agent = Agent(name="a", model=ScriptedModel("COLLECT"), phases=[*before, Phase(name="sum up", prompt=unsaid)])
-    life = await interrupted(agent)
-    result = await SimulatedHost(life.inner).resume(stages(*finished, "review", "publish"), "r")
+    host = await interrupted(agent)
+    result = await SimulatedHost(host.inner).resume(stages(*finished, "review", "publish"), "r")
     assert [phase.name for phase in result.phases] == [*finished, "review", "publish"]
 
 
 async def test_a_phase_in_which_nothing_was_said_yet_may_become_a_conversation_without_phases() -> None:
-    life = await interrupted(
+    host = await interrupted(
         Agent(name="a", model=ScriptedModel("never"), phases=[Phase(name="sum up", prompt=unsaid)])
     )
     plain = Agent(name="a", model=Stage("DONE", stop=1), tools=[look])
     with pytest.raises(Shutdown):
-        await SimulatedHost(life.inner).resume(plain, "r")
-    assert (await SimulatedHost(life.inner).resume(stages(), "r")).output == "NO PHASE"
+        await SimulatedHost(host.inner).resume(plain, "r")
+    assert (await SimulatedHost(host.inner).resume(stages(), "r")).output == "NO PHASE"
 
 
 @pytest.mark.parametrize("after", [["collect", "sum up", "publish"], ["collect", "review", "publish"]], ids=str)
 async def test_a_run_that_was_saved_without_the_name_of_its_phase_goes_on(after: list[str]) -> None:
-    life = await interrupted(stages("collect", "sum up", "publish", stop="sum up"))
-    await without_phase_name(life)
-    result = await SimulatedHost(life.inner).resume(stages(*after), "r")
+    host = await interrupted(stages("collect", "sum up", "publish", stop="sum up"))
+    await without_phase_name(host)
+    result = await SimulatedHost(host.inner).resume(stages(*after), "r")
     assert [phase.output for phase in result.phases] == ["COLLECT", after[1].upper(), "PUBLISH"]
 
 
 @pytest.mark.parametrize("after", [[], ["collect"]], ids=str)
 async def test_without_the_name_it_is_still_known_that_a_further_phase_is_under_way(after: list[str]) -> None:
-    life = await interrupted(stages("collect", "sum up", stop="sum up"))
-    await without_phase_name(life)
+    host = await interrupted(stages("collect", "sum up", stop="sum up"))
+    await without_phase_name(host)
     with pytest.raises(MissingDefinition, match=r"finished the phases \['collect'\]"):
-        await SimulatedHost(life.inner).resume(stages(*after), "r")
+        await SimulatedHost(host.inner).resume(stages(*after), "r")
 
 
 async def test_a_conversation_without_phases_goes_on_as_the_first_of_those_that_the_agent_has_now() -> None:
-    life = await interrupted(Agent(name="a", model=Stage("never", stop=1), tools=[look]))
-    result = await SimulatedHost(life.inner).resume(stages("write", "review"), "r")
+    host = await interrupted(Agent(name="a", model=Stage("never", stop=1), tools=[look]))
+    result = await SimulatedHost(host.inner).resume(stages("write", "review"), "r")
     assert [phase.output for phase in result.phases] == ["WRITE", "REVIEW"]
     assert result.steps == 6  # three for each: what was done before counts for the first
 
 
 async def test_an_output_that_cannot_be_stored_is_refused_where_it_was_made() -> None:
-    life = SimulatedHost()
+    host = SimulatedHost()
     with pytest.raises(PayloadError):
-        await life.executor.run(
+        await host.executor.run(
             Agent(name="a", phases=[Phase(name="one", model=ScriptedModel("half a pair \ud800"))]), "go", run_id="r"
         )
-    assert await life.get_statuses() == {}
+    assert await host.get_statuses() == {}

@@ -119,15 +119,15 @@ async def test_a_resumed_run_says_so() -> None:
     assert second.get_calls("audit.step") == ["audit.step 2 2", "audit.step 3 3"]
 
 
-async def test_a_steered_message_and_a_phase_are_told_to_the_delivery() -> None:
+async def test_a_steered_message_and_a_phase_are_events_for_the_listener() -> None:
     everything = RecordingPorts()
     executor = Executor(everything.ports)
 
     @tool(effect="pure")
     async def hint() -> None:
-        live = executor.get_run("r")
-        assert live is not None
-        live.steer("mind the gap")
+        execution = executor.get_run("r")
+        assert execution is not None
+        execution.steer("mind the gap")
 
     phases = [Phase(name="one", model=ScriptedModel(tool_reply(call("1", "hint")), "x"), tools=[hint])]
     await executor.run(Agent(name="a", phases=phases), "go", run_id="r")

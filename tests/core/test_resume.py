@@ -101,10 +101,10 @@ async def test_an_answer_that_was_saved_is_not_asked_for_again() -> None:
     assert model.requests == []
 
 
-@pytest.mark.parametrize("delivery", [StopsAtTheReply("done"), StopsAtTheEnd()])
+@pytest.mark.parametrize("listener", [StopsAtTheReply("done"), StopsAtTheEnd()])
 @pytest.mark.parametrize("before", [[], [Phase(name="first", model=ScriptedModel("on"))]])
 async def test_the_step_of_an_answer_that_was_saved_is_counted_once(
-    delivery: NullListener, before: list[Phase]
+    listener: NullListener, before: list[Phase]
 ) -> None:
     @tool(effect="pure")
     async def look() -> str:
@@ -112,7 +112,7 @@ async def test_the_step_of_an_answer_that_was_saved_is_counted_once(
 
     model = ScriptedModel(tool_reply(call("1", "look")), "done")
     agent = Agent(name="a", tools=[look], phases=[*before, Phase(name="last", model=model)])
-    host = SimulatedHost(ports=Ports(listener=delivery))
+    host = SimulatedHost(ports=Ports(listener=listener))
     with pytest.raises(Shutdown):
         await host.executor.run(agent, "go", run_id="r")
     result = await SimulatedHost(host.inner).resume(agent, "r")

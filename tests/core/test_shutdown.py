@@ -20,7 +20,7 @@ from holdfast.core.tool import ToolSchema, tool
 from holdfast.core.tool_context import current_call
 from holdfast.testing.clock import ManualClock
 
-GRACE = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=30)
 
 
 class Gate:
@@ -53,7 +53,7 @@ async def test_a_run_is_let_to_its_next_boundary_and_left_there() -> None:
     gate = Gate(LOOK, Reply(text="never"))
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id="r"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await asyncio.sleep(0)
     assert not shutdown.done()
     gate.open.set()
@@ -74,7 +74,7 @@ async def test_a_run_that_reaches_its_answer_within_the_grace_is_completed() -> 
     gate = Gate(Reply(text="done"))
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await asyncio.sleep(0)
     gate.open.set()
     assert (await run).output == "done"
@@ -88,8 +88,8 @@ async def test_when_the_grace_is_over_a_run_is_stopped_where_it_is() -> None:
     gate = Gate(LOOK, Reply(text="never"), at=1)
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate, tools=[look]), "go", run_id="r"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
-    await clock.advance(GRACE - timedelta(seconds=1))
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
+    await clock.advance(TIMEOUT - timedelta(seconds=1))
     assert not run.done()
     await clock.advance(timedelta(seconds=1))
     with pytest.raises(Shutdown, match="within step 2"):
@@ -120,8 +120,8 @@ async def test_the_store_is_closed_last_when_all_is_flushed_and_all_claims_are_r
     ]
     for gate in gates:
         await gate.reached.wait()
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
-    await clock.advance(GRACE)
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
+    await clock.advance(TIMEOUT)
     await shutdown
     assert [type(error) for error in await asyncio.gather(*runs, return_exceptions=True)] == [Shutdown] * 3
     assert host.store.calls[-2:] == ["deregister_worker", "close"]
@@ -139,7 +139,7 @@ async def test_new_runs_are_refused_and_nothing_is_written_for_them() -> None:
     gate = Gate(Reply(text="done"))
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await asyncio.sleep(0)
     assert host.executor.draining
     written = len(host.store.writes)
@@ -161,7 +161,7 @@ async def test_a_claimed_run_that_comes_too_late_is_given_back() -> None:
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go", run_id="other"))
     await gate.reached.wait()
     resumption = await host.claim(Agent(name="a", model=ScriptedModel("x")), "r")
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await asyncio.sleep(0)
     with pytest.raises(ShuttingDown):
         await host.executor.resume(Agent(name="a", model=ScriptedModel("x")), resumption)
@@ -176,11 +176,11 @@ async def test_a_second_call_waits_for_the_same_shutdown() -> None:
     gate = Gate(Reply(text="never"))
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go"))
     await gate.reached.wait()
-    first = asyncio.create_task(host.executor.shutdown(GRACE))
+    first = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     second = asyncio.create_task(host.executor.shutdown(timedelta(days=1)))
     await clock.advance(timedelta(seconds=1))
     first.cancel()  # whoever asked may go away: the shutdown goes on
-    await clock.advance(GRACE)
+    await clock.advance(TIMEOUT)
     await second
     with pytest.raises(Shutdown):
         await run
@@ -213,12 +213,12 @@ async def test_children_inside_parents_are_left_and_not_failed(in_time: bool) ->
     parent = parent_of(Agent(name="child", model=gate, tools=[look]))
     run = asyncio.create_task(host.executor.run(parent, "go", run_id="p"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await clock.advance(timedelta(0))
     if in_time:
         gate.open.set()
     else:
-        await clock.advance(GRACE)
+        await clock.advance(TIMEOUT)
     with pytest.raises(Shutdown):
         await run
     await shutdown
@@ -244,8 +244,8 @@ async def test_a_run_that_cannot_be_flushed_is_left_as_it_was_saved() -> None:
             raise StoreUnavailable("no answer")
 
     host.store.before = unreachable
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
-    await clock.advance(GRACE)
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
+    await clock.advance(TIMEOUT)
     await shutdown
     with pytest.raises(Shutdown):
         await run
@@ -263,7 +263,7 @@ async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_does_not_end
     gate = Gate(Reply(text="never"))
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=gate), "go", run_id="r"))
     await gate.reached.wait()
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await clock.advance(timedelta(0))
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -292,7 +292,7 @@ async def test_a_cancel_of_all_tasks_while_the_host_shuts_down_does_not_end_the_
 
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=model, tools=[tool(hang)]), "go", run_id="r"))
     await begun.wait()
-    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
+    shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await clock.advance(timedelta(0))
     [own] = [task for task in asyncio.all_tasks() if task.get_name() == "holdfast run r"]
     for task in [own, run] if own_first else [run, own]:

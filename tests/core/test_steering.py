@@ -31,10 +31,10 @@ async def test_a_message_is_steered_in_between_two_steps() -> None:
 
     @tool(effect="pure")
     async def hint() -> str:
-        live = executor.get_run("r")
-        assert live is not None
-        live.steer("mind the gap")
-        live.steer("and the doors")
+        execution = executor.get_run("r")
+        assert execution is not None
+        execution.steer("mind the gap")
+        execution.steer("and the doors")
         return "seen"
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "done")
@@ -51,11 +51,11 @@ async def test_a_message_that_cannot_be_stored_is_refused_and_the_run_goes_on() 
 
     @tool(effect="pure")
     async def hint() -> str:
-        live = host.executor.get_run("r")
-        assert live is not None
-        live.steer("hurry up")
+        execution = host.executor.get_run("r")
+        assert execution is not None
+        execution.steer("hurry up")
         with pytest.raises(PayloadError, match="cannot be stored"):
-            live.steer("half a pair \ud83d")
+            execution.steer("half a pair \ud83d")
         return "seen"
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "done")
@@ -67,9 +67,9 @@ async def test_a_message_that_comes_with_the_answer_is_answered_too() -> None:
     executor = Executor()
 
     async def first(messages: Sequence[Message]) -> Reply:
-        live = executor.get_run("r")
-        assert live is not None
-        live.steer("one more thing")
+        execution = executor.get_run("r")
+        assert execution is not None
+        execution.steer("one more thing")
         return Reply(text="done")
 
     model = ScriptedModel(first, "done as well")
@@ -83,9 +83,9 @@ async def test_a_steered_message_survives_a_resume_once_its_step_is_saved() -> N
 
     @tool(effect="pure")
     async def hint() -> None:
-        live = host.executor.get_run("r")
-        assert live is not None
-        live.steer("mind the gap")
+        execution = host.executor.get_run("r")
+        assert execution is not None
+        execution.steer("mind the gap")
 
     model = ScriptedModel(tool_reply(call("1", "hint")), tool_reply(call("2", "look")), Shutdown("now"))
     with pytest.raises(Shutdown):
@@ -105,12 +105,12 @@ async def test_what_no_step_took_before_a_shutdown_is_said_in_the_next_life_and_
 
     @tool(effect="pure")
     async def hint() -> None:
-        live = host.executor.get_run("r")
-        assert live is not None
-        live.steer("mind the gap")
-        live.steer("and the doors")
+        execution = host.executor.get_run("r")
+        assert execution is not None
+        execution.steer("mind the gap")
+        execution.steer("and the doors")
         closing.append(asyncio.create_task(host.executor.shutdown()))
-        while not live.stop_state.draining:  # noqa: ASYNC110 - until the shutdown has had its turn
+        while not execution.stop_state.draining:  # noqa: ASYNC110 - until the shutdown has had its turn
             await asyncio.sleep(0)
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "never")
@@ -131,10 +131,10 @@ async def test_what_came_with_the_answer_is_answered_in_the_next_life() -> None:
     host = SimulatedHost()
 
     async def answers(messages: Sequence[Message]) -> Reply:
-        live = host.executor.get_run("r")
-        assert live is not None
-        live.steer("one more thing")
-        live.stop_state.draining = True
+        execution = host.executor.get_run("r")
+        assert execution is not None
+        execution.steer("one more thing")
+        execution.stop_state.draining = True
         return Reply(text="done")
 
     with pytest.raises(Shutdown):
@@ -143,7 +143,7 @@ async def test_what_came_with_the_answer_is_answered_in_the_next_life() -> None:
     assert (result.output, said(list(result.messages))) == ("done as well", ["go", "one more thing"])
 
 
-@pytest.mark.parametrize("where", ["compact", "delivery"])
+@pytest.mark.parametrize("where", ["compact", "listener"])
 async def test_what_a_step_had_begun_to_take_when_it_was_stopped_is_not_lost(where: str) -> None:
     async def stops(messages: Sequence[Any]) -> Sequence[Any] | None:
         if len(messages) > 1:
@@ -155,13 +155,13 @@ async def test_what_a_step_had_begun_to_take_when_it_was_stopped_is_not_lost(whe
             if event.kind == "steered":
                 raise Shutdown("now")
 
-    host = SimulatedHost(ports=Ports(listener=Stops() if where == "delivery" else None))
+    host = SimulatedHost(ports=Ports(listener=Stops() if where == "listener" else None))
 
     @tool(effect="pure")
     async def hint() -> None:
-        live = host.executor.get_run("r")
-        assert live is not None
-        live.steer("mind the gap")
+        execution = host.executor.get_run("r")
+        assert execution is not None
+        execution.steer("mind the gap")
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "never")
     compact = stops if where == "compact" else None
@@ -188,10 +188,10 @@ async def test_what_stops_a_run_before_its_step_does_not_take_what_was_steered_i
 
     @tool(effect="pure")
     async def hint() -> None:
-        live = executor.get_run("r")
-        assert live is not None
-        live.steer("mind the gap")
-        steered.append(live)
+        execution = executor.get_run("r")
+        assert execution is not None
+        execution.steer("mind the gap")
+        steered.append(execution)
 
     with pytest.raises(RunParked):
         await executor.run(

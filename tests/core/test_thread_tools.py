@@ -55,9 +55,9 @@ async def test_a_run_is_not_left_to_others_while_a_thread_of_it_still_works(alon
     await thread.begun.wait()
     shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(GRACE)
-    live = host.executor.get_run("r")
-    assert live is not None
-    assert isinstance(live.stop_state.error, Shutdown)
+    execution = host.executor.get_run("r")
+    assert execution is not None
+    assert isinstance(execution.stop_state.error, Shutdown)
     assert await host.get_statuses() == {"r": RunStatus.RUNNING}
     thread.go_on.set()
     with pytest.raises(Shutdown):
@@ -77,9 +77,9 @@ async def test_a_run_that_is_ended_does_not_wait_for_its_threads() -> None:
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "send"))), tools=[thread.tool])
     run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await thread.begun.wait()
-    live = host.executor.get_run("r")
-    assert live is not None
-    live.kill("it hangs")
+    execution = host.executor.get_run("r")
+    assert execution is not None
+    execution.kill("it hangs")
     with pytest.raises(RunKilled):
         await run
     assert thread.done == []

@@ -10,7 +10,7 @@ agent = Agent(TestModel(), name="foreign")
 
 
 def did(what: str) -> None:
-    with Path("deeds").open("a") as file:
+    with Path("effects").open("a") as file:
         file.write(f"{what}\n")
 
 

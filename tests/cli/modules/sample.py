@@ -1,6 +1,6 @@
 """Agents for the command line's tests. The prompt is the plan: each word is a step, `a+b` calls two tools at once.
 
-What tools did is in the file `deeds` of the working directory, one line for each call.
+What tools did is in the file `effects` of the working directory, one line for each call.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from typing import Any
 
 from holdfast import Agent, App, Phase, Reply, ToolCall, Usage, User, current_call, tool
 
-DEEDS, OPEN, REPAIRED = Path("deeds"), Path("open"), Path("repaired")
+EFFECTS, OPEN, REPAIRED = Path("effects"), Path("open"), Path("repaired")
 
 
 def _did(what: str) -> None:
-    with DEEDS.open("a") as file:
+    with EFFECTS.open("a") as file:
         file.write(f"{what} {current_call().call_id}\n")
 
 
