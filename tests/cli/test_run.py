@@ -159,12 +159,9 @@ def test_resume_without_a_run_wants_exactly_one(shell: Shell) -> None:
     assert (done.returncode, done.stderr) == (1, "holdfast: no run of sampler is interrupted\n")
 
 
-def test_resume_needs_the_code_to_be_named(shell: Shell) -> None:
+def test_resume_needs_the_agent_to_be_named(shell: Shell) -> None:
     done = shell.run("resume", "r1")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "holdfast: name the code to resume with: holdfast resume MODULE:AGENT r1\n",
-    )
+    assert (done.returncode, done.stderr) == (2, "holdfast: name the agent: holdfast resume MODULE:AGENT r1\n")
 
 
 def test_recover_goes_on_with_all_that_it_knows(shell: Shell) -> None:
