@@ -59,10 +59,8 @@ def test_a_store_of_a_newer_holdfast_is_left_alone(shell: Shell) -> None:
     database.close()
     before = (shell.folder / "runs.db").read_bytes()
     done = shell.run("ls")
-    assert (done.returncode, done.stderr) == (
-        1,
-        "holdfast: runs.db has schema version 99, this holdfast knows up to 1: upgrade holdfast to open it\n",
-    )
+    reason = "has schema version 99, this holdfast knows up to 1: upgrade holdfast to open it"
+    assert (done.returncode, done.stderr) == (1, f"holdfast: {shell.folder / 'runs.db'} {reason}\n")
     assert (shell.folder / "runs.db").read_bytes() == before
 
 
