@@ -124,7 +124,7 @@ async def test_without_a_store_every_method_succeeds_and_does_nothing() -> None:
 @pytest.mark.parametrize("end", ["complete", "fail", "park", "release"])
 @pytest.mark.parametrize("late", ["late", "throttled", "waiting for the lock", "concurrent"])
 async def test_no_save_brings_a_run_back_that_was_settled(harness: CheckpointerHarness, end: str, late: str) -> None:
-    handle = harness.make_checkpointer(throttle=10 * SECOND)
+    handle = harness.make_checkpointer(save_interval=10 * SECOND)
 
     async def settle() -> None:
         if end == "complete":
