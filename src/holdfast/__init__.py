@@ -1,4 +1,4 @@
-"""LLM agent runs that survive: an interrupted run goes on where it stopped."""
+"""Durable LLM agent runs: an interrupted run resumes where it stopped."""
 
 from holdfast.app import App
 from holdfast.checkpoint.factory import StoreCheckpoints

@@ -1,11 +1,10 @@
-"""App: the one place where the parts are joined."""
+"""App: joins agents, a store and ports."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Final, Self, TypedDict, Unpack
 
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
@@ -20,7 +19,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
-from holdfast.core.ports import Audit, Budget, Critic, Ports, RunListener, ToolProvider
+from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RunListener, ToolProvider
 from holdfast.core.result import Result
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
@@ -94,27 +93,32 @@ class App:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
             StoreError: the URL names no store.
         """
-        _check_settings(checkpoint, worker)
-        self._agents = _index_agents(agents)
-        self._options: AppOptions = {
-            "agents": tuple(self._agents.values()),
-            "store": store,
-            "checkpoint": checkpoint,
-            "worker": worker,
-            "audit": audit,
-            "budget": budget,
-            "critic": critic,
-            "listener": listener,
-            "extra_tools": extra_tools,
-            "clock": clock,
-        }
-        self._checkpoint_settings, self._worker_settings, self._clock = checkpoint, worker, clock
-        given = store_from_url(store or None) if isinstance(store, str) else store
-        if given is not None and checkpoint.redact is not None:
-            given = RedactingStore(given, checkpoint.redact)
-        self._checkpoint_store = given
-        self._checkpoints = StoreCheckpoints(given, settings=checkpoint, clock=clock) if given is not None else None
-        self._ports = Ports(
+        _check_type("checkpoint", checkpoint, CheckpointSettings)
+        _check_type("worker", worker, WorkerSettings)
+        #: The agents, by name.
+        self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
+        self.checkpoint_settings: Final = checkpoint
+        self.worker_settings: Final = worker
+        self._options = AppOptions(
+            agents=tuple(self.agents.values()),
+            store=store,
+            checkpoint=checkpoint,
+            worker=worker,
+            audit=audit,
+            budget=budget,
+            critic=critic,
+            listener=listener,
+            extra_tools=extra_tools,
+            clock=clock,
+        )
+        opened = store_from_url(store or None) if isinstance(store, str) else store
+        if opened is not None and checkpoint.redact is not None:
+            opened = RedactingStore(opened, checkpoint.redact)
+        #: The store of this App, which redacts if the settings say so.
+        self.store: Final[CheckpointStore | None] = opened
+        self._checkpoints = StoreCheckpoints(opened, settings=checkpoint, clock=clock) if opened is not None else None
+        #: The ports of every run.
+        self.ports: Final = Ports(
             checkpoints=self._checkpoints,
             audit=audit,
             budget=budget,
@@ -122,9 +126,10 @@ class App:
             listener=listener,
             extra_tools=extra_tools,
         )
-        self._recent_outcomes = RecentOutcomes()
+        self._clock = clock
+        self._outcomes = RecentOutcomes()
         self._remove_signal_handlers: Callable[[], None] | None = None
-        #: The parts of an open App.
+        #: Set while the App is open.
         self._executor: Executor | None = None
         self._parts: _StoreParts | None = None
 
@@ -132,39 +137,37 @@ class App:
 
     async def __aenter__(self) -> Self:
         executor = Executor(
-            self._ports, clock=self._clock, require_durability=self._checkpoint_settings.require_durability
+            self.ports, clock=self._clock, require_durability=self.checkpoint_settings.require_durability
         )
         if self._checkpoints is not None:
             await self._checkpoints.open()
             self._parts = self._open_parts(self._checkpoints, executor)
         self._executor = executor
-        if self._worker_settings.handle_signals and can_install_handlers():
+        if self.worker_settings.handle_signals and can_install_handlers():
             self._remove_signal_handlers = install_signal_handlers(self.shutdown)
         return self
 
-    def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor) -> "_StoreParts":
-        settings, retention = self._worker_settings, self._checkpoint_settings.result_retention
-        client = RunClient(checkpoints, self._agents, retention=retention)
+    def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor) -> _StoreParts:
+        agents, clock, retention = self.agents, self._clock, self.checkpoint_settings.result_retention
+        client = RunClient(checkpoints, agents, retention=retention)
         worker = Worker(
             checkpoints,
             executor,
             client,
-            self._agents,
-            self._recent_outcomes,
-            concurrency=settings.concurrency,
+            agents,
+            self._outcomes,
+            concurrency=self.worker_settings.concurrency,
             retention=retention,
-            clock=self._clock,
+            clock=clock,
         )
-        attacher = RunAttacher(client, worker, executor, self._recent_outcomes, clock=self._clock)
-        janitor = Janitor(checkpoints, executor, clock=self._clock)
+        attacher = RunAttacher(client, worker, executor, self._outcomes, clock=clock)
+        janitor = Janitor(checkpoints, executor, clock=clock)
         janitor.start()
-        if settings.recover_on_start:
+        if self.worker_settings.recover_on_start:
             worker.start()
         return _StoreParts(checkpoints, client, worker, attacher, janitor)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.shutdown()
 
     async def shutdown(self, timeout: timedelta | None = None) -> None:
@@ -176,15 +179,14 @@ class App:
         if self._parts is not None:
             self._parts.worker.stop()
             await self._parts.janitor.close()
-        await executor.shutdown(self._worker_settings.shutdown_timeout if timeout is None else timeout)
+        await executor.shutdown(self.worker_settings.shutdown_timeout if timeout is None else timeout)
         if self._parts is not None:
             # After the executor: recovered runs are drained like any other.
             await self._parts.worker.close()
-        for port in (self._ports.audit, self._ports.budget):
-            # A battery may hold a database connection, or rows that are not written yet.
-            close = getattr(port, "close", None)
-            if close is not None:
-                await close_with_timeout(type(port).__name__, close, self._clock)
+        ports: tuple[object, ...] = (self.ports.audit, self.ports.budget)
+        for port in ports:
+            if isinstance(port, Closeable):
+                await close_with_timeout(type(port).__name__, port.close, self._clock)
         if self._remove_signal_handlers is not None:
             self._remove_signal_handlers()
 
@@ -195,8 +197,8 @@ class App:
         return self._executor
 
     @property
-    def _stored(self) -> "_StoreParts":
-        if self._checkpoint_store is None:
+    def _stored(self) -> _StoreParts:
+        if self.store is None:
             raise DefinitionError("this App has no store: give it one to submit, recover or resume runs")
         if self._parts is None:
             raise DefinitionError("the App is not open: use it as `async with app:`")
@@ -206,41 +208,18 @@ class App:
     def _client(self) -> RunClient:
         return self._stored.client
 
-    @property
-    def store(self) -> CheckpointStore | None:
-        """The store that the runs of this App are in."""
-        return self._checkpoint_store
-
-    @property
-    def agents(self) -> Mapping[str, AgentSource]:
-        """The agents, by name."""
-        return self._agents
-
-    @property
-    def ports(self) -> Ports:
-        """What the runs of this App are given."""
-        return self._ports
-
-    @property
-    def checkpoint_settings(self) -> CheckpointSettings:
-        return self._checkpoint_settings
-
-    @property
-    def worker_settings(self) -> WorkerSettings:
-        return self._worker_settings
-
     def replace(self, **changes: Unpack[AppOptions]) -> "App":
         """Return a new App, not open, with the same arguments except `changes`."""
         options: AppOptions = {**self._options, **changes}
         return App(**options)
 
     def agent(self, name: str) -> AgentSource:
-        """The agent of this name.
+        """Return the agent of this name.
 
         Raises:
             DefinitionError: there is none.
         """
-        return find_agent(self._agents, name)
+        return find_agent(self.agents, name)
 
     # -- runs ---------------------------------------------------------------------------------------------------
 
@@ -255,37 +234,32 @@ class App:
     ) -> Result:
         """Run an agent to its end, in this process.
 
-        With a `run_id` that is in the store already, the same run goes on instead: what an earlier process left is
-        resumed, what is under way here is waited for, what was submitted and is over gives its result. So does what
-        recovery has brought to its end in this process. Any other run is gone once it is over, and its id is free
-        again: to call once and ask for the result more often, `submit` the run.
+        If the store has a run with this `run_id`, attach to it: resume it if it is interrupted, wait for it if this
+        process executes it, or return its result. A run that was not submitted is removed when it ends, and its id
+        is free again. To read a result more than once, `submit` the run.
 
         Args:
-            on_cancel: a cancel of whoever waits here, or of all tasks by an event loop that ends, does not end
-                the run, but leaves it for recovery.
+            on_cancel: what a cancel of the caller does, also one by an event loop that ends: `"cancel"` cancels the
+                run, `"interrupt"` leaves it for recovery.
 
         Raises:
-            RunError: the run did not end with an answer; the kind says why. A model's own exception comes out as it is.
+            RunError: the run did not end with an answer; the subclass says why. An exception of the model is raised
+                unchanged.
             RunFailed: the run with this id has failed before.
-            RunConflict: there is a run with this id, and it has another agent or prompt.
-            RunBusy: a live worker elsewhere owns the run with this id.
-            RunParked: it waits for a person: `unpark` it, or `resume` it by hand.
+            RunConflict: a run with this id has another agent or prompt.
+            RunBusy: another live worker owns the run with this id.
+            RunParked: the run waits for a person: `unpark` or `resume` it.
         """
         source = self._resolve_agent(agent)
         info = RunInfo.create(source, prompt, run_id=run_id, **labels)
-        if run_id is None or self._checkpoint_store is None:
+        if run_id is None or self.store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
         return await self._stored.attacher.run_or_attach(source, info, on_cancel)
 
     def run_sync(
-        self,
-        agent: AgentSource | str,
-        prompt: str,
-        *,
-        run_id: str | None = None,
-        **labels: Unpack[RunLabels],
+        self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
     ) -> Result:
-        """`run` for code without an event loop. Opens and closes the App; Ctrl-C leaves a run that can be resumed."""
+        """`run` for code without an event loop. Opens and closes the App. Ctrl-C leaves the run for recovery."""
 
         async def main() -> Result:
             async with self:
@@ -294,28 +268,21 @@ class App:
         return asyncio.run(main())
 
     async def submit(
-        self,
-        agent: AgentSource | str,
-        prompt: str,
-        *,
-        run_id: str | None = None,
-        **labels: Unpack[RunLabels],
+        self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
     ) -> str:
-        """Queue a run for whichever process serves. Durable when this returns. Submitting the same again is fine.
+        """Queue a run for any process that serves. Raises as `RunClient.submit` does.
 
-        Raises:
-            RunConflict: there is a run with this id, and it has another agent or prompt.
-            RunExists: it is the same run, but `run` has begun it, so its result will not be kept.
+        Durable when this returns. Idempotent for the same id, agent and prompt.
         """
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, **labels)
         return await self._client.submit(info)
 
     async def result(self, run_id: str) -> Result:
-        """Wait for the end of a submitted run, whichever process drives it. Raises as `RunClient.result` says."""
+        """Wait for the result of a submitted run, in whichever process it is executed. Raises as `RunClient.result`."""
         return await self._client.result(run_id)
 
     async def recover(self) -> RecoveryReport:
-        """Resume every run that is interrupted now, and wait for its end. Runs within their backoff are not taken."""
+        """Resume every run that is interrupted now, and wait for its end. Runs within their backoff are skipped."""
         return await self._stored.worker.recover()
 
     async def serve(self) -> None:
@@ -329,59 +296,53 @@ class App:
             on_cancel: as for `run`.
 
         Raises:
-            CheckpointError: it is not there, is owned by a live worker, is done, or cannot be read.
+            CheckpointError: the run does not exist, is done, cannot be read, or a live worker owns it.
         """
         statuses = {*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED}
         record = await self._client.get_record(run_id)
         return await self._stored.worker.resume(record, statuses, manual=True, on_cancel=on_cancel)
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run, also one that another process owns: its owner is asked, and ends it at once.
-
-        The unfinished runs that it has started end with it.
-        """
-        live = self._open_executor.get_run(run_id)
-        if live is not None:
-            live.stop(RunCancelled(f"run {run_id} was cancelled"))
+        """Cancel a run and its unfinished children. If another process owns it, ask that process to."""
+        run = self._open_executor.get_run(run_id)
+        if run is not None:
+            run.stop(RunCancelled(f"run {run_id} was cancelled"))
             return
         await self._client.cancel(run_id)
 
     async def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
-        """Let a parked run go on. Raises as `RunClient.unpark` says."""
+        """Leave a parked run to recovery. Arguments and errors as for `RunClient.unpark`."""
         await self._client.unpark(run_id, resolutions)
 
     async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
-        """Queue a new run that begins where `run_id` was after `at_step`. The old one is not touched."""
+        """Queue a new run that starts with the state of `run_id` after `at_step`. The old run is not changed."""
         return await self._client.fork(run_id, at_step, new_id=new_id)
 
     def steer(self, run_id: str, text: str) -> None:
-        """Put a message in front of the next step of a run that this process drives.
+        """Put a message in front of the next step of a run that this process executes.
 
-        It is saved with the run's next save, at the latest by a shutdown, and is said to a resumed run then. A process
-        that is killed before that takes it along.
+        The run's next save makes it durable, at the latest during a shutdown. A crash before that loses it.
 
         Raises:
-            RunNotFound: this process does not drive it.
+            RunNotFound: this process does not execute the run.
             PayloadError: the text cannot be stored, such as half a surrogate pair. Nothing was changed.
         """
-        live = self._open_executor.get_run(run_id)
-        if live is None:
+        run = self._open_executor.get_run(run_id)
+        if run is None:
             raise RunNotFound(run_id)
-        live.steer(text)
+        run.steer(text)
 
     def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
-        """The agent, which recovery will be able to find by its name."""
+        """Return the agent of this App. Refuse an agent that recovery would not find by its name."""
         known = self.agent(agent if isinstance(agent, str) else agent.name)
         if not isinstance(agent, str) and known is not agent:
             raise DefinitionError(f"another agent of this App is named {agent.name!r}: recovery would take that one")
         return known
 
 
-def _check_settings(checkpoint: Any, worker: Any) -> None:
-    if not isinstance(checkpoint, CheckpointSettings):
-        raise DefinitionError(f"checkpoint is {checkpoint!r:.80}: give a CheckpointSettings")
-    if not isinstance(worker, WorkerSettings):
-        raise DefinitionError(f"worker is {worker!r:.80}: give a WorkerSettings")
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise DefinitionError(f"{name} is {value!r:.80}: give a {kind.__name__}")
 
 
 def _index_agents(agents: Iterable[AgentSource]) -> dict[str, AgentSource]:

@@ -1,23 +1,26 @@
-"""The root of every error that holdfast raises on purpose.
+"""The root of the errors that holdfast raises.
 
 HoldfastError
-├── RunError                    what can go wrong in a run: `holdfast.core.errors`
+├── RunError                    errors of a run: `holdfast.core.errors`
 │   ├── InvalidRunId, RunAlreadyRunning, NotDurable, InvalidReply, PayloadError
-│   ├── DefinitionError         UnknownTool, and those of personas and skills
+│   ├── DefinitionError         UnknownTool, PersonaError, SkillError
 │   ├── BoundExceeded           StepsExceeded, RuntimeExceeded, RepeatedToolCalls
 │   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
-│   ├── RunParked               waits for a person or a condition, with a reason
-│   ├── RunInterrupted          stopped on purpose or by trouble; goes on later: Shutdown, ShuttingDown,
-│   │                           MissingDefinition, SaveFailed, ModelUnavailable
+│   ├── RunParked               the run waits for a person or a condition
+│   ├── RunInterrupted          the run stopped and is resumed later: Shutdown, ShuttingDown, MissingDefinition,
+│   │                           SaveFailed, ModelUnavailable
 │   └── RunLost                 another worker owns the run
-├── CheckpointError             what can go wrong with saved runs: `holdfast.checkpoint.errors`
+├── CheckpointError             errors of stored runs: `holdfast.checkpoint.errors`
 │   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, StoreClosed, SchemaTooNew
 │   │   └── ClaimLost           is a RunLost too
 │   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunNotClaimable, RunDamaged
 │   └── UnknownVersion, RecordDecodeError, TranscriptTooLarge (is a RunParked too)
-└── one branch for each battery and for the fan-out, in its own `errors` module
+├── TablesError                 errors of the batteries' tables: `holdfast.db.errors`
+├── FanoutError                 errors of the fan-out: `holdfast.fanout.errors`
+└── others, beside the code that raises them: AuditError, BudgetError, CriticError, ScheduleError,
+    DefinitionStoreError, RecipeError, CommandError
 """
 
 
 class HoldfastError(Exception):
-    """Something holdfast noticed. The message says what happened and what to do."""
+    """An error that holdfast raises. The message says what happened and what to do."""

@@ -1,4 +1,4 @@
-"""What the tests of a handle work with."""
+"""Harness of the checkpointer tests."""
 
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,7 @@ SECOND = timedelta(seconds=1)
 
 
 class CheckpointerHarness:
-    """A store, a clock that stands still, and a state to be saved."""
+    """A store, a manual clock, and a state to be saved."""
 
     def __init__(self, clock: ManualClock, inner: MemoryStore) -> None:
         self.clock, self.inner = clock, inner
@@ -26,13 +26,13 @@ class CheckpointerHarness:
         self.state = RunState()
 
     def make_checkpointer(
-        self, *, throttle: timedelta = timedelta(0), keep_result: bool = False, **settings: Any
+        self, *, save_interval: timedelta = timedelta(0), keep_result: bool = False, **settings: Any
     ) -> StoreCheckpointer:
         return StoreCheckpointer(
             self.store,
             RunMeta(run_id="r", agent_name="a", prompt="go"),
             "w",
-            settings=CheckpointSettings(save_interval=throttle, **settings),
+            settings=CheckpointSettings(save_interval=save_interval, **settings),
             clock=self.clock,
             keep_result=keep_result,
         )
@@ -41,7 +41,7 @@ class CheckpointerHarness:
         self.state.history.append(User(text))
 
     async def load_texts(self) -> list[str]:
-        """What a load would give: the texts of the messages."""
+        """Load the run and return the texts of its messages."""
         checkpoint = read_checkpoint(await self.inner.load("r"), NATIVE_CODEC)
         return [message.text for message in checkpoint.state.history]
 

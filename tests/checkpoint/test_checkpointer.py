@@ -122,9 +122,9 @@ async def test_without_a_store_every_method_succeeds_and_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "park", "release"])
-@pytest.mark.parametrize("late", ["late", "throttled", "waiting for the lock", "concurrent"])
+@pytest.mark.parametrize("late", ["late", "deferred", "waiting for the lock", "concurrent"])
 async def test_no_save_brings_a_run_back_that_was_settled(harness: CheckpointerHarness, end: str, late: str) -> None:
-    handle = harness.make_checkpointer(throttle=10 * SECOND)
+    handle = harness.make_checkpointer(save_interval=10 * SECOND)
 
     async def settle() -> None:
         if end == "complete":
@@ -138,7 +138,7 @@ async def test_no_save_brings_a_run_back_that_was_settled(harness: CheckpointerH
 
     await handle.save(harness.state)
     saves: list[asyncio.Task[None]] = []
-    if late == "throttled":
+    if late == "deferred":
         harness.add_message("held back")
         await handle.save(harness.state)
         await settle()

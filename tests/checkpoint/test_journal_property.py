@@ -67,15 +67,15 @@ def at_step_end(state: RunState) -> Any:
 class Journal(RuleBasedStateMachine):
     """A run that is changed, saved, interrupted and resumed in any order, on a store that fails now and then."""
 
-    @initialize(throttle=st.sampled_from([0, 10]))
-    def begin(self, throttle: int) -> None:
+    @initialize(save_interval=st.sampled_from([0, 10]))
+    def begin(self, save_interval: int) -> None:
         self.loop = asyncio.new_event_loop()
         self.clock = ManualClock()
         self.inner = MemoryStore(clock=self.clock)
-        self.settings = CheckpointSettings(save_interval=timedelta(seconds=throttle), store_timeout=timedelta(0))
+        self.settings = CheckpointSettings(save_interval=timedelta(seconds=save_interval), store_timeout=timedelta(0))
         self.do(self.inner.open())
         self.lives = 0
-        self.enlist()
+        self.register()
         self.state = RunState()
         #: The ends of steps, by iteration; several where the conversation was put in other words after it.
         self.ends: dict[int, list[Any]] = {}
@@ -84,7 +84,7 @@ class Journal(RuleBasedStateMachine):
         #: What the store must have: `None` before the run is in it.
         self.expected: Any = None
 
-    def enlist(self) -> None:
+    def register(self) -> None:
         """A new process with its own side of the store."""
         self.lives += 1
         self.store = ProbeStore(self.inner)
@@ -194,7 +194,7 @@ class Journal(RuleBasedStateMachine):
     def the_store_refuses_a_save(self, urgent: bool) -> None:
         written = len(self.store.writes)
         self.store.fail("create" if self.expected is None else "append", StoreFull("full"))
-        with suppress(StoreFull):  # it is not asked when nothing is new, or when the throttle holds it back
+        with suppress(StoreFull):  # it is not asked when nothing is new, or when the save interval defers it
             self.do(self.handle.save(self.state, force=urgent))
         self.store.before = None
         assert len(self.store.writes) == written
@@ -220,7 +220,7 @@ class Journal(RuleBasedStateMachine):
         with suppress(StoreClosed):
             self.do(self.handle.release())
         self.do(self.inner.deregister_worker(f"w{self.lives}"))
-        self.enlist()
+        self.register()
         claim = self.do(self.inner.claim("r", f"w{self.lives}"))
         checkpoints = StoreCheckpoints(self.store, settings=self.settings, clock=self.clock)
         resumption = checkpoints.resume(claim, self.do(self.inner.load("r")), NATIVE_CODEC)

@@ -169,7 +169,7 @@ async def test_a_person_says_what_became_of_a_call_in_doubt(
 ) -> None:
     async with harness.app() as app:
         await in_doubt(harness, app)
-        with pytest.raises(CheckpointError, match="no call waits for the answers"):
+        with pytest.raises(CheckpointError, match="no pending call has the id"):
             await app.unpark("r", {"c7": "?"})
         assert (await load_records(app))["r"].status is RunStatus.PARKED
         await app.unpark("r", answers)

@@ -6,15 +6,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from tests.store_kinds import STORES
 
 from holdfast import Agent, App, Message, Reply, ToolSchema, User, WorkerSettings
-from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.url import store_from_url
 from holdfast.testing.clock import ManualClock
 
 IDLE = WorkerSettings(recover_on_start=False)
@@ -76,8 +77,10 @@ async def test_a_run_is_resumed_when_due_while_another_takes_an_hour(
 
 
 RUNS = 300
+#: Long enough for the first runs to be resumed before it ends.
+BACKOFF = timedelta(seconds=8)
 
-#: Begins the runs, each of which waits in its first model call, and says when all of them are there.
+#: Starts the runs, each of which waits in its first model call, and prints `begun` when all have started.
 PROGRAM = """
 import asyncio, sys
 from holdfast import Agent, App, WorkerSettings
@@ -100,27 +103,45 @@ asyncio.run(main())
 """
 
 
-def test_all_runs_of_a_killed_process_are_resumed_at_once(tmp_path: Path) -> None:
+def test_all_runs_of_a_killed_process_are_resumed_as_soon_as_each_is_due(tmp_path: Path) -> None:
     with STORES["postgres"].open_empty(tmp_path) as url:
         command = [sys.executable, "-c", PROGRAM, url, str(RUNS)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "begun\n"
             os.kill(child.pid, signal.SIGKILL)
+        asyncio.run(_delay_every_second_run(url))
         asyncio.run(_resume_all(url))
+
+
+async def _delay_every_second_run(url: str) -> None:
+    """Leave every second run interrupted within its backoff. The others are due at once."""
+    store = store_from_url(url)
+    await store.open()
+    try:
+        for number in range(0, RUNS, 2):
+            claim = await store.claim(f"r{number}", "other", steal=True)
+            await store.release(claim, Release(status=RunStatus.INTERRUPTED, delay=BACKOFF))
+    finally:
+        await store.close()
 
 
 async def _resume_all(url: str) -> None:
     """Return once all runs are under way at the same time: not one of them ends."""
-    resumed, enough = set[str](), asyncio.Event()
+    resumed, first, all_resumed = set[str](), asyncio.Event(), asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         resumed.add(str(id(messages)))
+        first.set()
         if len(resumed) == RUNS:
-            enough.set()
+            all_resumed.set()
         await asyncio.Event().wait()
         raise AssertionError("the gate never opens")
 
     worker = WorkerSettings(concurrency=2000, shutdown_timeout=timedelta(0))
-    async with App([Agent(name="agent", model=model)], url, worker=worker), asyncio.timeout(60):
-        await enough.wait()
+    async with App([Agent(name="agent", model=model)], url, worker=worker) as app, asyncio.timeout(60):
+        await first.wait()
+        assert app.store is not None
+        interrupted = [record async for record in app.store.list_runs(RunFilter(interrupted=True))]
+        assert any(record.not_before > datetime.now(UTC) for record in interrupted), "no run was within its backoff"
+        await all_resumed.wait()

@@ -11,12 +11,12 @@ import msgspec
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, told apart from a later one that got the same pid."""
+    """One process, distinct from a later one with the same pid."""
 
     #: Host, boot and pid namespace: pids of two processes can be compared only if this is equal.
     host: str
     pid: int
-    #: When the process started, in whatever unit the host tells it.
+    #: When the process started, in a unit of the operating system.
     started: str
 
 
@@ -31,10 +31,10 @@ def _host_id() -> str:
 
 
 def _process_start_time(pid: int) -> str | None:
-    """The start time of a live process; `None` if there is none, or if only its corpse is left."""
+    """Return the start time of a live process; `None` if there is none, or if it is a zombie."""
     if Path("/proc/self/stat").exists():
         try:
-            # The name, in parentheses, may hold spaces and parentheses itself: count from behind it.
+            # The process name, in parentheses, may hold spaces and parentheses: split after the last one.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return None
@@ -48,13 +48,13 @@ def _process_start_time(pid: int) -> str | None:
 
 
 def this_process() -> ProcessIdentity:
-    """The identity of the calling process."""
+    """Return the identity of the calling process."""
     started = _process_start_time(os.getpid())
     return ProcessIdentity(host=_host_id(), pid=os.getpid(), started=started or "unknown")
 
 
 def find_process(pid: int) -> ProcessIdentity | None:
-    """The process that has this pid here, if one has."""
+    """Return the process with this pid on this host; `None` if there is none."""
     started = _process_start_time(pid)
     return None if started is None else ProcessIdentity(host=_host_id(), pid=pid, started=started)
 

@@ -1,4 +1,4 @@
-"""How a run is written into journal entries, and read back. Plain JSON; nothing in it names code."""
+"""Encodes a run as journal entries, and decodes it. Plain JSON, without names of Python objects."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -15,18 +15,18 @@ from holdfast.core.json_value import to_json_value
 from holdfast.core.message import NO_USAGE, MessageCodec, Usage
 from holdfast.core.state import History, PhaseOutput, RunState, StepEnd
 
-#: Of the entries' bodies. Counts up when an older holdfast could not read what a newer one writes.
+#: Format of the entry bodies. Increased when an older holdfast could not read the new format.
 FORMAT_VERSION = 1
 
-#: From the entries of one version to those of the next, by the version they come from.
+#: Maps a version to the function that upgrades its entries to the next version.
 UPGRADES: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = {}
 
-#: How much of a prompt is shown in listings.
+#: Characters of a prompt that listings show.
 PROMPT_SUMMARY_LENGTH = 200
 
 
 class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who and what a run is, as it is stored."""
+    """The stored identity of a run: agent, caller, prompt, inputs."""
 
     run_id: str
     agent_name: str
@@ -39,14 +39,14 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parent_run_id: str | None = None
     lineage: tuple[str, ...] = ()
     labels: dict[str, str] = {}
-    #: Whatever else the run was given, beside the prompt.
+    #: All inputs except the prompt.
     inputs: dict[str, Any] = {}
-    #: Somebody will ask the store for the run's end, so it is kept.
+    #: The run was submitted: its outcome is kept, because the submitter reads it from the store.
     submitted: bool = False
 
     @classmethod
     def from_info(cls, info: RunInfo, *, submitted: bool = False) -> "RunMeta":
-        """What is stored of `info`.
+        """Return the stored form of `info`.
 
         Raises:
             PayloadError: an input cannot be stored without changing it.
@@ -85,18 +85,18 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def summary(self) -> "RunMeta":
-        """The small part that listings hand out."""
+        """Return the small part that listings show."""
         return msgspec.structs.replace(self, prompt=self.prompt[:PROMPT_SUMMARY_LENGTH], inputs={})
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """How far a run came. Beside the journal, replaced with every write, shown in listings."""
+    """Progress of a run. Stored beside the journal, replaced by every write, shown in listings."""
 
     steps: int = msgspec.field(default=0, name="iteration")
     own_usage: Usage = NO_USAGE
     child_usage: Usage = NO_USAGE
     elapsed: timedelta = timedelta(0)
-    #: Finished phases, and the name of the one under way.
+    #: Number of finished phases, and the name of the current one.
     phases: int = 0
     phase: str = ""
     annotations: dict[str, Any] = msgspec.field(default_factory=dict, name="notes")
@@ -118,7 +118,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
         )
 
     def at_step_end(self, end: StepEnd) -> "Progress":
-        """As it was when the step was finished, if the run has gone on since."""
+        """Return the progress as of `end`: the run may have continued since."""
         if (
             end.own_usage is self.own_usage
             and end.child_usage is self.child_usage
@@ -134,35 +134,35 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 def _to_json_annotations(annotations: dict[str, Any]) -> dict[str, Any]:
-    return to_json_value(annotations, "a port's note") if annotations else {}
+    return to_json_value(annotations, "an annotation") if annotations else {}
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Body of the entry that ends a step."""
+    """Body of a `STEP` entry."""
 
     at: datetime
-    #: A `Progress`, encoded already.
+    #: An encoded `Progress`.
     progress: msgspec.Raw
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of the first entry."""
+    """Body of the `BEGIN` entry, the first of a journal."""
 
     version: int
     meta: RunMeta
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of a tool result that is not in the conversation yet."""
+    """Body of a `RESULT` entry: a tool result that is not in the conversation yet."""
 
     call: str
-    #: Finished steps when it was recorded. What the next step finds of it, it does not need.
+    #: Step count when recorded. Results from an earlier step are ignored on load.
     steps: int = msgspec.field(name="iteration")
     message: msgspec.Raw
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Body of the last entry of a run whose end is kept."""
+    """Body of the `OUTCOME` entry, the last of a run whose outcome is kept."""
 
     output: Any = None
     error: str | None = None
@@ -170,7 +170,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a journal says: all it takes to go on, or the run's end."""
+    """The content of a journal: the state to resume from, or the outcome."""
 
     meta: RunMeta
     state: RunState
@@ -181,10 +181,10 @@ _T = TypeVar("_T")
 
 
 def encode(body: Any) -> bytes:
-    """A body of ours as bytes.
+    """Encode an entry body as JSON.
 
     Raises:
-        PayloadError: it holds something that cannot be stored.
+        PayloadError: it holds a value that cannot be stored.
     """
     try:
         return msgspec.json.encode(body)
@@ -193,10 +193,10 @@ def encode(body: Any) -> bytes:
 
 
 def decode(body: bytes, kind: type[_T]) -> _T:
-    """A body of ours again.
+    """Decode an entry body.
 
     Raises:
-        RecordDecodeError: it has not the shape that this code knows.
+        RecordDecodeError: it does not match `kind`.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -208,20 +208,25 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def read_begin(stored: StoredRun) -> Begin:
-    """Return the first entry of a stored run's journal.
-
-    Raises:
-        UnknownVersion: a newer holdfast wrote it.
-        RunDamaged: the journal does not begin with its first entry.
-        RecordDecodeError: the entry has not the shape that this code knows.
-    """
+def _read_version(stored: StoredRun) -> int:
     run_id = stored.record.run_id
     if not stored.entries or stored.entries[0].kind is not EntryKind.BEGIN:
         raise RunDamaged(run_id, "its journal does not begin with a begin entry")
     version = decode(stored.entries[0].body, _Version).version
     if version > FORMAT_VERSION:
         raise UnknownVersion(run_id, version, FORMAT_VERSION)
+    return version
+
+
+def read_begin(stored: StoredRun) -> Begin:
+    """Return the first entry of a stored run's journal.
+
+    Raises:
+        UnknownVersion: a newer holdfast wrote it.
+        RunDamaged: the journal lacks its first entry.
+        RecordDecodeError: the entry cannot be decoded.
+    """
+    _read_version(stored)
     return decode(stored.entries[0].body, Begin)
 
 
@@ -230,23 +235,19 @@ def read_checkpoint(
     codec: MessageCodec,
     upgrades: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = UPGRADES,
 ) -> Checkpoint:
-    """The checkpoint that a stored run's journal describes.
+    """Decode the journal of a stored run.
 
     Raises:
         UnknownVersion: a newer holdfast wrote it.
-        RunDamaged: the journal does not begin with its first entry.
-        RecordDecodeError: an entry has not the shape that this code knows.
+        RunDamaged: the journal lacks its first entry, or adopts a result that it does not hold.
+        RecordDecodeError: an entry cannot be decoded.
     """
-    run_id = stored.record.run_id
-    if not stored.entries or stored.entries[0].kind is not EntryKind.BEGIN:
-        raise RunDamaged(run_id, "its journal does not begin with a begin entry")
-    version = decode(stored.entries[0].body, _Version).version
-    if version > FORMAT_VERSION:
-        raise UnknownVersion(run_id, version, FORMAT_VERSION)
-    entries = stored.entries
+    version, entries = _read_version(stored), stored.entries
     for old in range(version, FORMAT_VERSION):
         if old not in upgrades:
-            raise RecordDecodeError(f"run {run_id} has format version {version}, from which no upgrade is known")
+            raise RecordDecodeError(
+                f"run {stored.record.run_id} has format version {version}, from which no upgrade is known"
+            )
         entries = upgrades[old](entries)
     return _build_checkpoint(entries, decode(stored.record.progress, Progress), codec)
 
@@ -266,7 +267,9 @@ def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: Messa
         elif entry.kind is EntryKind.ADOPT:
             calls = decode(entry.body, list[str])
             if not results.keys() >= set(calls) or len(set(calls)) < len(calls):
-                raise RunDamaged(begin.meta.run_id, f"entry {entry.seq} takes up a tool result that is not there")
+                raise RunDamaged(
+                    begin.meta.run_id, f"entry {entry.seq} adopts a tool result that is not in the journal"
+                )
             messages.extend(results.pop(call)[1] for call in calls)
         elif entry.kind is EntryKind.PHASE:
             phases.append(decode(entry.body, PhaseOutput))
@@ -291,5 +294,5 @@ def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: Messa
 def _decode_message(codec: MessageCodec, body: bytes) -> Any:
     try:
         return codec.decode(body)
-    except Exception as exc:  # an adapter's codec may raise anything of its library's
+    except Exception as exc:  # an adapter's codec may raise any error of its library
         raise RecordDecodeError(f"a stored message cannot be read by {type(codec).__name__}: {exc}") from exc

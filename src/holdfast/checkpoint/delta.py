@@ -1,4 +1,4 @@
-"""What is new in a run since its last successful save, found without looking at what is old."""
+"""The difference between a run and its last successful save. Its cost does not grow with the transcript."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -11,20 +11,20 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.clock import Clock
 from holdfast.core.state import History, RunState
 
-#: For what is made of plain data only, and cannot be refused.
+#: For bodies that hold only plain data, so that encoding cannot fail.
 _encode = msgspec.json.Encoder().encode
 
-#: The kind and the body of an entry to come.
+#: Kind and body of an entry without its number.
 _EncodedEntry = tuple[EntryKind, bytes]
 
-#: Needed at every step, and an enum takes its time to find a member.
+#: Bound once: enum member lookup is slow, and every step needs both.
 _MESSAGE, _STEP = EntryKind.MESSAGE, EntryKind.STEP
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Watermark(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the store has come with a run: without anything said, it does not know of it."""
+    """The part of a run that the store holds. The default: nothing."""
 
     next_seq: int = 0
     size: int = 0
@@ -33,13 +33,13 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True):
     rewrites: int = 0
     phases: int = 0
     steps: int = 0
-    #: Saved results that are not in the history yet, by call id. Several may be one and the same object.
+    #: Saved results that are not in the history yet, by call id. Several calls may share one object.
     results: Mapping[str, Any] = _EMPTY
     annotations: Mapping[str, Any] = _EMPTY
 
 
 def make_watermark(state: RunState, next_seq: int, size: int) -> Watermark:
-    """The mark of a run all of which is in the store."""
+    """Return the watermark of a run that is stored completely."""
     history = state.history
     return Watermark(
         next_seq=next_seq,
@@ -55,14 +55,14 @@ def make_watermark(state: RunState, next_seq: int, size: int) -> Watermark:
 
 
 class Delta:
-    """The entries that bring the store from a mark to the state as it is now, and the mark that follows."""
+    """The entries that bring the store from a watermark to the current state, and the next watermark."""
 
     __slots__ = ("entries", "next_watermark", "progress", "rewrite", "step_finished")
 
     def __init__(self, watermark: Watermark, state: RunState, meta: RunMeta, clock: Clock) -> None:
         history = state.history
         same_history = history is watermark.history
-        #: The history was rewritten, or put in the place of another: the journal is written anew, the old one dropped.
+        #: The history was rewritten or replaced, so a new journal replaces the stored one.
         self.rewrite = watermark.history is not None and (
             history.rewrites != watermark.rewrites if same_history else len(state.phases) == watermark.phases
         )
@@ -75,9 +75,9 @@ class Delta:
         start = since.messages if same_history else 0
         messages = history[start:]
         self.step_finished = state.steps > watermark.steps
-        # Those of the step under way, if the one that is finished was not saved before it was begun.
+        # Messages of the current step, if the finished one was not saved before the current one began.
         later = start + len(messages) - history.finished_count if self.step_finished else 0
-        # What was recorded in a phase that is over went with it.
+        # A finished phase drops its recorded results.
         saved = since.results if same_history else _EMPTY
         if saved and messages:
             bodies += _encode_messages(saved, since.steps, state, messages[: len(messages) - later])
@@ -111,7 +111,7 @@ class Delta:
 def _encode_messages(
     saved: Mapping[str, Any], step: int, state: RunState, messages: Sequence[Any]
 ) -> Iterator[_EncodedEntry]:
-    """The new messages; those that were saved as results of calls are taken up by the names of the calls, each once."""
+    """Encode new messages. Results that are in the journal already are adopted by call id, each once."""
     free: dict[int, list[str]] = {}
     for call, result in saved.items():
         if not _is_pending_result(call, result, step, state):
@@ -130,7 +130,7 @@ def _encode_messages(
 
 
 def _encode_new_results(saved: Mapping[str, Any], step: int, state: RunState) -> Iterator[_EncodedEntry]:
-    """The results that are not in the history yet, nor in the store."""
+    """Encode results that are neither in the history nor in the store."""
     for call, result in state.results.items():
         if call not in saved or not _is_pending_result(call, saved[call], step, state):
             message = msgspec.Raw(state.codec.encode(result))
@@ -138,5 +138,5 @@ def _encode_new_results(saved: Mapping[str, Any], step: int, state: RunState) ->
 
 
 def _is_pending_result(call: str, saved: Any, step: int, state: RunState) -> bool:
-    """Whether what was saved in `step` as the result of the call is still that, and is not in the history yet."""
+    """Whether the result saved in `step` is still the result of the call, and is not in the history yet."""
     return step == state.steps and call in state.results and state.results[call] is saved

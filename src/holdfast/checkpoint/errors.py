@@ -1,4 +1,4 @@
-"""What can go wrong with saved runs. The whole tree is drawn in `holdfast.errors`."""
+"""Errors of stored runs. `holdfast.errors` draws the whole tree."""
 
 from holdfast.core.errors import RunError, RunLost, RunParked
 from holdfast.errors import HoldfastError
@@ -9,7 +9,7 @@ class CheckpointError(HoldfastError):
 
 
 class StoreError(CheckpointError):
-    """The store could not do what was asked. What it had acknowledged before is still safe."""
+    """The store could not do the operation. Earlier acknowledged writes are safe."""
 
 
 class StoreUnavailable(StoreError):
@@ -17,11 +17,11 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreError):
-    """There is no room left to write. Free space, then save again: nothing that was saved is lost."""
+    """The store has no space left. Free space, then save again: no saved data is lost."""
 
 
 class StorePermissionError(StoreError):
-    """The store may not be written or read: permissions, or a read-only file system."""
+    """The store cannot be read or written: permissions, or a read-only file system."""
 
 
 class StoreClosed(StoreError):
@@ -39,10 +39,10 @@ class SchemaTooNew(StoreError):
 
 
 class ClaimLost(StoreError, RunLost):
-    """Another worker owns this run now. Stop driving it; do not retry the write."""
+    """Another worker owns this run now. Stop executing it; do not retry the write."""
 
     def __init__(self, run_id: str, held: int, current: int | None) -> None:
-        now = "the run is gone or over" if current is None else f"it was superseded by {current}"
+        now = "the run is removed or terminal" if current is None else f"it was superseded by {current}"
         super().__init__(f"run {run_id}: claim {held} is not valid any more, {now}")
         self.run_id, self.held, self.current = run_id, held, current
 
@@ -64,7 +64,7 @@ class RunExists(CheckpointError, RunError):
 
 
 class RunConflict(CheckpointError):
-    """A run with this id is in the store, and it is another one."""
+    """A run with this id is in the store, and it has another agent or prompt."""
 
     def __init__(self, run_id: str, agent_name: str) -> None:
         super().__init__(
@@ -74,15 +74,15 @@ class RunConflict(CheckpointError):
 
 
 class RunNotFound(CheckpointError):
-    """No run with this id is in the store: it never was, or it is over and was removed."""
+    """No run with this id is in the store: it never was, or it ended and was removed."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"no run {run_id} in this store: it never was, or it is over and was removed")
+        super().__init__(f"no run {run_id} in this store: it never was, or it ended and was removed")
         self.run_id = run_id
 
 
 class RunNotClaimable(CheckpointError):
-    """The run is in a state from which this claim may not take it."""
+    """The status of the run does not allow this claim."""
 
     def __init__(self, run_id: str, status: str, reason: str = "") -> None:
         why = f" ({reason})" if reason else ""
@@ -91,10 +91,10 @@ class RunNotClaimable(CheckpointError):
 
 
 class RunDamaged(CheckpointError):
-    """What is stored of this run is not what was written. It was left untouched."""
+    """The stored run is corrupt. It was left unchanged."""
 
     def __init__(self, run_id: str, detail: str) -> None:
-        super().__init__(f"run {run_id} is damaged and was left untouched: {detail}")
+        super().__init__(f"run {run_id} is damaged and was left unchanged: {detail}")
         self.run_id, self.detail = run_id, detail
 
 
@@ -109,11 +109,11 @@ class UnknownVersion(CheckpointError):
 
 
 class RecordDecodeError(CheckpointError):
-    """A stored record has not the shape this code expects. It was left untouched."""
+    """A stored record cannot be decoded. It was left unchanged."""
 
 
 class TranscriptTooLarge(CheckpointError, RunParked):
-    """The run's transcript would pass the cap the host set. What was saved before is still there."""
+    """The transcript would exceed `max_transcript_bytes`. The last save is still there."""
 
     def __init__(self, run_id: str, size: int, cap: int) -> None:
         detail = f"run {run_id}: its transcript of {size} bytes exceeds {cap}: compact it or raise max_transcript_bytes"

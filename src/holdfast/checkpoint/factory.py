@@ -1,4 +1,4 @@
-"""Makes runs durable: mints one handle per run, new or resumed."""
+"""The checkpointer factory of a store: makes a checkpointer for each run, new or resumed."""
 
 import asyncio
 import logging
@@ -33,12 +33,12 @@ from holdfast.core.ports import Checkpointer, ChildOutcome, Resumption
 
 log = logging.getLogger("holdfast.checkpoint")
 
-#: A child, and what leaves it as it was if it was claimed.
+#: A child run, and the release that undoes its claim.
 _LoadedChild = tuple[Resumption | ChildOutcome | None, Callable[[], Awaitable[None]] | None]
 
 
 class StoreCheckpoints:
-    """The checkpointer factory of a store, and this process as a worker of it."""
+    """Makes the checkpointers of a store, and registers this process as one of its workers."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class StoreCheckpoints:
         self._store, self._clock = store, clock
         self._settings = settings or CheckpointSettings()
         self.worker_id = f"w-{secrets.token_hex(8)}"
-        #: What the store has not taken yet of runs that nobody here drives any more.
+        #: Failed releases of runs that this process no longer executes.
         self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
-        #: Of children that were claimed, or are about to be, for a caller that was cancelled.
+        #: By run id: releases of children whose caller was cancelled while they were being claimed.
         self._child_releases: dict[str, asyncio.Task[None]] = {}
         self._open_lock = asyncio.Lock()
         self._is_open = False
@@ -62,7 +62,7 @@ class StoreCheckpoints:
         return self._store
 
     async def open(self) -> None:
-        """Open the store and enlist this process as a worker, if that has not been done. `begin` does it, too."""
+        """Open the store and register this process as a worker. Does nothing if it is open. `begin` calls this too."""
         async with self._open_lock:
             if self._is_open:
                 return
@@ -71,12 +71,12 @@ class StoreCheckpoints:
             try:
                 await self._store.register_worker(WorkerIdentity(worker_id=self.worker_id, process=this_process()))
             except BaseException:
-                await self._store.close()  # it is opened anew when somebody asks again
+                await self._store.close()  # the next call opens it again
                 raise
             self._is_open = True
 
     async def begin(self, info: RunInfo) -> Checkpointer:
-        """The handle of a new run, with its meta from `info`. The handle's first save puts the run into the store."""
+        """Return the checkpointer of a new run. Its first save puts the run into the store."""
         if not self._is_open:
             await self.open()
         return StoreCheckpointer(
@@ -97,14 +97,14 @@ class StoreCheckpoints:
         *,
         retention: timedelta | None = None,
     ) -> Resumption:
-        """What it takes to go on with a claimed run.
+        """Read a claimed run so that it can be resumed.
 
         Raises:
-            CheckpointError: what is stored cannot be read. It was left untouched.
+            CheckpointError: the run cannot be read. It was left unchanged.
         """
         checkpoint = read_checkpoint(stored, codec)
-        mark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size)
-        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, mark, retention)
+        watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size)
+        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark, retention)
         return Resumption(info=checkpoint.meta.to_info(), checkpointer=checkpointer, state=checkpoint.state)
 
     def _open_checkpointer(
@@ -124,28 +124,28 @@ class StoreCheckpoints:
         )
 
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
-        """The child run of an earlier life of its parent: claimed and loaded, or its end; `None` if there is none.
+        """Return the child run of an earlier attempt of its parent: claimed and loaded, or its outcome, or `None`.
 
-        If the caller is cancelled meanwhile, the child is left as it was as soon as the store has answered.
+        If the caller is cancelled while the claim is in flight, the claim is undone when it arrives.
         """
         await self._wait_for_pending_release(info.run_id)
-        meeting = asyncio.ensure_future(self._load_child(info, codec))
+        loading = asyncio.ensure_future(self._load_child(info, codec))
         try:
-            return (await asyncio.shield(meeting))[0]
+            return (await asyncio.shield(loading))[0]
         except asyncio.CancelledError:
-            self._child_releases[info.run_id] = run_in_background(self._release_after_cancel(info.run_id, meeting))
+            self._child_releases[info.run_id] = run_in_background(self._release_after_cancel(info.run_id, loading))
             raise
 
     async def _load_child(self, info: RunInfo, codec: MessageCodec) -> _LoadedChild:
-        """What `rejoin` gives, and what leaves the child as it was."""
+        """Claim and load a child run. Return it with the release that undoes the claim."""
         try:
             stored = await self._store.load(info.run_id)
             if stored.record.is_terminal:
                 outcome = read_checkpoint(stored, codec).outcome
                 if outcome is not None:
                     return ChildOutcome(output=outcome.output, usage=outcome.usage, error=outcome.error), None
-            # Whoever drives the parent drives its children: a parked child goes on because its parent does, and a
-            # worker that lost the parent has lost the child.
+            # The owner of the parent owns its children: a parked child resumes with its parent, and a worker that
+            # lost the parent has lost the child.
             statuses = {*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED}
             claim = await self._store.claim(info.run_id, self.worker_id, statuses=statuses, steal=True)
             undo = partial(self.release_claim, claim, restore_previous(claim, stored.record, now=self._clock.now()))
@@ -170,18 +170,18 @@ class StoreCheckpoints:
             self._child_releases.pop(run_id, None)
 
     async def _wait_for_pending_release(self, run_id: str) -> None:
-        """Return once no cancelled `rejoin` is about to claim this run, or to give it back."""
-        if (leaving := self._child_releases.get(run_id)) is not None:
-            await asyncio.wait([leaving])
+        """Wait until no cancelled `attach_child` can claim or release this run any more."""
+        if (release := self._child_releases.get(run_id)) is not None:
+            await asyncio.wait([release])
 
     async def discard_children(self, run_ids: Sequence[str]) -> None:
-        """Remove finished children whose results are safe with their parent."""
+        """Remove finished children whose results are saved with their parent."""
         for run_id in run_ids:
             await self._wait_for_pending_release(run_id)
             try:
                 await self._store.remove(run_id)
             except RunBusy:
-                continue  # it is being driven again; it goes with its parent
+                continue  # it is being executed again, and is removed with its parent
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
@@ -200,9 +200,9 @@ class StoreCheckpoints:
             stored = await self._store.load(run_id)
             meta, watermark = read_begin(stored).meta, Watermark(next_seq=stored.record.next_seq)
         except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
-            # It is unknown whether a caller waits for the result, so keep the cancelled run for a while.
-            ending = Release(status=RunStatus.CANCELLED, reason=f"cancelled; {exc}", retention=retention)
-            await self.release(claim, ending)
+            # It is unknown whether a caller waits for the result, so keep the cancelled run for the retention.
+            release = Release(status=RunStatus.CANCELLED, reason=f"cancelled; {exc}", retention=retention)
+            await self.release(claim, release)
         except asyncio.CancelledError:
             run_in_background(self.release_claim(claim, undo))
             raise
@@ -229,14 +229,14 @@ class StoreCheckpoints:
 
     async def claim_with_undo(self, run_id: str, status: RunStatus, undo: Release) -> Claim:
         """Claim a run of this status. If the caller is cancelled meanwhile, end the claim with `undo`."""
-        taking = self._store.claim(run_id, self.worker_id, statuses={status})
-        return await shielded_with_undo(taking, partial(self.release_claim, release=undo))
+        claiming = self._store.claim(run_id, self.worker_id, statuses={status})
+        return await shielded_with_undo(claiming, partial(self.release_claim, release=undo))
 
     async def cancel_children(self, run_id: str) -> None:
-        """Cancel the unfinished child runs of a run that the caller has claimed, and cancels after them.
+        """Cancel the unfinished children of a run that the caller has claimed and will cancel next.
 
-        Until then recovery does not take them, because their parent is not finished. If this process dies half-way,
-        the next owner of the run cancels it: the request stays recorded.
+        Recovery leaves them alone meanwhile, because their parent is not terminal. If this process dies half-way,
+        the recorded cancel request makes the next owner cancel the run.
         """
         children = [child async for child in self._store.list_runs(RunFilter(parent_run_id=run_id))]
         if children:
@@ -249,43 +249,43 @@ class StoreCheckpoints:
                 await self.cancel(child.run_id)
 
     def add_pending_release(self, retry: Callable[[], Awaitable[None]]) -> None:
-        """Have `retry_pending_releases` call `retry`."""
+        """Register `retry` with `retry_pending_releases`."""
         self._pending_releases.add(retry)
 
     async def release(self, claim: Claim, release: Release) -> None:
-        """End a claim that has no handle. What the store does not take, `settle_again` repeats."""
+        """Release a claim that has no checkpointer. `retry_pending_releases` repeats a release that failed."""
         write = partial(self._store.release, claim, release)
         self._pending_releases.add(write)  # first: this call may be cancelled, or run while the store closes
         await write()
         self._pending_releases.discard(write)
 
     async def release_claim(self, claim: Claim, release: Release) -> None:
-        """End the claim on a run that nobody here goes on with. Trouble with the store is logged, and tried again."""
+        """Release a claim that this process will not use. A store error is logged, and the release is retried later."""
         try:
             await self.release(claim, release)
         except (RunLost, StoreClosed):
-            pass  # somebody else has it, or will have it when this process has ended
+            pass  # another worker owns the run, or will once this worker is deregistered
         except Exception as exc:  # a host's own store may raise anything
-            log.warning("run %s stays claimed by this worker until the store takes it back: %s", claim.run_id, exc)
+            log.warning("run %s: could not release its claim, will retry: %s", claim.run_id, exc)
 
     async def retry_pending_releases(self) -> None:
-        """Repeat what the store would not take when a run ended: else the run stays with this worker for ever."""
+        """Repeat the releases that failed. Until they succeed, this live worker owns runs that it does not execute."""
         for write in list(self._pending_releases):
             try:
                 await write()
             except RunLost:
                 pass  # another worker owns the run
             except Exception as exc:  # a host's own store may raise anything
-                log.warning("the store still does not take the end of a run: %s", exc)
+                log.warning("could not release a claim, will retry: %s", exc)
                 continue
             self._pending_releases.discard(write)
 
     async def close(self) -> None:
-        """Offer the ends again that the store would not take, discharge this worker, and close the store."""
+        """Retry failed releases, deregister this worker, and close the store."""
         if self._is_open:
             self._is_open = False
             try:
-                # Before the discharge: after it, a run that is over would be found interrupted.
+                # Before deregistering: after it, a run that has ended would count as interrupted.
                 await self.retry_pending_releases()
                 await self._store.deregister_worker(self.worker_id)
             finally:

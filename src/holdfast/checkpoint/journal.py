@@ -10,7 +10,7 @@ import msgspec
 
 
 class EntryKind(StrEnum):
-    """What an entry says. Stores keep it beside the body and never act on it."""
+    """The kind of an entry. Stores keep it beside the body and never act on it."""
 
     #: The first entry of every journal: the format version and the run's meta, prompt included.
     BEGIN = "begin"
@@ -20,7 +20,7 @@ class EntryKind(StrEnum):
     RESULT = "result"
     #: Recorded tool results enter the conversation, in this order.
     ADOPT = "adopt"
-    #: A step is finished: how far the run had come by then, and when.
+    #: A step is finished: the progress and the time.
     STEP = "step"
     #: A phase is finished, with its output. The conversation starts anew.
     PHASE = "phase"
@@ -43,10 +43,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one save hands to a store: all of it is written, or none."""
+    """One atomic write to the journal of a run."""
 
     entries: Sequence[Entry]
-    #: The run's progress, small, replaced as a whole. Opaque to stores; listings hand it out.
+    #: The run's progress, small, replaced as a whole. Opaque to stores; listings return it.
     progress: bytes
     #: The journal becomes exactly `entries`: the history was rewritten.
     rewrite: bool = False
@@ -54,7 +54,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_finished: bool = False
 
 
-#: In a layout a kind is its first letter: no two have the same.
+#: A layout writes a kind as its first letter, which is unique.
 _KIND_BY_LETTER = {kind.value[0]: kind for kind in EntryKind}
 assert len(_KIND_BY_LETTER) == len(EntryKind)
 
@@ -66,9 +66,9 @@ class Segment(NamedTuple):
     seq: int
     #: Kind and length of each: `m1040 m1012 s98` for two messages and the end of a step.
     layout: str
-    #: Over all of it.
+    #: CRC-32 over the other columns.
     checksum: int
-    #: The bodies, one behind the other.
+    #: The bodies, concatenated.
     body: bytes
 
 
@@ -96,16 +96,15 @@ def unpack_segments(segments: Iterable[tuple[int, str, int, bytes]]) -> list[Ent
     """Unpack the entries of consecutive segments.
 
     Raises:
-        ValueError: one of them is missing, or is not what was written.
-        LookupError: the same.
+        ValueError, LookupError: a segment is missing or corrupt.
     """
     entries: list[Entry] = []
     add, checksum_of, kinds = entries.append, _segment_checksum, _KIND_BY_LETTER
     due: int | None = None
-    # One loop, and no call that it can do without: what a load costs is mostly this.
+    # One loop with few calls: it is most of the cost of a load.
     for seq, layout, checksum, body in segments:
         if type(body) is not bytes or checksum_of(seq, layout, body) != checksum:
-            raise ValueError(f"what begins with entry {seq} is not what was written")
+            raise ValueError(f"the segment at entry {seq} does not match its checksum")
         if seq != due is not None:
             raise ValueError(f"entry {due} is missing")
         *words, last = layout.split(" ")

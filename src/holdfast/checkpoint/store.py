@@ -15,15 +15,15 @@ Durability = Literal["full", "process"]
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store itself stands, at one moment."""
+    """The condition of a store at one moment."""
 
-    #: Of the schema or format found, and the newest that this code knows.
+    #: The version of the schema or format, and the newest that this code knows.
     version: int
     known_version: int
-    #: Bytes that the store occupies, and how many of those are free for what comes.
+    #: Bytes that the store occupies, and how many of them are free for new data.
     size: int
     free: int = 0
-    #: What is wrong with it, in words. Damage to single runs is found by loading them.
+    #: Descriptions of damage to the store. Loading a run finds damage to that run.
     problems: Sequence[str] = ()
 
 
@@ -32,7 +32,7 @@ class SupportsHealthCheck(Protocol):
     """A store that can be inspected. Not every store has to be."""
 
     async def check_health(self) -> StoreHealth:
-        """Look at the store as a whole. May take a while, changes nothing, and holds up no write for long."""
+        """Check the whole store. May be slow. Changes nothing, and does not block writes for long."""
         ...
 
 
@@ -146,10 +146,10 @@ class CheckpointStore(Protocol):
         ...
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        """Take up to `limit` interrupted runs of these agents whose backoff is over. Never waits for another claimer.
+        """Claim up to `limit` interrupted runs of these agents whose backoff has passed. Never waits for other claims.
 
         Fair: the oldest run of each caller comes before the second oldest of any. A run whose parent is in the store
-        and not over is left out: its parent starts it.
+        and not terminal is left out: its parent starts it.
         """
         ...
 
@@ -175,9 +175,9 @@ class CheckpointStore(Protocol):
         ...
 
     async def purge(self, *, limit: int = 100) -> int:
-        """Remove up to `limit` runs that are over and expired, with the runs they started. Returns how many.
+        """Remove up to `limit` terminal, expired runs, with the runs they started. Returns how many.
 
-        A run whose parent is in the store and not done is left: the parent may go on, and has to meet it again. It goes
-        with its parent.
+        A run whose parent is in the store and not done is left: a resumed parent reads its outcome. It is removed with
+        its parent.
         """
         ...

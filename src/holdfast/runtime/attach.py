@@ -18,7 +18,7 @@ from holdfast.runtime.worker import Worker
 
 #: The first pause before a run is looked up again that this process has claimed but not started. The pauses double.
 _POLL_INTERVAL = timedelta(milliseconds=1)
-#: A claim that the store does not take back may be held for long.
+#: The upper bound of the pauses: a claim whose release fails is held until a retry succeeds.
 _MAX_POLL_INTERVAL = timedelta(seconds=1)
 
 

@@ -1,4 +1,4 @@
-"""What a person or another process does to stored runs: submit, await, cancel, unpark, fork."""
+"""Operations on stored runs from any process: submit, await, cancel, unpark, fork."""
 
 import asyncio
 from collections.abc import Mapping
@@ -40,15 +40,15 @@ from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
 from holdfast.stores.redacting import stored_prompt
 
-#: How long the end of a submitted run is kept, unless the host says otherwise.
+#: How long the outcome of a submitted run is kept by default.
 DEFAULT_RETENTION = timedelta(days=7)
 
-#: How long a waiter trusts that a sign will come before it looks by itself.
+#: How long a caller waits for a change notification before it polls.
 _POLL_INTERVAL = timedelta(seconds=1)
 
 
 class RunClient:
-    """Acts on the runs of one store, whoever drives them."""
+    """Operates on the runs of one store, in whichever process they are executed."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class RunClient:
         *,
         retention: timedelta = DEFAULT_RETENTION,
     ) -> None:
-        """Make the operations.
+        """Make a client.
 
         Args:
-            retention: how long the end of a submitted run is kept.
+            agents: by name. Their codecs decode transcripts and results.
+            retention: how long the outcome of a submitted run is kept.
         """
         self._checkpoints, self._agents, self._retention = checkpoints, agents, retention
         self._store = checkpoints.store
@@ -70,15 +71,15 @@ class RunClient:
         return get_loop(agent) if agent is not None else NATIVE_LOOP
 
     async def get_record(self, run_id: str) -> RunRecord:
-        """The run's record, without its journal."""
+        """Return the record of the run, without its journal."""
         return await self._store.get_record(run_id)
 
     async def submit(self, info: RunInfo) -> str:
-        """Put a run into the store for whoever takes it. Durable when this returns; the same again is fine.
+        """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and prompt.
 
         Raises:
-            RunConflict: a run with this id has another agent or another prompt. RunExists: it was not submitted, so
-                its result will not be kept.
+            RunConflict: a run with this id has another agent or prompt.
+            RunExists: a run with this id was not submitted, so its result will not be kept.
         """
         new = _make_queued_run(RunMeta.from_info(info, submitted=True), Progress(), [])
         while True:
@@ -86,7 +87,7 @@ class RunClient:
                 await self._store.create(new)
                 return info.run_id
             except RunExists as exc:
-                with suppress(RunNotFound):  # it has come to its end meanwhile
+                with suppress(RunNotFound):  # it ended meanwhile: try again
                     stored = await self.load_same_request(info)
                     if decode(stored.entries[0].body, Begin).meta.submitted:
                         return info.run_id
@@ -97,23 +98,23 @@ class RunClient:
         """Load the run with this id, if it has the same agent and prompt.
 
         Raises:
-            RunConflict: it has another agent or another prompt. RunNotFound: there is none.
+            RunConflict: it has another agent or prompt. RunNotFound: there is none.
         """
         stored = await self._store.load(info.run_id)
-        there = decode(stored.entries[0].body, Begin).meta
-        if there.agent_name != info.agent_name or there.prompt not in self.equivalent_prompts(info):
-            raise RunConflict(info.run_id, there.agent_name)
+        meta = decode(stored.entries[0].body, Begin).meta
+        if meta.agent_name != info.agent_name or meta.prompt not in self.equivalent_prompts(info):
+            raise RunConflict(info.run_id, meta.agent_name)
         return stored
 
     def equivalent_prompts(self, info: RunInfo) -> tuple[str, str]:
-        """The prompt of a run as it was given, and as it can be read from the store."""
+        """Return the prompt of a run as given, and as stored: redaction may change it."""
         return info.prompt, stored_prompt(self._store, info.prompt)
 
     async def result(self, run_id: str) -> Result:
-        """Wait for the end of a submitted run, whichever process drives it.
+        """Wait for the result of a submitted run, in whichever process it is executed.
 
         Raises:
-            RunNotFound: there is no such run, or its result has been kept for long enough.
+            RunNotFound: there is no such run, or its retention has passed.
             RunFailed: it failed. RunCancelled: it was cancelled. RunParked: it waits for a person.
         """
         while True:
@@ -150,28 +151,28 @@ class RunClient:
         await self._checkpoints.cancel(run_id)
 
     async def reclaim_after_cancel(self, claim: Claim) -> tuple[Claim, Release]:
-        """A new claim on a run that a person resumes, and that was asked to cancel when its owner died; and its end.
+        """Claim a run again that a person resumes despite a pending cancel request: record the cancel first.
 
-        The cancel comes into force, as it would have if the owner had lived, and is outweighed like any earlier end.
+        Returns the new claim, and the release that undoes it.
         """
-        ending = Release(
+        cancelled = Release(
             status=RunStatus.CANCELLED, reason="cancelled before it was resumed", retention=self._retention
         )
-        await self._store.release(claim, ending)
-        return await self._checkpoints.claim_with_undo(claim.run_id, RunStatus.CANCELLED, ending), ending
+        await self._store.release(claim, cancelled)
+        return await self._checkpoints.claim_with_undo(claim.run_id, RunStatus.CANCELLED, cancelled), cancelled
 
     async def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
-        """Let a parked run go on: recovery takes it from now on, with its strikes cleared.
+        """Make a parked run interrupted and clear its strikes: recovery resumes it.
 
-        Runs that it started and that are parked go on with it. Unpark such a one first to answer for its calls.
+        Its parked children are unparked with it. To resolve their calls, unpark them first.
 
         Args:
-            answers: for calls in doubt, by call id: what became of them. The model is told that of the others the
-                outcome is unknown.
+            resolutions: outcomes of calls in doubt, by call id. The model reads that the outcome of the others is
+                unknown.
 
         Raises:
-            RunNotFound: there is no such run. RunNotClaimable: it is not parked. RunBusy: somebody else unparks it now.
-                CheckpointError: an answer is for a call that does not wait for one.
+            RunNotFound: there is no such run. RunNotClaimable: it is not parked. RunBusy: another process unparks it.
+            CheckpointError: a resolution is for a call that is not pending.
         """
         parked = Release(status=RunStatus.PARKED, reason=(await self.get_record(run_id)).reason)
         claim = await self._checkpoints.claim_with_undo(run_id, RunStatus.PARKED, parked)
@@ -185,7 +186,7 @@ class RunClient:
         except BaseException:
             await self._checkpoints.release_claim(claim, parked)
             raise
-        # It has its answers. From here on it goes on, if not at once then when the store takes it back.
+        # The resolutions are saved. If this release fails, it is retried.
         await self._checkpoints.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
 
     async def _list_parked_children(self, run_id: str) -> list[str]:
@@ -193,49 +194,48 @@ class RunClient:
         return [record.run_id async for record in self._store.list_runs(wanted)]
 
     async def _record_resolutions(self, claim: Claim, resolutions: Mapping[str, Any]) -> None:
-        """Record what became of the calls that the run was parked for. The others are made when it goes on."""
+        """Save the outcomes of the calls in doubt. Other pending calls are made when the run resumes."""
         resumption = await self._prepare(claim)
         state, loop = resumption.state, self._loop_for(resumption.info.agent_name)
-        waiting = [call for call in loop.pending_calls(state.history) if call.call_id not in state.results]
-        unknown = set(resolutions) - {call.call_id for call in waiting}
+        pending = [call for call in loop.pending_calls(state.history) if call.call_id not in state.results]
+        unknown = set(resolutions) - {call.call_id for call in pending}
         if unknown:
-            raise CheckpointError(f"run {claim.run_id}: no call waits for the answers {sorted(unknown)}")
-        asked = state.annotations.pop(IN_DOUBT_KEY, ())
-        for call in waiting:
+            raise CheckpointError(f"run {claim.run_id}: no pending call has the id {', '.join(sorted(unknown))}")
+        in_doubt = state.annotations.pop(IN_DOUBT_KEY, ())
+        for call in pending:
             if call.call_id in resolutions:
                 state.results[call.call_id] = loop.make_result(call, resolutions[call.call_id])
-            elif call.call_id in asked:
+            elif call.call_id in in_doubt:
                 state.results[call.call_id] = loop.make_result(call, UNKNOWN_OUTCOME, error=True)
         await resumption.checkpointer.save(state, force=True)
 
     async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
-        """Submit a new run that begins where `run_id` was after `at_step`. The old one is not touched.
+        """Queue a new run that starts with the state of `run_id` after `at_step`. The old run is not changed.
 
         Raises:
-            CheckpointError: that step is not in the journal: not reached, saved together with a later one, or
-                compacted away.
+            CheckpointError: the journal has no such step: not reached, saved together with a later one, or compacted.
         """
         stored = await self._store.load(run_id)
         steps = [
-            (place, decode(bytes(decode(entry.body, Step).progress), Progress))
-            for place, entry in enumerate(stored.entries)
+            (position, decode(bytes(decode(entry.body, Step).progress), Progress))
+            for position, entry in enumerate(stored.entries)
             if entry.kind is EntryKind.STEP
         ]
-        found = [(place, progress) for place, progress in steps if progress.steps == at_step]
+        found = [(position, progress) for position, progress in steps if progress.steps == at_step]
         if not found:
             known = ", ".join(str(progress.steps) for _, progress in steps) or "none"
             raise CheckpointError(f"run {run_id} cannot be forked at step {at_step}: its journal has {known}")
-        place, progress = found[-1]
+        position, progress = found[-1]
         old = decode(stored.entries[0].body, Begin).meta
         labels = {**old.labels, "forked_from": run_id, "forked_at": str(at_step)}
         meta = msgspec.structs.replace(
             old, run_id=new_id or new_run_id(), parent_run_id=None, labels=labels, submitted=True
         )
-        await self._store.create(_make_queued_run(meta, progress, list(stored.entries[1 : place + 1])))
+        await self._store.create(_make_queued_run(meta, progress, list(stored.entries[1 : position + 1])))
         return meta.run_id
 
     async def load_checkpoint(self, run_id: str) -> Checkpoint:
-        """What is stored of a run. Changes nothing."""
+        """Read the checkpoint of a run. Changes nothing."""
         stored = await self._store.load(run_id)
         return read_checkpoint(stored, self._loop_for(stored.record.agent_name).codec)
 
@@ -262,9 +262,9 @@ def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
 
 
 def _make_queued_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:
-    """A queued run: its begin, and what it takes over from another."""
+    """Make a queued run from its first entry and the copied `entries` of another run."""
     begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin(version=FORMAT_VERSION, meta=meta)))
-    taken = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
+    copied = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
     return NewRun(
         run_id=meta.run_id,
         agent_name=meta.agent_name,
@@ -272,5 +272,5 @@ def _make_queued_run(meta: RunMeta, progress: Progress, entries: list[Entry]) ->
         parent_run_id=meta.parent_run_id,
         meta=encode(meta.summary()),
         progress=encode(progress),
-        entries=[begin, *taken],
+        entries=[begin, *copied],
     )

@@ -46,7 +46,7 @@ class Janitor:
                 await self._store.wait_for_change(POLL_INTERVAL)
                 await self.tick()
             except CheckpointError as exc:
-                log.warning("housekeeping failed, will try again: %s", exc)
+                log.warning("a poll of the store failed, will retry: %s", exc)
                 await self._clock.sleep(POLL_INTERVAL)
             await self._clock.sleep(MIN_POLL_INTERVAL)
 

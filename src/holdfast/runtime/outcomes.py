@@ -16,18 +16,18 @@ _MAX_OUTCOMES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _RecordedOutcome:
-    """How a run ended, without its conversation: up to 10,000 of these are kept."""
+    """The outcome of a run, without its conversation: up to 10,000 of these are kept."""
 
     agent_name: str
     #: SHA-256 of the prompt.
     prompt_digest: bytes
-    #: Or the error's text: the error's traceback would keep whole transcripts in memory.
+    #: The result, or the error as text: a traceback would keep whole transcripts in memory.
     result: Result | str
     cancelled: bool
 
 
 class RecentOutcomes:
-    """How runs ended in this process.
+    """The outcomes of runs that ended in this process.
 
     The outcome of a recovered run is kept for a later caller, because no caller has received it. The outcome of a
     caller's own run is kept only while other callers wait for that run.

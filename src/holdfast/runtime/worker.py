@@ -39,7 +39,7 @@ _MAX_POLL_INTERVAL = timedelta(seconds=30)
 
 
 class RecoveryStatus(StrEnum):
-    """How a run ended that the worker took."""
+    """The outcome of a run that the worker executed."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -52,7 +52,7 @@ class RecoveryStatus(StrEnum):
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """The runs that one pass took, and how each of them ended."""
+    """The runs that one pass executed, and the outcome of each."""
 
     statuses: dict[str, RecoveryStatus] = field(default_factory=dict)
     #: The reason, for every run that did not complete.
@@ -94,7 +94,7 @@ class Worker:
         self._concurrency, self._retention = concurrency, retention
         self._stopping, self._serving = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        #: Runs that other workers execute since before the first look; `None` before it.
+        #: Runs that other workers have executed since the first listing; `None` before it.
         self._remote_runs: set[str] | None = None
         self._remote_poll_interval = POLL_INTERVAL
         #: When to list the runs again, in monotonic seconds.
@@ -178,7 +178,7 @@ class Worker:
             except StoreClosed:
                 raise
             except StoreError as exc:
-                log.warning("could not list the runs to recover, will try again: %s", exc)
+                log.warning("could not list the runs to recover, will retry: %s", exc)
                 delay = POLL_INTERVAL
             wait = math.inf if delay is None else min(delay, _MAX_POLL_INTERVAL).total_seconds()
             self._look_at = self._clock.monotonic() + wait
@@ -235,12 +235,12 @@ class Worker:
         return min(waits, default=None)
 
     async def recover(self) -> RecoveryReport:
-        """Execute every run that is interrupted now, to its end. Runs within their backoff are not.
+        """Execute every run that is interrupted now, to its end. Runs within their backoff are skipped.
 
         If this is cancelled, the runs under way are left for the next recovery.
 
         Raises:
-            StoreError: the store cannot be asked for more runs, and none is under way any more.
+            StoreError: the store fails while no run is under way.
         """
         report = RecoveryReport()
         running: set[asyncio.Task[None]] = set()
@@ -259,13 +259,13 @@ class Worker:
         """Claim up to `room` due runs. Returns `None` if the store does not answer."""
         if room <= 0 or self._executor.draining:
             return []
-        taking = self._store.claim_next(self._checkpoints.worker_id, agents=list(self._agents), limit=room)
+        claiming = self._store.claim_next(self._checkpoints.worker_id, agents=list(self._agents), limit=room)
         try:
-            return await shielded_with_undo(taking, self._release_claims)
+            return await shielded_with_undo(claiming, self._release_claims)
         except StoreError as exc:
             if raise_error or isinstance(exc, StoreClosed):
                 raise
-            log.warning("could not look for runs to take, will try again: %s", exc)
+            log.warning("could not claim runs, will retry: %s", exc)
             return None
 
     async def _release_claims(self, claims: Sequence[Claim]) -> None:
@@ -276,7 +276,7 @@ class Worker:
     # -- one run ------------------------------------------------------------------------------------------------
 
     async def _process(self, claim: Claim, report: RecoveryReport) -> None:
-        """Load and execute a claimed run, and report how it ended."""
+        """Load and execute a claimed run, and report its outcome."""
         status, reason = await self._execute_claimed(claim)
         report.statuses[claim.run_id] = status
         if status is not RecoveryStatus.COMPLETED:
@@ -336,11 +336,10 @@ class Worker:
 
         Args:
             known: the run as it was read last. A loaded journal is not loaded again, unless the run has changed.
-            manual: a person asks for it. Then an earlier end, a pending cancel and too many strikes do not count.
+            manual: a person asks for it: ignore an earlier outcome, a pending cancel request and the strike limit.
 
         Raises:
-            CheckpointError: it cannot be claimed or loaded. It was left unchanged, except that a pending cancel has
-                been recorded.
+            CheckpointError: it cannot be claimed or loaded. It is unchanged, except that a pending cancel is recorded.
         """
         record = known.record if isinstance(known, StoredRun) else known
         agent = find_agent(self._agents, record.agent_name)
@@ -363,8 +362,8 @@ class Worker:
                 claim, cancelled or restore_previous(claim, record, now=self._clock.now())
             )
 
-        taking = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
-        claim = await shielded_with_undo(taking, put_back)
+        claiming = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
+        claim = await shielded_with_undo(claiming, put_back)
         try:
             if manual and record.cancel_requested:
                 claim, cancelled = await self._client.reclaim_after_cancel(claim)
@@ -418,7 +417,7 @@ class Worker:
 
 
 def _format_poison_reason(claim: Claim, stored: StoredRun, agent: AgentSource, resumption: Resumption) -> str:
-    """Return why the run is parked, and what it did when its owners died."""
+    """Return why the run is parked: the step and the tool calls in which its owners died."""
     progress = decode(stored.record.progress, Progress)
     state = resumption.state
     pending = [call for call in get_loop(agent).pending_calls(state.history) if call.call_id not in state.results]

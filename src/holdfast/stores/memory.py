@@ -1,6 +1,7 @@
-"""Runs kept in this process. They do not survive the restart that checkpoints exist for: for tests and light hosts."""
+"""A store in the memory of this process, for tests and for hosts that need no durability."""
 
 import asyncio
+import operator
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -33,9 +34,9 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 
 @dataclass(slots=True)
 class _Run:
-    """A run as the store changes it. Never handed out."""
+    """The mutable state of a run. Never returned to callers."""
 
-    #: Without its entries: those are in the journal.
+    #: Without its entries, which are in `journal`.
     new: NewRun
     created_at: datetime
     updated_at: datetime
@@ -66,9 +67,9 @@ class _Run:
 
 
 class MemoryStore:
-    """Keeps runs for as long as the process lives, and no longer: nothing is left after a restart.
+    """Keeps runs until the process ends: none survive a restart.
 
-    A worker is alive from `enlist` to `discharge`.
+    A worker is alive from `register_worker` to `deregister_worker`.
     """
 
     durable = False
@@ -110,8 +111,8 @@ class MemoryStore:
         if run.run_id in self._runs:
             raise RunExists(run.run_id)
         now = self._clock.now()
-        about = msgspec.structs.replace(run, entries=())
-        stored = _Run(new=about, created_at=now, updated_at=now, not_before=now, progress=run.progress)
+        new = msgspec.structs.replace(run, entries=())
+        stored = _Run(new=new, created_at=now, updated_at=now, not_before=now, progress=run.progress)
         stored.check_sequence(run.entries)
         stored.extend(run.entries)
         self._runs[run.run_id] = stored
@@ -186,13 +187,13 @@ class MemoryStore:
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
         run = self._get_run(run_id)
-        driven = self._has_live_owner(run)
-        if driven and run.owner is not None and not steal:
+        owned = self._has_live_owner(run)
+        if owned and run.owner is not None and not steal:
             raise RunBusy(run_id, run.owner)
-        counts_as = (
-            {run.status} if driven or run.status is not RunStatus.RUNNING else {run.status, RunStatus.INTERRUPTED}
-        )
-        if counts_as.isdisjoint(statuses):
+        current = {run.status}
+        if run.status is RunStatus.RUNNING and not owned:
+            current.add(RunStatus.INTERRUPTED)
+        if current.isdisjoint(statuses):
             raise RunNotClaimable(run_id, run.status, run.reason)
         return self._claim_run(run, worker_id)
 
@@ -204,7 +205,7 @@ class MemoryStore:
         for run in self._iter_claimable(frozenset(agents), now):
             turn = turns[run.new.caller_id] = turns.get(run.new.caller_id, 0) + 1
             candidates.append((turn, run))
-        candidates.sort(key=lambda candidate: candidate[0])
+        candidates.sort(key=operator.itemgetter(0))
         return tuple(self._claim_run(run, worker_id) for _, run in candidates[: max(0, limit)])
 
     # -- signals ------------------------------------------------------------------------------------------------
@@ -218,19 +219,19 @@ class MemoryStore:
 
     async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
         self._check_open()
-        asked = ((run_id, self._runs[run_id]) for run_id in self._cancel_requested)
-        return tuple(run_id for run_id, run in asked if run.status is RunStatus.RUNNING and run.owner == worker_id)
+        requested = ((run_id, self._runs[run_id]) for run_id in self._cancel_requested)
+        return tuple(run_id for run_id, run in requested if run.status is RunStatus.RUNNING and run.owner == worker_id)
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         self._check_open()
-        sign = self._change_event
-        waits = [asyncio.ensure_future(sign.wait()), asyncio.ensure_future(self._clock.sleep(timeout))]
+        changed = self._change_event
+        waits = [asyncio.ensure_future(changed.wait()), asyncio.ensure_future(self._clock.sleep(timeout))]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        return sign.is_set()
+        return changed.is_set()
 
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()
@@ -249,7 +250,7 @@ class MemoryStore:
             self._notify_change()
         return len(expired)
 
-    # -- within -------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -263,7 +264,7 @@ class MemoryStore:
         return run
 
     def _get_claimed_run(self, claim: Claim) -> _Run:
-        """The run, if the claim is still the right to write to it."""
+        """Return the run. Raises `ClaimLost` if the claim is not its newest or the run is not running."""
         self._check_open()
         run = self._runs.get(claim.run_id)
         if run is None:
@@ -287,33 +288,29 @@ class MemoryStore:
         return Claim(run_id=run.new.run_id, worker_id=worker_id, token=run.token, strikes=run.strikes)
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
-        """What `claim_next` may take, oldest first."""
+        """Iterate over the runs that `claim_next` may take, oldest first."""
         for run in self._runs.values():
-            waiting = run.status in (
-                RunStatus.QUEUED,
-                RunStatus.INTERRUPTED,
-                RunStatus.RUNNING,
-            ) and not self._has_live_owner(run)
-            if waiting and run.new.agent_name in agents and run.not_before <= now:
+            claimable = run.status in CLAIMABLE_STATUSES and not self._has_live_owner(run)
+            if claimable and run.new.agent_name in agents and run.not_before <= now:
                 parent = self._runs.get(run.new.parent_run_id or "")
                 if parent is None or parent.status in TERMINAL_STATUSES:
                     yield run
 
     def _is_needed_by_parent(self, run: _Run) -> bool:
-        """Whether the run's parent may still have to meet it again."""
+        """Whether the parent of the run may still read its outcome."""
         parent = self._runs.get(run.new.parent_run_id or "")
         return parent is not None and parent.status is not RunStatus.DONE
 
     def _remove_tree(self, run_id: str) -> None:
-        """Remove the run and everything it started."""
-        doomed = [run_id]
-        while doomed:
-            gone = doomed.pop()
-            run = self._runs.pop(gone, None)
-            self._cancel_requested.discard(gone)
-            doomed.extend(self._children.pop(gone, ()))
+        """Remove the run and its descendants."""
+        remaining = [run_id]
+        while remaining:
+            removed = remaining.pop()
+            run = self._runs.pop(removed, None)
+            self._cancel_requested.discard(removed)
+            remaining.extend(self._children.pop(removed, ()))
             if run is not None and run.new.parent_run_id in self._children:
-                self._children[run.new.parent_run_id].discard(gone)
+                self._children[run.new.parent_run_id].discard(removed)
 
     def _notify_change(self) -> None:
         self._change_event.set()

@@ -1,4 +1,4 @@
-"""A store in which what a redaction removes is never written."""
+"""A store wrapper that redacts every write."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
@@ -13,15 +13,15 @@ from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunF
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.redaction import Redact
 
-#: What somebody wrote about a run. The rest of its meta says who it is: runs are found, counted and resumed by that, so
-#: it is stored as it is.
+#: The fields of a run's meta that hold free text. The others identify the run and are stored unchanged: stores find,
+#: count and resume runs by them.
 _REDACTED_FIELDS = ("prompt", "labels", "inputs")
 
 
 class RedactingStore:
-    """A `CheckpointStore` over another one. A resumed run finds its conversation as it was written: redacted.
+    """Wraps another `CheckpointStore`. A resumed run reads its conversation redacted.
 
-    Ids and names are not redacted: of the run, its parent, agent, caller, channel and guild.
+    The ids and names of the run, its parent, agent, caller, channel and guild are not redacted.
     """
 
     def __init__(self, store: CheckpointStore, redact: Redact) -> None:
@@ -42,10 +42,10 @@ class RedactingStore:
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         entries = self._redact_entries(run.entries)
-        # What listings show is cut from what was redacted: half a secret is not known for one.
-        head = decode(entries[0].body, Begin).meta.summary()
+        # Redact before truncating: a truncated secret would no longer match the pattern.
+        summary = decode(entries[0].body, Begin).meta.summary()
         redacted = msgspec.structs.replace(
-            run, meta=encode(head), progress=self._redact_body(run.progress), entries=entries
+            run, meta=encode(summary), progress=self._redact_body(run.progress), entries=entries
         )
         return await self._store.create(redacted, worker_id=worker_id)
 
@@ -97,7 +97,7 @@ class RedactingStore:
         return await self._store.purge(limit=limit)
 
     def stored_prompt(self, prompt: str) -> str:
-        """The prompt of a run as it can be read from this store."""
+        """Return `prompt` as this store keeps it."""
         return str(self._redact_meta({"prompt": prompt})["prompt"])
 
     def _redact_entries(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -114,13 +114,13 @@ class RedactingStore:
         return msgspec.json.encode({**begin, "meta": self._redact_meta(begin["meta"])})
 
     def _redact_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
-        written: Any = self._redact({name: meta[name] for name in _REDACTED_FIELDS if name in meta})
-        return {**meta, **written}
+        redacted: Any = self._redact({name: meta[name] for name in _REDACTED_FIELDS if name in meta})
+        return {**meta, **redacted}
 
     def _redact_body(self, body: bytes) -> bytes:
         return msgspec.json.encode(self._redact(msgspec.json.decode(body)))
 
 
 def stored_prompt(store: CheckpointStore, prompt: str) -> str:
-    """The prompt of a run as it can be read from `store`."""
+    """Return `prompt` as `store` keeps it."""
     return store.stored_prompt(prompt) if isinstance(store, RedactingStore) else prompt

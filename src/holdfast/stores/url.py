@@ -1,4 +1,4 @@
-"""From a URL to a store, importing only the one that is asked for."""
+"""Makes a store from its URL. Imports only the module of that store."""
 
 import os
 import re
@@ -10,14 +10,14 @@ DEFAULT_URL = "sqlite:.holdfast/runs.db"
 
 
 def store_from_url(url: str | None = None, *, durability: Durability = "full") -> CheckpointStore:
-    """The store that `url` names, not opened yet.
+    """Return the store that `url` names, not opened.
 
     Args:
         url: `memory:`, `sqlite:./runs.db` or `postgresql://...`. Without one: `HOLDFAST_STORE`, else
             a SQLite file under `.holdfast/` in the working directory.
 
     Raises:
-        StoreError: the URL names no store holdfast knows, or lacks its path.
+        StoreError: the URL has an unknown scheme, or no path.
     """
     url = url or os.environ.get("HOLDFAST_STORE") or DEFAULT_URL
     scheme, _, rest = url.partition(":")
@@ -42,6 +42,6 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
 
 
 def _mask_url(url: str) -> str:
-    """So much of it as cannot be a password."""
+    """Return the part of the URL that cannot hold a password."""
     word = re.match(r"[\w+.-]*", url)
     return f"{word[0]}..." if word and re.search("[@=?]", url) else url
