@@ -1,9 +1,8 @@
 """One run that this process executes: its state, its writes to the store, and its stop."""
 
 import asyncio
-import functools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -248,7 +247,7 @@ class RunExecution:
             return _not_durable()
         self.update_elapsed()
         return self._write(
-            functools.partial(self.checkpointer.save, self.state, force=force or must_succeed),
+            self.checkpointer.save(self.state, force=force or must_succeed),
             must_succeed=must_succeed or self.services.require_durability,
             failure="could not be saved and waits for recovery",
         )
@@ -267,21 +266,21 @@ class RunExecution:
         if self.checkpointer is None:
             return _not_durable()
         return self._write(
-            self.checkpointer.verify_claim, must_succeed=True, failure="could not prove that it is still ours"
+            self.checkpointer.verify_claim(), must_succeed=True, failure="could not prove that it is still ours"
         )
 
-    async def _write(self, write: Callable[[], Coroutine[Any, Any, None]], *, must_succeed: bool, failure: str) -> bool:
+    async def _write(self, write: Coroutine[Any, Any, None], *, must_succeed: bool, failure: str) -> bool:
         """Write to the store and return whether it took it. A stop of the run takes effect after the write."""
         own_task = asyncio.current_task() is self._task
         try:
             if own_task:
                 self._writing = True
                 try:
-                    await write()
+                    await write
                 finally:
                     self._writing = False
             else:
-                await self._write_in_background(write())
+                await self._write_in_background(write)
         except RunError:
             raise
         except Exception as exc:  # a store may raise anything: it must never become the run's result
