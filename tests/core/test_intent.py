@@ -15,7 +15,7 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent
 from holdfast.core.errors import PayloadError
-from holdfast.core.execution.steps import INTENT_DELAY
+from holdfast.core.execution.intent_timer import INTENT_DELAY
 from holdfast.core.message import Message, Reply, ToolResult, User
 from holdfast.core.tool import Tool, ToolSchema
 from holdfast.core.tool_context import current_call

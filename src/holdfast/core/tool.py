@@ -5,7 +5,7 @@ import copy
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, overload
 
 import msgspec
@@ -151,10 +151,14 @@ class Tool:
         """
         return self._signature.convert_arguments(arguments)
 
-    async def call(self, arguments: dict[str, Any]) -> Any:
-        """Call the function and return its result."""
-        if not self.in_thread:
-            return await self.function(**arguments)
+    def call(self, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+        """Call the function, in a thread if it is sync, and return its result."""
+        if self.in_thread:
+            return self._call_in_thread(arguments)
+        coroutine: Coroutine[Any, Any, Any] = self.function(**arguments)
+        return coroutine
+
+    async def _call_in_thread(self, arguments: dict[str, Any]) -> Any:
         result = await asyncio.to_thread(self.function, **arguments)
         # A plain function may have wrapped an async one.
         return await result if inspect.isawaitable(result) else result

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections.abc import Collection
 from typing import Any
 
 from holdfast.concurrency import shielded
@@ -27,12 +26,12 @@ class ChildRuns:
 
     __slots__ = (
         "_call_id",
-        "_closed",
         "_interrupting_error",
-        "_outcomes",
         "_parent",
         "_started_count",
         "_step",
+        "closed",
+        "outcomes",
         "usage",
     )
 
@@ -41,15 +40,12 @@ class ChildRuns:
         self._step = parent.state.steps + 1
         self._started_count = 0
         self._interrupting_error: BaseException | None = None
-        self._closed = False
+        #: The call has ended: it starts no more children.
+        self.closed = False
         #: By run id: the outcome of each child, and the task that waits for it.
-        self._outcomes: dict[str, tuple[asyncio.Future[Result], asyncio.Task[Any]]] = {}
+        self.outcomes: dict[str, tuple[asyncio.Future[Result], asyncio.Task[Any]]] = {}
         #: Added to the parent's usage when the call's result is recorded, so that it is counted exactly once.
         self.usage: Usage = NO_USAGE
-
-    @property
-    def run_ids(self) -> Collection[str]:
-        return self._outcomes.keys()
 
     async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Result:
         """Run a child, or attach to the child that this call or an earlier attempt of it has started under `key`."""
@@ -57,13 +53,13 @@ class ChildRuns:
             key = str(self._started_count)
             self._started_count += 1
         info = self._make_info(agent, prompt, key)
-        if info.run_id in self._outcomes:
-            return await asyncio.shield(self._outcomes[info.run_id][0])
+        if info.run_id in self.outcomes:
+            return await asyncio.shield(self.outcomes[info.run_id][0])
         task = asyncio.current_task()
-        if self._closed or task is None:
+        if self.closed or task is None:
             raise RunError(f"call {self._call_id} has ended: it starts no more child runs")
         outcome = asyncio.get_running_loop().create_future()
-        self._outcomes[info.run_id] = outcome, task
+        self.outcomes[info.run_id] = outcome, task
         try:
             result = await self._start(agent, info)
         except BaseException as exc:
@@ -119,10 +115,9 @@ class ChildRuns:
         except Exception as exc:  # a store may raise anything: it must never become the result of a tool
             raise SaveFailed(f"run {info.run_id}, a child, could not be looked up: {exc}") from exc
 
-    async def close(self) -> None:
-        """Start no more children and stop those that still run. Returns when they are finalized."""
-        self._closed = True
-        running = [(outcome, task) for outcome, task in self._outcomes.values() if not outcome.done()]
+    async def stop(self) -> None:
+        """Stop the children that still run. Returns when they are finalized."""
+        running = [(outcome, task) for outcome, task in self.outcomes.values() if not outcome.done()]
         for _, task in running:
             task.cancel()
         if running:

@@ -10,6 +10,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT, close_with_timeout, run_with_timeout, shielded
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import RunAlreadyRunning, RunCancelled, RunError, RunLost, ShuttingDown
+from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, release_claim
 from holdfast.core.execution.native import NATIVE_LOOP
 from holdfast.core.execution.run import ExecutionServices, OnCancel, RunExecution
@@ -42,6 +43,7 @@ class Executor:
             supervisor=self,
             ports=ports or Ports(),
             clock=clock,
+            intent_timer=IntentTimer(clock),
             default_loop=NATIVE_LOOP,
             require_durability=require_durability,
             shutdown_exceptions=shutdown_exceptions,
@@ -152,6 +154,7 @@ class Executor:
             _resolve_outcome(run, error, result)
             del self._runs[run_id]
             if not self._runs:
+                self._services.intent_timer.clear()
                 self._idle.set()
         if result is None:
             raise error or RunError(f"run {run_id} has no result")

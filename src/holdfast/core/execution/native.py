@@ -163,7 +163,8 @@ class _Conversation:
         reply = _validate_reply(await context.profile.model(self._history, self._schemas))
         self._history.append(reply)
         context.add_usage(_ensure_request_counted(reply.usage))
-        await context.emit_reply(reply.text)
+        if self._run.has_listeners:
+            await context.emit_reply(reply.text)
         if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
             raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)
         return reply

@@ -11,6 +11,7 @@ from holdfast.clock import Clock
 from holdfast.concurrency import shielded
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import RunCancelled, RunError, RunInterrupted, RunKilled, SaveFailed, Shutdown
+from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.stop_state import StopCause, StopState
 from holdfast.core.info import AgentDetails, RunInfo
@@ -49,6 +50,7 @@ class ExecutionServices:
     supervisor: RunSupervisor
     ports: Ports
     clock: Clock
+    intent_timer: IntentTimer
     #: Executes agents that name no loop.
     default_loop: Loop
     require_durability: bool
@@ -230,7 +232,7 @@ class RunExecution:
     def update_elapsed(self) -> None:
         self.state.elapsed = timedelta(seconds=self.clock.monotonic() - self._started_at)
 
-    async def save(self, *, force: bool = False, must_succeed: bool = False) -> bool:
+    def save(self, *, force: bool = False, must_succeed: bool = False) -> Coroutine[Any, Any, bool]:
         """Save the state. Return False if that failed; the next save then carries what this one could not.
 
         Args:
@@ -242,58 +244,64 @@ class RunExecution:
             RunLost, RunParked: as `Checkpointer.save`.
         """
         if self.checkpointer is None:
-            return True
+            return _not_durable()
         self.update_elapsed()
-        try:
-            await self._shield_write(self.checkpointer.save(self.state, force=force or must_succeed))
-        except RunError:
-            raise
-        except Exception as exc:  # a store may raise anything: it must never become the run's result
-            if must_succeed or self.services.require_durability:
-                raise SaveFailed(f"run {self.info.run_id} could not be saved and waits for recovery: {exc}") from exc
-            log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
-            if self.stop_state.is_stopped and asyncio.current_task() is self._task:
-                raise asyncio.CancelledError from exc
-            return False
-        return True
+        return self._write(
+            self.checkpointer.save(self.state, force=force or must_succeed),
+            must_succeed=must_succeed or self.services.require_durability,
+            failure="could not be saved and waits for recovery",
+        )
 
     async def save_annotations(self) -> None:
         """Make the annotations durable now: for critics."""
         await self.save(force=True)
 
-    async def verify_claim(self) -> None:
-        """Return if this process still owns the run.
+    def verify_claim(self) -> Coroutine[Any, Any, bool]:
+        """Return True if this process still owns the run.
 
         Raises:
             RunLost: another worker owns it.
             SaveFailed: the store did not answer.
         """
         if self.checkpointer is None:
-            return
+            return _not_durable()
+        return self._write(
+            self.checkpointer.verify_claim(), must_succeed=True, failure="could not prove that it is still ours"
+        )
+
+    async def _write(self, write: Coroutine[Any, Any, None], *, must_succeed: bool, failure: str) -> bool:
+        """Write to the store and return whether it took it. A stop of the run takes effect after the write."""
+        own_task = asyncio.current_task() is self._task
         try:
-            await self._shield_write(self.checkpointer.verify_claim())
+            if own_task:
+                self._writing = True
+                try:
+                    await write
+                finally:
+                    self._writing = False
+            else:
+                await self._write_in_background(write)
         except RunError:
             raise
-        except Exception as exc:  # as for `save`
-            raise SaveFailed(f"run {self.info.run_id} could not prove that it is still ours: {exc}") from exc
-
-    async def _shield_write(self, write: Coroutine[Any, Any, None]) -> None:
-        """Finish a write even if the run is stopped meanwhile; the stop takes effect after it."""
-        if asyncio.current_task() is not self._task:
-            task = asyncio.ensure_future(write)
-            self._background_writes.add(task)
-            try:
-                await shielded(task)
-            finally:
-                self._background_writes.discard(task)
-            return
-        self._writing = True
-        try:
-            await write
-        finally:
-            self._writing = False
-        if self.stop_state.is_stopped:
+        except Exception as exc:  # a store may raise anything: it must never become the run's result
+            if must_succeed:
+                raise SaveFailed(f"run {self.info.run_id} {failure}: {exc}") from exc
+            log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
+            saved = False
+        else:
+            saved = True
+        if own_task and self.stop_state.is_stopped:
             raise asyncio.CancelledError
+        return saved
+
+    async def _write_in_background(self, write: Coroutine[Any, Any, None]) -> None:
+        """Finish the write even if the task that asks for it is cancelled."""
+        task = asyncio.ensure_future(write)
+        self._background_writes.add(task)
+        try:
+            await shielded(task)
+        finally:
+            self._background_writes.discard(task)
 
     async def await_uninterruptible(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of work that cannot be cancelled, such as a thread.
@@ -320,6 +328,11 @@ class RunExecution:
             above = above._parent
         if self.ports.listener is not None:
             await self.ports.listener.on_event(self.info, event)
+
+
+async def _not_durable() -> bool:
+    """The save of a run without a checkpointer."""
+    return True
 
 
 def _mark_retrieved(task: asyncio.Task[Any]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from holdfast.clock import Timer
 from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect, InDoubt, Reconcile
 from holdfast.core.errors import RunParked, StepsExceeded
@@ -25,11 +24,10 @@ UNKNOWN_OUTCOME = (
 #: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
 IN_DOUBT_KEY = "in_doubt"
 
-#: A reply that asks for pure or idempotent tools is saved if they take longer than this. Faster ones share one write
-#: with it.
-INTENT_DELAY = timedelta(milliseconds=2)
-
 _NO_CALLS: frozenset[str] = frozenset()
+
+#: Constants, because Python 3.11 looks up a member of an enum 20 times more slowly than a global name.
+_ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
 
 
 class AnnouncedCall(Protocol):
@@ -104,8 +102,8 @@ class StepContext:
         self._has_once_call = False
         #: A call of the batch has an idempotency key, which is of use only if the same call is made again.
         self._has_idempotent_call = False
-        #: Runs while the reply that asks for the batch is not saved.
-        self._intent_timer: Timer | None = None
+        #: The reply that asks for the batch is not saved: the intent timer will do that.
+        self._intent_pending = False
         self._intent_saves: set[asyncio.Task[bool]] = set()
         #: Children whose results are in this step.
         self._finished_children: list[str] = []
@@ -207,7 +205,7 @@ class StepContext:
         missing = [call for call in calls if call.call_id not in results] if results else calls
         self._outstanding = len(missing)
         effects = [call.effect for call in missing]
-        self._has_once_call, self._has_idempotent_call = Effect.ONCE in effects, Effect.IDEMPOTENT in effects
+        self._has_once_call, self._has_idempotent_call = _ONCE in effects, _IDEMPOTENT in effects
         if resumed:
             self._in_doubt = frozenset(call.call_id for call in missing).difference(not_started)
             if self._has_once_call:
@@ -218,7 +216,8 @@ class StepContext:
             # If these calls end the process, the journal shows which did.
             await self.run.save(force=True)
         elif self.run.checkpointer is not None:
-            self._intent_timer = self.run.clock.call_later(INTENT_DELAY, self._save_intent)
+            self._intent_pending = True
+            self.run.services.intent_timer.schedule(self)
 
     async def call(self, request: ExecutableCall) -> Any:
         """Return the recorded result of the call, or make it now. The result is recorded when this returns."""
@@ -235,14 +234,14 @@ class StepContext:
             children=children,
         )
         result = None
-        if request.effect is Effect.ONCE and request.call_id in self._in_doubt:
+        if request.call_id in self._in_doubt and request.effect is _ONCE:
             result = await self._resolve_in_doubt(request, context)
             if result is not None:
                 self._record_result(request, result, children)
         if result is None:
             result = await self._execute_call(request, context, children)
         if self._outstanding > 0:  # the last result of a batch is saved with the step
-            await run.save(force=request.effect is Effect.ONCE)
+            await run.save(force=request.effect is _ONCE)
         return result
 
     def _record_result(
@@ -252,14 +251,14 @@ class StepContext:
         state = self.state
         state.results[request.call_id] = result
         state.own_usage = state.own_usage + usage
-        if children.run_ids:
+        if children.outcomes:
             state.child_usage = state.child_usage + children.usage
-            self._finished_children.extend(children.run_ids)
+            self._finished_children.extend(children.outcomes)
         self._outstanding -= 1
 
     async def _execute_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         run, step = self.run, context.step
-        if request.effect is Effect.ONCE:
+        if request.effect is _ONCE:
             await run.verify_claim()
         if run.has_listeners:
             await run.emit(RunEvent(kind="tool_start", step=step, name=request.tool, call_id=request.call_id))
@@ -273,7 +272,9 @@ class StepContext:
             raise
         finally:
             _CURRENT_CALL.reset(token)
-            await children.close()
+            children.closed = True
+            if children.outcomes:
+                await children.stop()
         children.raise_if_interrupted()
         # Recorded before any port runs: an error of a port does not undo the call.
         self._record_result(request, result, children, ONE_TOOL_CALL)
@@ -311,9 +312,9 @@ class StepContext:
 
     # -- the intent of pure and idempotent calls ----------------------------------------------------------------
 
-    def _save_intent(self) -> None:
-        """Save the reply while its calls are running."""
-        self._intent_timer = None
+    def save_intent(self) -> None:
+        """Save the reply while its calls are running: for the intent timer."""
+        self._intent_pending = False
         task = asyncio.get_running_loop().create_task(self.run.save(force=self._has_idempotent_call))
         self._intent_saves.add(task)
         task.add_done_callback(self._on_intent_saved)
@@ -325,10 +326,10 @@ class StepContext:
 
     def _cancel_intent(self) -> bool:
         """Cancel the delayed save. Return whether there was one."""
-        if self._intent_timer is None:
+        if not self._intent_pending:
             return False
-        self._intent_timer.cancel()
-        self._intent_timer = None
+        self._intent_pending = False
+        self.run.services.intent_timer.cancel(self)
         return True
 
     async def close(self) -> None:
