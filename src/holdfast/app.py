@@ -236,7 +236,8 @@ class App:
 
         If the store has a run with this `run_id`, attach to it: resume it if it is interrupted, wait for it if this
         process executes it, or return its result. A run that was not submitted is removed when it ends, and its id
-        is free again. To read a result more than once, `submit` the run.
+        is free again, except that the result of a run that this process recovered is kept in memory. To read a result
+        more than once, `submit` the run.
 
         Args:
             on_cancel: what a cancel of the caller does, also one by an event loop that ends: `"cancel"` cancels the
@@ -270,9 +271,11 @@ class App:
     async def submit(
         self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
     ) -> str:
-        """Queue a run for any process that serves. Raises as `RunClient.submit` does.
+        """Queue a run for any process that serves. Durable when this returns. Idempotent for the same arguments.
 
-        Durable when this returns. Idempotent for the same id, agent and prompt.
+        Raises:
+            RunConflict: a run with this id has another agent or prompt.
+            RunExists: a run with this id was started by `run`, so its result will not be kept.
         """
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, **labels)
         return await self._client.submit(info)
