@@ -66,7 +66,7 @@ def test_sigterm_ends_a_process_whose_store_does_not_answer(kind: str, tmp_path:
                     said = process.communicate(timeout=100)[1]
             finally:
                 process.kill()
-        assert "stay as they were last saved, and recovery goes on with them when this process has ended: r1" in said
+        assert "and recovery resumes them when this process has ended: r1" in said
         assert "Shutdown" in said
         assert asyncio.run(_resumed(url)) == "done"
 
