@@ -1,6 +1,6 @@
 """One prompt to many models at the same time, each as a durable run."""
 
-from holdfast.fanout.cells import Variant
+from holdfast.fanout.cells import FanoutSettings, Variant
 from holdfast.fanout.checkpoint import FanoutCheckpoint, build, clear, load, save
 from holdfast.fanout.errors import (
     CorruptCheckpoint,
@@ -13,10 +13,9 @@ from holdfast.fanout.errors import (
 from holdfast.fanout.fanout import Fanout
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.saver import IncrementalSaver, PendingFlush
-from holdfast.fanout.settings import FanoutSettings
-from holdfast.fanout.shared_store import SharedStore
 from holdfast.fanout.snapshot import ModelResponse, PartialResponse, ProposedWrite, Snapshot
 from holdfast.fanout.workspace import Workspace
+from holdfast.stores.shared import SharedStore
 
 __all__ = [
     "CorruptCheckpoint",

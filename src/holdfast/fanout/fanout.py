@@ -15,19 +15,17 @@ from holdfast.concurrency import shielded
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.info import check_run_id, new_run_id
 from holdfast.core.tool import Tool
-from holdfast.fanout.cells import Cell, CellSettings, ModelSpecs, Variant, build_cells, make_cell_run_id
+from holdfast.fanout.cells import Cell, CellSettings, FanoutSettings, ModelSpecs, Variant, build_cells, make_cell_run_id
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.errors import FanoutError, FanoutMismatch
-from holdfast.fanout.overlay import Overlay
+from holdfast.fanout.overlay import Overlay, make_file_tools
 from holdfast.fanout.progress import ProgressRecorder
 from holdfast.fanout.runner import CellRunner
 from holdfast.fanout.saver import IncrementalSaver
-from holdfast.fanout.settings import FanoutSettings
-from holdfast.fanout.shared_store import SharedStore
 from holdfast.fanout.snapshot import ModelResponse, Snapshot
 from holdfast.fanout.storage import CheckpointFile, CheckpointLocation, CheckpointRun
-from holdfast.fanout.tools import make_file_tools
 from holdfast.fanout.workspace import Workspace
+from holdfast.stores.shared import SharedStore
 from holdfast.stores.url import store_from_url
 
 #: A model's run stays in the store until the checkpoint has its response, even if the resume comes years later.

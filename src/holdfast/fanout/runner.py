@@ -12,11 +12,10 @@ from holdfast.checkpoint.record import TERMINAL_STATUSES, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.errors import RunInterrupted, RunLost, RunParked, SaveFailed, Shutdown, format_error
 from holdfast.core.execution.native import get_loop
-from holdfast.fanout.cells import Cell
+from holdfast.fanout.cells import Cell, FanoutSettings
 from holdfast.fanout.errors import WorkspaceChanged
 from holdfast.fanout.progress import ProgressRecorder, to_milliseconds
 from holdfast.fanout.saver import IncrementalSaver
-from holdfast.fanout.settings import FanoutSettings
 from holdfast.fanout.snapshot import ModelResponse
 
 log = logging.getLogger("holdfast.fanout")
