@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.core.agent import Agent, AgentSource, Bounds
 from holdfast.core.errors import DefinitionError
-from holdfast.core.info import RunInfo
+from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.ports import Budget, RunListener
 from holdfast.core.tool import Tool
 
@@ -48,9 +48,8 @@ class CellAgent:
 
     def __init__(self, name: str, inner: AgentSource, instructions: str | None, tools: Sequence[Tool]) -> None:
         self.name = name
-        self.loop = getattr(inner, "loop", None)
-        self.agent_id = getattr(inner, "agent_id", "")
-        self.model_tier = getattr(inner, "model_tier", "")
+        details = AgentDetails.from_source(inner)
+        self.loop, self.agent_id, self.model_tier = details.loop, details.agent_id, details.model_tier
         self._inner, self._instructions, self._tools = inner, instructions, tools
         if isinstance(inner, Agent):
             self._check(inner)

@@ -13,6 +13,7 @@ from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import StoredRun
 from holdfast.core.agent import AgentSource
 from holdfast.core.execution.loop import Loop
+from holdfast.core.info import AgentDetails
 from holdfast.core.message import Usage
 
 
@@ -229,7 +230,7 @@ class OtherLoops:
         self._loops: dict[str, Loop] = {}
 
     def register(self, source: AgentSource) -> None:
-        loop: Loop | None = getattr(source, "loop", None)
+        loop = AgentDetails.from_source(source).loop
         if loop is not None:
             self._loops[source.name] = loop
 

@@ -17,7 +17,7 @@ import msgspec
 from holdfast.core.agent import Agent, AgentSource, Model, Phase
 from holdfast.core.effects import NOT_EXECUTED, Completed, Reconcile, Reconciliation
 from holdfast.core.execution.loop import Loop
-from holdfast.core.info import RunInfo
+from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.message import NATIVE_CODEC, Message, Reply, Usage
 from holdfast.core.ports import Audit, Budget, Recorder, RunEvent, RunListener, ToolProvider
 from holdfast.core.state import RunState
@@ -190,9 +190,8 @@ class _InstrumentedSource:
         self._inner, self._instrumentation, self._event_log = inner, instrumentation, event_log
         self._parent_call = parent_call
         self.name = inner.name
-        self.agent_id: str = getattr(inner, "agent_id", "")
-        self.model_tier: str = getattr(inner, "model_tier", "")
-        self.loop: Loop | None = getattr(inner, "loop", None)
+        details = AgentDetails.from_source(inner)
+        self.loop, self.agent_id, self.model_tier = details.loop, details.agent_id, details.model_tier
 
     async def build(self, info: RunInfo) -> Agent:
         parent = self._parent_call
