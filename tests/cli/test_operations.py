@@ -25,7 +25,7 @@ def test_a_call_in_doubt_parks_the_run_until_a_person_answers(shell: Shell) -> N
     assert ending["reason"] == "in doubt: call c1-1 of transfer may or may not have happened"
     assert "holdfast unpark --resolve CALL=RESULT r1" in parked.stderr
     assert [call["state"] for call in shell.json("show", "r1")["calls"]] == ["in doubt"]
-    assert "no call waits" in shell.run("unpark", "r1", "--resolve", "c9=no").stderr
+    assert "no pending call has the id" in shell.run("unpark", "r1", "--resolve", "c9=no").stderr
     assert shell.states() == {"r1": "parked"}
     assert (
         shell.ok("unpark", "r1", "--resolve", 'c1-1={"amount": 3}')
