@@ -1,4 +1,8 @@
-"""Usage, the messages of the native loop, and the codec that stores the messages of any loop."""
+"""Usage, the messages of the native loop, and the codec that stores the messages of any loop.
+
+Messages hold plain data without cycles, so the garbage collector does not track them (`gc=False`). It would scan the
+transcripts of all runs again and again; `holdfast.stores.sqlite.writer` has the figure.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -8,7 +12,7 @@ import msgspec
 from holdfast.core.errors import PayloadError
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Tokens, requests and cost, summed over resumes."""
 
     input_tokens: int = 0
@@ -42,19 +46,19 @@ ONE_REQUEST = Usage(requests=1)
 ONE_TOOL_CALL = Usage(tool_calls=1)
 
 
-class System(msgspec.Struct, frozen=True, tag_field="role", tag="system"):
+class System(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="system"):
     """The agent's instructions when the run began."""
 
     text: str
 
 
-class User(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
+class User(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="user"):
     """The prompt, or a steered message."""
 
     text: str
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A tool call that the model asks for."""
 
     #: Unique within the run. Results are recorded under it.
@@ -64,7 +68,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Any = {}
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="reply", omit_defaults=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="reply", omit_defaults=True):
     """The model's reply. Without tool calls it is the answer."""
 
     text: str = ""
@@ -77,7 +81,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="re
             msgspec.structs.force_setattr(self, "tool_calls", tuple(self.tool_calls))
 
 
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="tool", omit_defaults=True):
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True):
     """The result of one tool call."""
 
     call_id: str

@@ -64,7 +64,7 @@ class PhaseOutput(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: timedelta = timedelta(0)
 
 
-class StepEnd(msgspec.Struct, frozen=True):
+class StepEnd(msgspec.Struct, frozen=True, gc=False):
     """Usage and annotations when a step was finished. A later save may find more of both in the state."""
 
     own_usage: Usage = NO_USAGE
