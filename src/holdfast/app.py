@@ -8,7 +8,6 @@ from typing import Any, Final, Self, TypedDict, Unpack
 
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import close_with_timeout
@@ -24,13 +23,11 @@ from holdfast.core.result import Result
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.janitor import Janitor
-from holdfast.runtime.outcomes import RecentOutcomes
 from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
 from holdfast.stores.url import store_from_url
 
 _CHECKPOINT_DEFAULTS = CheckpointSettings()
-_WORKER_DEFAULTS = WorkerSettings()
 
 
 class AppOptions(TypedDict, total=False):
@@ -39,7 +36,7 @@ class AppOptions(TypedDict, total=False):
     agents: Iterable[AgentSource]
     store: CheckpointStore | str | None
     checkpoint: CheckpointSettings
-    worker: WorkerSettings
+    worker: WorkerSettings | bool
     audit: Audit | None
     budget: Budget | None
     critic: Critic | None
@@ -62,8 +59,9 @@ class _StoreParts:
 class App:
     """Agents, a store and ports, joined: runs that survive.
 
-    Used as `async with App(agents) as app:`. On entry the App opens its store and resumes, in the background, the runs
-    that earlier processes left. On exit it lets runs reach their next step boundary and leaves them for recovery.
+    Used as `async with App(agents) as app:`. While it is open the App is a worker: it takes queued runs, and resumes
+    the runs that earlier processes left. On exit it lets its runs reach their next step boundary and leaves them for
+    the next worker.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class App:
         store: CheckpointStore | str | None = "",
         *,
         checkpoint: CheckpointSettings = _CHECKPOINT_DEFAULTS,
-        worker: WorkerSettings = _WORKER_DEFAULTS,
+        worker: WorkerSettings | bool = True,
         audit: Audit | None = None,
         budget: Budget | None = None,
         critic: Critic | None = None,
@@ -87,13 +85,16 @@ class App:
             store: a store, or the URL of one. `""` is the default (`HOLDFAST_STORE`, else SQLite under `.holdfast/`).
                 `None` keeps runs in memory only.
             checkpoint: how runs are saved.
-            worker: how this process executes stored runs, and how it stops.
+            worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
+                runs, and executes only what `run`, `resume` and `recover` ask for.
 
         Raises:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
             StoreError: the URL names no store.
         """
         _check_type("checkpoint", checkpoint, CheckpointSettings)
+        if isinstance(worker, bool):
+            worker = WorkerSettings(take_runs=worker)
         _check_type("worker", worker, WorkerSettings)
         #: The agents, by name.
         self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
@@ -127,7 +128,6 @@ class App:
             extra_tools=extra_tools,
         )
         self._clock = clock
-        self._outcomes = RecentOutcomes()
         self._remove_signal_handlers: Callable[[], None] | None = None
         #: Set while the App is open.
         self._executor: Executor | None = None
@@ -136,35 +136,30 @@ class App:
     # -- lifecycle ----------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        await self._open(take_runs=self.worker_settings.take_runs)
+        return self
+
+    async def _open(self, *, take_runs: bool) -> None:
         executor = Executor(
             self.ports, clock=self._clock, require_durability=self.checkpoint_settings.require_durability
         )
         if self._checkpoints is not None:
             await self._checkpoints.open()
             self._parts = self._open_parts(self._checkpoints, executor)
+            if take_runs:
+                self._parts.worker.start()
         self._executor = executor
         if self.worker_settings.handle_signals and can_install_handlers():
             self._remove_signal_handlers = install_signal_handlers(self.shutdown)
-        return self
 
     def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor) -> _StoreParts:
-        agents, clock, retention = self.agents, self._clock, self.checkpoint_settings.result_retention
-        client = RunClient(checkpoints, agents, retention=retention)
-        worker = Worker(
-            checkpoints,
-            executor,
-            client,
-            agents,
-            self._outcomes,
-            concurrency=self.worker_settings.concurrency,
-            retention=retention,
-            clock=clock,
-        )
-        attacher = RunAttacher(client, worker, executor, self._outcomes, clock=clock)
+        agents, clock = self.agents, self._clock
+        client = RunClient(checkpoints, agents)
+        concurrency = self.worker_settings.concurrency
+        worker = Worker(checkpoints, executor, client, agents, concurrency=concurrency, clock=clock)
+        attacher = RunAttacher(client, worker, executor, clock=clock)
         janitor = Janitor(checkpoints, executor, clock=clock)
         janitor.start()
-        if self.worker_settings.recover_on_start:
-            worker.start()
         return _StoreParts(checkpoints, client, worker, attacher, janitor)
 
     async def __aexit__(self, *error: object) -> None:
@@ -229,59 +224,66 @@ class App:
         prompt: str,
         *,
         run_id: str | None = None,
-        on_cancel: OnCancel = "cancel",
+        on_cancel: OnCancel = "detach",
         **labels: Unpack[RunLabels],
     ) -> Result:
-        """Run an agent to its end, in this process.
+        """Run an agent to its end.
 
-        If the store has a run with this `run_id`, attach to it: resume it if it is interrupted, wait for it if this
-        process executes it, or return its result. A run that was not submitted is removed when it ends, and its id
-        is free again, except that the result of a run that this process recovered is kept in memory. To read a result
-        more than once, `submit` the run.
+        A run id is an identity. If the store has a run with this `run_id`, attach to it: wait for it if a worker, here
+        or elsewhere, executes it, resume it if it is interrupted, or return its recorded result. Until its retention
+        has passed, nothing under this id happens twice.
+
+        The run belongs to the App, not to the caller. If the caller is cancelled, by a timeout for example, the run
+        continues while the App is open, and is interrupted when the App closes.
 
         Args:
-            on_cancel: what a cancel of the caller does, also one by an event loop that ends: `"cancel"` cancels the
-                run, `"interrupt"` leaves it for recovery.
+            on_cancel: `"cancel"` cancels the run that this call has started when the caller is cancelled.
 
         Raises:
             RunError: the run did not end with an answer; the subclass says why. An exception of the model is raised
                 unchanged.
             RunFailed: the run with this id has failed before.
             RunConflict: a run with this id has another agent or prompt.
-            RunBusy: another live worker owns the run with this id.
             RunParked: the run waits for a person: `unpark` or `resume` it.
         """
         source = self._resolve_agent(agent)
         info = RunInfo.create(source, prompt, run_id=run_id, **labels)
-        if run_id is None or self.store is None:
+        if self.store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
-        return await self._stored.attacher.run_or_attach(source, info, on_cancel)
+        return await self._stored.attacher.run(source, info, on_cancel, is_new=run_id is None)
 
     def run_sync(
         self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
     ) -> Result:
-        """`run` for code without an event loop. Opens and closes the App. Ctrl-C leaves the run for recovery."""
+        """`run` for code without an event loop. Opens the App, executes only this run and its children, and closes it.
+
+        Ctrl-C leaves the run for the next worker.
+        """
 
         async def main() -> Result:
-            async with self:
+            await self._open(take_runs=False)
+            try:
                 return await self.run(agent, prompt, run_id=run_id, **labels)
+            finally:
+                await self.shutdown()
 
         return asyncio.run(main())
 
     async def submit(
         self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
     ) -> str:
-        """Queue a run for any process that serves. Durable when this returns. Idempotent for the same arguments.
+        """Queue a run for any worker, this App included. Durable when this returns.
+
+        Idempotent: the id of an earlier run with the same agent and prompt attaches to it, whatever its status.
 
         Raises:
             RunConflict: a run with this id has another agent or prompt.
-            RunExists: a run with this id was started by `run`, so its result will not be kept.
         """
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, **labels)
         return await self._client.submit(info)
 
     async def result(self, run_id: str) -> Result:
-        """Wait for the result of a submitted run, in whichever process it is executed. Raises as `RunClient.result`."""
+        """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`."""
         return await self._client.result(run_id)
 
     async def recover(self) -> RecoveryReport:
@@ -289,21 +291,22 @@ class App:
         return await self._stored.worker.recover()
 
     async def serve(self) -> None:
-        """Take queued and interrupted runs until the App shuts down."""
+        """Wait until the App shuts down. It takes queued and interrupted runs, whatever its settings say."""
         await self._stored.worker.serve()
 
-    async def resume(self, run_id: str, *, on_cancel: OnCancel = "cancel") -> Result:
+    async def resume(self, run_id: str, *, on_cancel: OnCancel = "detach") -> Result:
         """Resume one interrupted, parked, failed or cancelled run in this process, and wait for its end.
+
+        A failed run continues after its last good step. A run that is done returns its recorded result.
 
         Args:
             on_cancel: as for `run`.
 
         Raises:
-            CheckpointError: the run does not exist, is done, cannot be read, or a live worker owns it.
+            RunBusy: another process executes it.
+            CheckpointError: the run does not exist or cannot be read.
         """
-        statuses = {*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED}
-        record = await self._client.get_record(run_id)
-        return await self._stored.worker.resume(record, statuses, manual=True, on_cancel=on_cancel)
+        return await self._stored.attacher.resume(run_id, on_cancel)
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run and its unfinished children. If another process owns it, ask that process to."""

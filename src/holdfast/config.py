@@ -9,6 +9,30 @@ from holdfast.core.redaction import Redact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long a finished run stays readable under its id. Zero removes a run when it ends.
+
+    Until its retention has passed, `run` and `submit` with the same id attach to the run instead of repeating it.
+
+    Raises:
+        DefinitionError: a field has a wrong type or value.
+    """
+
+    done: timedelta = timedelta(days=7)
+    failed: timedelta = timedelta(days=30)
+    cancelled: timedelta = timedelta(days=7)
+
+    def __post_init__(self) -> None:
+        _check_duration("done", self.done)
+        _check_duration("failed", self.failed)
+        _check_duration("cancelled", self.cancelled)
+
+    def of(self, status: str) -> timedelta:
+        """Return how long a run with this terminal status is kept."""
+        return {"done": self.done, "failed": self.failed, "cancelled": self.cancelled}[status]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
     """How runs are saved, and how long finished ones are kept.
 
@@ -20,10 +44,7 @@ class CheckpointSettings:
     save_interval: timedelta = timedelta(0)
     #: Park a run whose transcript grows beyond this many bytes. `None`: no limit.
     max_transcript_bytes: int | None = None
-    #: How long a failed run stays in the store, to be resumed by hand. `None`: it is removed at once.
-    failed_retention: timedelta | None = None
-    #: How long the result of a submitted run stays readable.
-    result_retention: timedelta = timedelta(days=7)
+    retention: Retention = Retention()
     #: Refuse a run that cannot be recorded, and interrupt one that cannot be saved. Otherwise log a warning.
     require_durability: bool = True
     #: How long a write that the run depends on is retried while the store does not answer.
@@ -36,9 +57,8 @@ class CheckpointSettings:
         _check_duration("save_interval", self.save_interval)
         if self.max_transcript_bytes is not None:
             _check_count("max_transcript_bytes", self.max_transcript_bytes)
-        if self.failed_retention is not None:
-            _check_duration("failed_retention", self.failed_retention)
-        _check_duration("result_retention", self.result_retention)
+        if not isinstance(self.retention, Retention):
+            raise DefinitionError(f"retention is {self.retention!r:.80}: give a Retention")
         _check_flag("require_durability", self.require_durability)
         _check_duration("store_timeout", self.store_timeout)
         if self.redact is not None and not callable(self.redact):
@@ -53,10 +73,11 @@ class WorkerSettings:
         DefinitionError: a field has a wrong type or value.
     """
 
-    #: How many recovered or queued runs are executed at once.
+    #: How many runs the worker executes at once. Runs that callers of `run` wait for are not counted.
     concurrency: int = 16
-    #: Resume interrupted runs in the background while the App is open.
-    recover_on_start: bool = True
+    #: Take queued and interrupted runs while the App is open. Without it the App executes only what `run`, `resume`
+    #: and `recover` ask for.
+    take_runs: bool = True
     #: How long a shutdown waits for runs to reach their next step boundary. An unresponsive store adds some seconds.
     shutdown_timeout: timedelta = timedelta(seconds=30)
     #: Shut down on SIGTERM and SIGINT, unless the host handles them. A second signal ends the process.
@@ -64,7 +85,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         _check_count("concurrency", self.concurrency)
-        _check_flag("recover_on_start", self.recover_on_start)
+        _check_flag("take_runs", self.take_runs)
         _check_duration("shutdown_timeout", self.shutdown_timeout)
         _check_flag("handle_signals", self.handle_signals)
 

@@ -60,20 +60,16 @@ class StoreCheckpointer:
         *,
         settings: CheckpointSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        keep_result: bool = False,
-        retention: timedelta | None = None,
         owner: CheckpointerOwner | None = None,
     ) -> None:
         """Make the checkpointer of a new run. The first save puts the run into the store.
 
         Args:
-            keep_result: keep the outcome in the store for its reader, for `retention` if that is given.
             owner: retries a failed release, and cancels child runs.
         """
         self._store, self._meta, self._worker_id = store, meta, worker_id
         self._settings, self._clock = settings or CheckpointSettings(), clock
         self._has_interval = self._settings.save_interval > timedelta(0)
-        self._keep_result, self._retention = keep_result, retention
         self._claim: Claim | None = None
         self._watermark = Watermark()
         self._progress = b""
@@ -228,37 +224,36 @@ class StoreCheckpointer:
     # -- finalizing ---------------------------------------------------------------------------------------------
 
     async def complete(self, output: Any, usage: Usage) -> None:
-        """Record success: remove the run, or keep its result for its reader."""
-        if not self._keep_result:
-            await self._finalize(self._remove)
-            return
+        """Record success. The run and its result are kept for their retention."""
         outcome = encode(Outcome(output=output, usage=usage))
-        await self._finalize(
-            partial(self._release_claim, status=RunStatus.DONE, outcome=outcome, retention=self._retention)
-        )
+        await self._end(RunStatus.DONE, outcome)
 
     async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
-        """Record failure or cancellation: remove the run, or keep it to be resumed by hand.
+        """Record failure or cancellation. The run is kept for its retention and can be resumed by hand.
 
         Recovery resumes the children of a terminal run. So the children of a cancelled run are cancelled first.
         """
         cancelled = isinstance(error, RunCancelled | asyncio.CancelledError)
-        keep = self._settings.failed_retention
-        if keep is None and not self._keep_result:
-            await self._finalize(self._remove)
-            return
         text = format_error(error)
         status = RunStatus.CANCELLED if cancelled else RunStatus.FAILED
         outcome = encode(Outcome(error=text, usage=self._current_usage()))
-        # Without a retention, the outcome of a child is kept until its parent has recorded it.
-        retention = self._retention if self._keep_result and keep is None else keep
-        release = partial(self._release_claim, status=status, reason=text, outcome=outcome, retention=retention)
-        await self._finalize(partial(self._cancel_tree, release) if cancelled and may_have_children else release)
+        await self._end(status, outcome, reason=text, cancel_children=cancelled and may_have_children)
 
-    async def _cancel_tree(self, release: _FinalWrite, claim: Claim) -> None:
+    async def _end(self, status: RunStatus, outcome: bytes, *, reason: str = "", cancel_children: bool = False) -> None:
+        """Keep the ended run for its retention, or remove it if that is zero."""
+        retention = self._settings.retention.of(status)
+        write: _FinalWrite = partial(
+            self._release_claim, status=status, reason=reason, outcome=outcome, retention=retention
+        )
+        if not retention and self._meta.parent_run_id is None:
+            write = self._remove
+        # A child without a retention is kept until its parent is removed: a resumed parent reads its outcome.
+        await self._finalize(partial(self._cancel_tree, write) if cancel_children else write)
+
+    async def _cancel_tree(self, write: _FinalWrite, claim: Claim) -> None:
         if self._owner is not None:
             await self._owner.cancel_children(self._meta.run_id)
-        await release(claim)
+        await write(claim)
 
     def _current_usage(self) -> Usage:
         if self._latest_state is not None:

@@ -41,18 +41,15 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
     #: All inputs except the prompt.
     inputs: dict[str, Any] = {}
-    #: The run was submitted: its outcome is kept, because the submitter reads it from the store.
-    submitted: bool = False
 
     @classmethod
-    def from_info(cls, info: RunInfo, *, submitted: bool = False) -> "RunMeta":
+    def from_info(cls, info: RunInfo) -> "RunMeta":
         """Return the stored form of `info`.
 
         Raises:
             PayloadError: an input cannot be stored without changing it.
         """
         return cls(
-            submitted=submitted,
             run_id=info.run_id,
             agent_name=info.agent_name,
             agent_id=info.agent_id,

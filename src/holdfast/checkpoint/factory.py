@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 
 from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
@@ -85,18 +84,10 @@ class StoreCheckpoints:
             self.worker_id,
             settings=self._settings,
             clock=self._clock,
-            keep_result=info.parent_run_id is not None,
             owner=self,
         )
 
-    def resume(
-        self,
-        claim: Claim,
-        stored: StoredRun,
-        codec: MessageCodec,
-        *,
-        retention: timedelta | None = None,
-    ) -> Resumption:
+    def resume(self, claim: Claim, stored: StoredRun, codec: MessageCodec) -> Resumption:
         """Read a claimed run so that it can be resumed.
 
         Raises:
@@ -104,11 +95,11 @@ class StoreCheckpoints:
         """
         checkpoint = read_checkpoint(stored, codec)
         watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size)
-        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark, retention)
+        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark)
         return Resumption(info=checkpoint.meta.to_info(), checkpointer=checkpointer, state=checkpoint.state)
 
     def _open_checkpointer(
-        self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark, retention: timedelta | None
+        self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark
     ) -> StoreCheckpointer:
         return StoreCheckpointer.resume(
             claim,
@@ -118,8 +109,6 @@ class StoreCheckpoints:
             meta,
             settings=self._settings,
             clock=self._clock,
-            keep_result=meta.submitted or meta.parent_run_id is not None,
-            retention=retention,
             owner=self,
         )
 
@@ -174,15 +163,6 @@ class StoreCheckpoints:
         if (release := self._child_releases.get(run_id)) is not None:
             await asyncio.wait([release])
 
-    async def discard_children(self, run_ids: Sequence[str]) -> None:
-        """Remove finished children whose results are saved with their parent."""
-        for run_id in run_ids:
-            await self._wait_for_pending_release(run_id)
-            try:
-                await self._store.remove(run_id)
-            except RunBusy:
-                continue  # it is being executed again, and is removed with its parent
-
     async def cancel(self, run_id: str) -> None:
         """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
 
@@ -194,15 +174,12 @@ class StoreCheckpoints:
         except RunBusy:
             await self._store.request_cancel(run_id)
             return
-        retention = self._settings.result_retention
         try:
             await self.cancel_children(run_id)
             stored = await self._store.load(run_id)
             meta, watermark = read_begin(stored).meta, Watermark(next_seq=stored.record.next_seq)
         except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
-            # It is unknown whether a caller waits for the result, so keep the cancelled run for the retention.
-            release = Release(status=RunStatus.CANCELLED, reason=f"cancelled; {exc}", retention=retention)
-            await self.release(claim, release)
+            await self.release(claim, self.make_cancelled(f"cancelled; {exc}"))
         except asyncio.CancelledError:
             run_in_background(self.release_claim(claim, undo))
             raise
@@ -210,8 +187,12 @@ class StoreCheckpoints:
             await self.release_claim(claim, undo)
             raise
         else:
-            checkpointer = self._open_checkpointer(claim, stored, meta, watermark, retention)
+            checkpointer = self._open_checkpointer(claim, stored, meta, watermark)
             await checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
+
+    def make_cancelled(self, reason: str) -> Release:
+        """Return the release that records a cancel without an outcome."""
+        return Release(status=RunStatus.CANCELLED, reason=reason, retention=self._settings.retention.cancelled)
 
     async def _claim_to_cancel(self, run_id: str) -> tuple[Claim, Release]:
         """Claim a run without a live owner. Returns the claim, and the release that undoes it."""
@@ -300,9 +281,6 @@ class NullCheckpoints:
 
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
         return None
-
-    async def discard_children(self, run_ids: Sequence[str]) -> None:
-        return
 
     async def close(self) -> None:
         return

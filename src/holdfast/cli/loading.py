@@ -6,19 +6,15 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from holdfast.app import App, AppOptions
 from holdfast.cli.errors import CommandError, UsageError, format_error, is_debug_enabled
 from holdfast.cli.stores import make_store
-from holdfast.config import CheckpointSettings, WorkerSettings
+from holdfast.config import WorkerSettings
 from holdfast.core.agent import Agent, AgentSource
 from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunEvent, RunListener
-
-#: How long a failed run of an agent stays resumable. A user's App has its own setting.
-FAILED_RETENTION = timedelta(days=7)
 
 
 def load_object(path: str) -> Any:
@@ -83,7 +79,7 @@ def build_app(found: Any, path: str, *, store: str, create: bool, listener: RunL
         UsageError: the object is neither an App nor an agent.
     """
     if isinstance(found, App):
-        worker = dataclasses.replace(found.worker_settings, recover_on_start=False, handle_signals=False)
+        worker = dataclasses.replace(found.worker_settings, take_runs=False, handle_signals=False)
         changes: AppOptions = {"worker": worker}
         if store:
             changes["store"] = make_store(store, create=create)
@@ -93,8 +89,7 @@ def build_app(found: Any, path: str, *, store: str, create: bool, listener: RunL
     return App(
         [_to_agent_source(found, path)],
         make_store(store, create=create),
-        checkpoint=CheckpointSettings(failed_retention=FAILED_RETENTION),
-        worker=WorkerSettings(recover_on_start=False, handle_signals=False),
+        worker=WorkerSettings(take_runs=False, handle_signals=False),
         listener=listener,
     )
 

@@ -92,10 +92,6 @@ class CheckpointerFactory(Protocol):
         """Return the child run that an earlier attempt of its parent started; `None` if there is none."""
         ...
 
-    async def discard_children(self, run_ids: Sequence[str]) -> None:
-        """Remove child runs whose results are saved with their parent."""
-        ...
-
     async def close(self) -> None:
         """Called last at a shutdown, when every checkpoint is finalized."""
         ...

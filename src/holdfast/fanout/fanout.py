@@ -12,7 +12,7 @@ import msgspec
 from holdfast.app import App
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.concurrency import shielded
-from holdfast.config import CheckpointSettings, WorkerSettings
+from holdfast.config import CheckpointSettings, Retention, WorkerSettings
 from holdfast.core.info import check_run_id, new_run_id
 from holdfast.core.tool import Tool
 from holdfast.fanout.cells import Cell, CellSettings, FanoutSettings, ModelSpecs, Variant, build_cells, make_cell_run_id
@@ -29,7 +29,8 @@ from holdfast.stores.shared import SharedStore
 from holdfast.stores.url import store_from_url
 
 #: A model's run stays in the store until the checkpoint has its response, even if the resume comes years later.
-_RUN_RETENTION = timedelta(days=3650)
+_TEN_YEARS = timedelta(days=3650)
+_RUN_RETENTION = Retention(done=_TEN_YEARS, failed=_TEN_YEARS, cancelled=_TEN_YEARS)
 
 
 class Fanout:
@@ -229,14 +230,14 @@ class Fanout:
 
     def _make_app(self, cells: Sequence[Cell], recorder: ProgressRecorder) -> App:
         worker = WorkerSettings(
-            recover_on_start=False,
+            take_runs=False,
             shutdown_timeout=self._settings.shutdown_timeout,
             handle_signals=self._settings.handle_signals,
         )
         return App(
             [cell.agent for cell in cells],
             self._store,
-            checkpoint=CheckpointSettings(result_retention=_RUN_RETENTION),
+            checkpoint=CheckpointSettings(retention=_RUN_RETENTION),
             worker=worker,
             audit=recorder,
             budget=self._settings.budget,

@@ -81,9 +81,9 @@ class CellRunner:
             await self._app.submit(cell.agent.name, cell.prompt, run_id=run_id, labels=labels)
             status = (await self._store.get_record(run_id)).status
             if self._retry_failed and status in TERMINAL_STATUSES - {RunStatus.DONE}:
-                await self._app.resume(run_id, on_cancel="interrupt")
+                await self._app.resume(run_id)
             else:
-                await self._app.run(cell.agent.name, cell.prompt, run_id=run_id, on_cancel="interrupt")
+                await self._app.run(cell.agent.name, cell.prompt, run_id=run_id)
         except _RESUMABLE_ERRORS:
             raise
         except Exception as exc:  # the model's or a tool's own error: this cell has failed, the others continue

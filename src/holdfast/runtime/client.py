@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -40,9 +39,6 @@ from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
 from holdfast.stores.redacting import stored_prompt
 
-#: How long the outcome of a submitted run is kept by default.
-DEFAULT_RETENTION = timedelta(days=7)
-
 #: How long a caller waits for a change notification before it polls.
 _POLL_INTERVAL = timedelta(seconds=1)
 
@@ -50,20 +46,13 @@ _POLL_INTERVAL = timedelta(seconds=1)
 class RunClient:
     """Operates on the runs of one store, in whichever process they are executed."""
 
-    def __init__(
-        self,
-        checkpoints: StoreCheckpoints,
-        agents: Mapping[str, AgentSource],
-        *,
-        retention: timedelta = DEFAULT_RETENTION,
-    ) -> None:
+    def __init__(self, checkpoints: StoreCheckpoints, agents: Mapping[str, AgentSource]) -> None:
         """Make a client.
 
         Args:
             agents: by name. Their codecs decode transcripts and results.
-            retention: how long the outcome of a submitted run is kept.
         """
-        self._checkpoints, self._agents, self._retention = checkpoints, agents, retention
+        self._checkpoints, self._agents = checkpoints, agents
         self._store = checkpoints.store
 
     def _loop_for(self, agent_name: str) -> Loop:
@@ -79,20 +68,17 @@ class RunClient:
 
         Raises:
             RunConflict: a run with this id has another agent or prompt.
-            RunExists: a run with this id was not submitted, so its result will not be kept.
         """
-        new = _make_queued_run(RunMeta.from_info(info, submitted=True), Progress(), [])
+        new = _make_queued_run(RunMeta.from_info(info), Progress(), [])
         while True:
             try:
                 await self._store.create(new)
-                return info.run_id
-            except RunExists as exc:
-                with suppress(RunNotFound):  # it ended meanwhile: try again
-                    stored = await self.load_same_request(info)
-                    if decode(stored.entries[0].body, Begin).meta.submitted:
-                        return info.run_id
-                    advice = "it was not submitted, so its result will not be kept; await it, or choose another id"
-                    raise RunExists(info.run_id, advice) from exc
+            except RunExists:
+                try:
+                    await self.load_same_request(info)
+                except RunNotFound:
+                    continue  # it was removed meanwhile
+            return info.run_id
 
     async def load_same_request(self, info: RunInfo) -> StoredRun:
         """Load the run with this id, if it has the same agent and prompt.
@@ -102,31 +88,32 @@ class RunClient:
         """
         stored = await self._store.load(info.run_id)
         meta = decode(stored.entries[0].body, Begin).meta
-        if meta.agent_name != info.agent_name or meta.prompt not in self.equivalent_prompts(info):
+        if not self.is_same_request(info, meta.to_info()):
             raise RunConflict(info.run_id, meta.agent_name)
         return stored
 
-    def equivalent_prompts(self, info: RunInfo) -> tuple[str, str]:
-        """Return the prompt of a run as given, and as stored: redaction may change it."""
-        return info.prompt, stored_prompt(self._store, info.prompt)
+    def is_same_request(self, info: RunInfo, known: RunInfo) -> bool:
+        """Whether `info` has the agent and prompt of the run `known`, whose prompt may be redacted."""
+        prompts = (info.prompt, stored_prompt(self._store, info.prompt))
+        return known.agent_name == info.agent_name and known.prompt in prompts
 
     async def result(self, run_id: str) -> Result:
-        """Wait for the result of a submitted run, in whichever process it is executed.
+        """Wait for the result of a run, in whichever process it is executed.
 
         Raises:
             RunNotFound: there is no such run, or its retention has passed.
             RunFailed: it failed. RunCancelled: it was cancelled. RunParked: it waits for a person.
         """
-        while True:
-            record = await self.get_record(run_id)
-            if record.status is RunStatus.PARKED:
-                raise _make_parked_error(record)
-            if record.is_terminal:
-                return self.read_result(await self._store.load(run_id))
-            await self._store.wait_for_change(_POLL_INTERVAL)
+        while not is_settled(await self.get_record(run_id)):
+            await self.wait_for_change()
+        return self.read_result(await self._store.load(run_id))
+
+    async def wait_for_change(self, timeout: timedelta | None = None) -> None:
+        """Wait until a run may have changed; at most `timeout`, and not longer than the poll interval."""
+        await self._store.wait_for_change(_POLL_INTERVAL if timeout is None else min(timeout, _POLL_INTERVAL))
 
     def read_result(self, stored: StoredRun) -> Result:
-        """Return the result of a finished run. Raises as `result` does."""
+        """Return the result of a settled run. Raises as `result` does."""
         run_id = stored.record.run_id
         if stored.record.status is RunStatus.PARKED:
             raise _make_parked_error(stored.record)
@@ -155,9 +142,7 @@ class RunClient:
 
         Returns the new claim, and the release that undoes it.
         """
-        cancelled = Release(
-            status=RunStatus.CANCELLED, reason="cancelled before it was resumed", retention=self._retention
-        )
+        cancelled = self._checkpoints.make_cancelled("cancelled before it was resumed")
         await self._store.release(claim, cancelled)
         return await self._checkpoints.claim_with_undo(claim.run_id, RunStatus.CANCELLED, cancelled), cancelled
 
@@ -228,9 +213,7 @@ class RunClient:
         position, progress = found[-1]
         old = decode(stored.entries[0].body, Begin).meta
         labels = {**old.labels, "forked_from": run_id, "forked_at": str(at_step)}
-        meta = msgspec.structs.replace(
-            old, run_id=new_id or new_run_id(), parent_run_id=None, labels=labels, submitted=True
-        )
+        meta = msgspec.structs.replace(old, run_id=new_id or new_run_id(), parent_run_id=None, labels=labels)
         await self._store.create(_make_queued_run(meta, progress, list(stored.entries[1 : position + 1])))
         return meta.run_id
 
@@ -242,7 +225,12 @@ class RunClient:
     async def _prepare(self, claim: Claim) -> Resumption:
         stored = await self._store.load(claim.run_id)
         codec = self._loop_for(stored.record.agent_name).codec
-        return self._checkpoints.resume(claim, stored, codec, retention=self._retention)
+        return self._checkpoints.resume(claim, stored, codec)
+
+
+def is_settled(record: RunRecord) -> bool:
+    """Whether the run has ended, or waits for a person: `RunClient.read_result` tells which."""
+    return record.is_terminal or record.status is RunStatus.PARKED
 
 
 def _make_parked_error(record: RunRecord) -> RunParked:

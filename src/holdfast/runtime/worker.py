@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,18 +23,15 @@ from holdfast.core.execution.run import OnCancel
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
 from holdfast.runtime.client import RunClient, find_agent
-from holdfast.runtime.outcomes import RecentOutcomes
 
 log = logging.getLogger("holdfast.worker")
 
 #: Claims in a row that may end without a finished step before a run is parked.
 MAX_STRIKES = 3
 
-#: How long the worker waits for a change notification before it polls: a process that dies sends none.
-POLL_INTERVAL = timedelta(seconds=2)
-_MIN_POLL_INTERVAL = timedelta(milliseconds=100)
-#: Bounds a wait that was computed from two clocks, which may differ.
-_MAX_POLL_INTERVAL = timedelta(seconds=30)
+#: How long the worker waits for a change notification before it polls: a process that dies, a backoff and a timer send
+#: none.
+POLL_INTERVAL = timedelta(seconds=1)
 
 
 class RecoveryStatus(StrEnum):
@@ -76,29 +72,19 @@ class Worker:
         executor: Executor,
         client: RunClient,
         agents: Mapping[str, AgentSource],
-        outcomes: RecentOutcomes,
         *,
         concurrency: int = 16,
-        retention: timedelta | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Make a worker.
 
         Args:
             agents: by name. A run of another agent is left for a process that knows it.
-            outcomes: receives the outcome of each run that this worker executes.
-            retention: how long the result of a submitted run is kept.
         """
         self._checkpoints, self._executor, self._client, self._agents = checkpoints, executor, client, agents
-        self._store, self._outcomes, self._clock = checkpoints.store, outcomes, clock
-        self._concurrency, self._retention = concurrency, retention
-        self._stopping, self._serving = asyncio.Event(), asyncio.Event()
+        self._store, self._clock, self._concurrency = checkpoints.store, clock, concurrency
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        #: Runs that other workers have executed since the first listing; `None` before it.
-        self._remote_runs: set[str] | None = None
-        self._remote_poll_interval = POLL_INTERVAL
-        #: When to list the runs again, in monotonic seconds.
-        self._look_at = 0.0
 
     @property
     def worker_id(self) -> str:
@@ -108,16 +94,16 @@ class Worker:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Recover in the background: take the runs that earlier processes left, each as soon as it is due."""
+        """Take runs in the background until `stop`, each as soon as it is due."""
         self._task = asyncio.create_task(self._loop())
 
     async def serve(self) -> None:
-        """Take queued and interrupted runs until `stop`, then wait for those under way.
+        """Take runs until `stop`, then wait for those under way.
 
-        If this is cancelled, the runs under way are left for the next recovery.
+        If this is cancelled, no further runs are taken, unless they were taken before this call too.
         """
-        self._serving.set()
-        if self._task is None or self._task.done():
+        started_here = self._task is None or self._task.done()
+        if started_here:
             self.start()
         task = self._task
         if task is None:
@@ -125,8 +111,8 @@ class Worker:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            if started_here:
+                await _cancel_tasks({task})
             raise
 
     def stop(self) -> None:
@@ -134,110 +120,45 @@ class Worker:
         self._stopping.set()
 
     async def close(self) -> None:
-        """End the loop. Runs under way are left for the next recovery."""
+        """End the loop. Runs under way belong to the executor."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await _cancel_tasks({self._task})
 
     async def _loop(self) -> None:
-        report = RecoveryReport()
         running: set[asyncio.Task[None]] = set()
         stopped = asyncio.create_task(self._stopping.wait())
-        serving = asyncio.create_task(self._serving.wait())
+        changed = asyncio.create_task(self._wait_for_change())
         try:
             while not self._stopping.is_set():
                 claims = await self._try_claim(self._concurrency - len(running))
-                running |= {asyncio.create_task(self._process(claim, report)) for claim in claims or ()}
+                running |= {asyncio.create_task(self._process(claim)) for claim in claims or ()}
                 full = len(running) >= self._concurrency
                 if claims and not full:
                     continue
-                wake = None if full else await self._next_wake(running, claims is None)
-                if wake is None and not running:
-                    break
-                running = await self._wait(running, wake, [stopped] if serving.done() else [stopped, serving])
+                waited: set[asyncio.Task[Any]] = {stopped, *running, *(() if full else (changed,))}
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                running = {task for task in running if not task.done()}
+                if changed.done():  # renewed before the next claim, so that a change during the claim is noticed
+                    changed = asyncio.create_task(self._wait_for_change())
             if running:
                 await asyncio.wait(running)
         except StoreClosed:
             return
         finally:
-            stopped.cancel()
-            serving.cancel()
-            await _cancel_tasks(running)
-            if not self._serving.is_set():
-                log.info("%s", report)
-
-    async def _next_wake(self, running: "set[asyncio.Task[None]]", store_failed: bool) -> "asyncio.Task[object] | None":
-        """Return a task that ends when there may be something to take; `None` if nothing is left to wait for."""
-        if store_failed:
-            return asyncio.create_task(self._clock.sleep(POLL_INTERVAL))
-        if self._serving.is_set():
-            return asyncio.create_task(self._wait_for_change())
-        if not running or self._clock.monotonic() >= self._look_at:
-            try:
-                delay = await self._next_poll_delay()
-            except StoreClosed:
-                raise
-            except StoreError as exc:
-                log.warning("could not list the runs to recover, will retry: %s", exc)
-                delay = POLL_INTERVAL
-            wait = math.inf if delay is None else min(delay, _MAX_POLL_INTERVAL).total_seconds()
-            self._look_at = self._clock.monotonic() + wait
-        left = self._look_at - self._clock.monotonic()
-        return None if left == math.inf else asyncio.create_task(self._clock.sleep(timedelta(seconds=left)))
+            await _cancel_tasks({stopped, changed, *running})
 
     async def _wait_for_change(self) -> None:
+        """Wait until there may be something to take: a notification, or the time to poll."""
         try:
             await self._store.wait_for_change(POLL_INTERVAL)
         except StoreError as exc:
             log.warning("could not wait for a change in the store, will poll: %s", exc)
             await self._clock.sleep(POLL_INTERVAL)
 
-    async def _wait(
-        self,
-        running: "set[asyncio.Task[None]]",
-        wake: "asyncio.Task[object] | None",
-        signals: "Sequence[asyncio.Task[bool]]",
-    ) -> "set[asyncio.Task[None]]":
-        """Wait until a run ends, `wake` ends or a signal is set. Returns the runs still under way."""
-        waited: set[asyncio.Task[Any]] = {*signals, *running}
-        try:
-            await asyncio.wait(waited | {wake} if wake else waited, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if wake is not None:
-                wake.cancel()
-                await asyncio.gather(wake, return_exceptions=True)
-        return {task for task in running if not task.done()}
-
-    async def _next_poll_delay(self) -> timedelta | None:
-        """Return the time until a run may become due; `None` if nothing is left of the runs found at the start.
-
-        Those are the runs within their backoff, and the runs of workers that seem alive: a process that was killed on
-        another host just now does so until its heartbeat expires.
-        """
-        now = self._clock.now()
-        waits, remote = list[timedelta](), set[str]()
-        statuses = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.RUNNING})
-        async for record in self._store.list_runs(RunFilter(statuses=statuses)):
-            if record.agent_name not in self._agents:
-                continue
-            if record.is_interrupted:
-                if record.not_before > now:
-                    waits.append(max(record.not_before - now, _MIN_POLL_INTERVAL))
-                elif record.parent_run_id is None and record.status is not RunStatus.QUEUED:
-                    # It became due after the claim, or the store's clock is behind. A child is left to its parent.
-                    waits.append(POLL_INTERVAL)
-            elif record.owner != self._checkpoints.worker_id:
-                remote.add(record.run_id)
-        self._remote_runs = remote if self._remote_runs is None else self._remote_runs & remote
-        if self._remote_runs:
-            waits.append(self._remote_poll_interval)
-            self._remote_poll_interval = min(self._remote_poll_interval * 2, _MAX_POLL_INTERVAL)
-        return min(waits, default=None)
-
     async def recover(self) -> RecoveryReport:
         """Execute every run that is interrupted now, to its end. Runs within their backoff are skipped.
 
-        If this is cancelled, the runs under way are left for the next recovery.
+        If this is cancelled, the runs under way continue.
 
         Raises:
             StoreError: the store fails while no run is under way.
@@ -275,9 +196,10 @@ class Worker:
 
     # -- one run ------------------------------------------------------------------------------------------------
 
-    async def _process(self, claim: Claim, report: RecoveryReport) -> None:
+    async def _process(self, claim: Claim, report: RecoveryReport | None = None) -> None:
         """Load and execute a claimed run, and report its outcome."""
         status, reason = await self._execute_claimed(claim)
+        report = RecoveryReport() if report is None else report
         report.statuses[claim.run_id] = status
         if status is not RecoveryStatus.COMPLETED:
             report.reasons[claim.run_id] = reason
@@ -313,15 +235,13 @@ class Worker:
     async def _execute(self, agent: AgentSource, resumption: Resumption) -> tuple[RecoveryStatus, str]:
         """Execute a resumed run to its end, and record its outcome."""
         try:
-            result = await self._executor.resume(agent, resumption, on_cancel="interrupt")
-            self._outcomes.record(resumption.info, result)
+            await self._executor.resume(agent, resumption)
             return RecoveryStatus.COMPLETED, ""
         except RunParked as exc:
             return RecoveryStatus.PARKED, str(exc)
         except (RunInterrupted, RunLost) as exc:
             return RecoveryStatus.INTERRUPTED, str(exc)
         except Exception as exc:  # the run's own error: it is finished, and the other runs continue
-            self._outcomes.record(resumption.info, exc)
             return RecoveryStatus.FAILED, f"{type(exc).__name__}: {exc}"
 
     async def resume(
@@ -330,7 +250,7 @@ class Worker:
         statuses: Collection[RunStatus],
         *,
         manual: bool = False,
-        on_cancel: OnCancel = "cancel",
+        on_cancel: OnCancel = "detach",
     ) -> Result:
         """Claim one run and execute it to its end.
 
@@ -348,7 +268,6 @@ class Worker:
         )
         if resumption is None:
             return await self._client.result(record.run_id)
-        self._outcomes.discard(record.run_id)
         return await self._executor.resume(agent, resumption, on_cancel=on_cancel)
 
     async def _claim_and_load(
@@ -389,7 +308,7 @@ class Worker:
         """
         stored = await self._load(claim.run_id, loaded)
         agent = self._agents[stored.record.agent_name]
-        resumption = self._checkpoints.resume(claim, stored, get_loop(agent).codec, retention=self._retention)
+        resumption = self._checkpoints.resume(claim, stored, get_loop(agent).codec)
         if stored.record.cancel_requested and not manual:
             await self._checkpoints.cancel_children(claim.run_id)
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
@@ -429,7 +348,7 @@ def _format_poison_reason(claim: Claim, stored: StoredRun, agent: AgentSource, r
     )
 
 
-async def _cancel_tasks(tasks: "set[asyncio.Task[None]]") -> None:
+async def _cancel_tasks(tasks: "set[asyncio.Task[Any]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

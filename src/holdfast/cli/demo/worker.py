@@ -13,7 +13,6 @@ from holdfast.app import App
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.demo.agent import RUN_ID, Ledger, build_agent
 from holdfast.cli.stores import get_record
-from holdfast.config import WorkerSettings
 from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunEvent
 from holdfast.stores.url import store_from_url
@@ -33,9 +32,7 @@ class EventForwarder:
 
 async def run_worker(store: CheckpointStore, ledger: Ledger, pace: float) -> None:
     """Recover until the run is terminal."""
-    async with App(
-        [build_agent(ledger, pace)], store, worker=WorkerSettings(recover_on_start=False), listener=EventForwarder()
-    ) as app:
+    async with App([build_agent(ledger, pace)], store, worker=False, listener=EventForwarder()) as app:
         while not (await get_record(store, RUN_ID)).is_terminal:
             await app.recover()
             await store.wait_for_change(timedelta(milliseconds=50))

@@ -49,6 +49,8 @@ class Executor:
             shutdown_exceptions=shutdown_exceptions,
         )
         self._runs: dict[str, RunExecution] = {}
+        #: Keeps them from being garbage-collected.
+        self._supervisors: set[asyncio.Task[Result]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -64,33 +66,37 @@ class Executor:
         run_id: str | None = None,
         parent_run_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
+        on_cancel: OnCancel = "detach",
         **labels: Unpack[RunLabels],
     ) -> Result:
         """Execute a new run to its end.
+
+        Args:
+            on_cancel: as for `start`.
 
         Raises:
             RunError: the run ended without an answer; the class says why. The exception of a model or a port is raised
                 as it is.
         """
         info = RunInfo.create(agent, prompt, run_id=run_id, parent_run_id=parent_run_id, inputs=inputs, **labels)
-        return await self.start(agent, info)
+        return await self.start(agent, info, on_cancel=on_cancel)
 
-    async def start(self, agent: AgentSource, info: RunInfo, *, on_cancel: OnCancel = "cancel") -> Result:
+    async def start(self, agent: AgentSource, info: RunInfo, *, on_cancel: OnCancel = "detach") -> Result:
         """Execute a new run that has its identity already. Raises as `run` does.
 
         Args:
-            on_cancel: `interrupt` leaves the run to recovery if the caller is cancelled.
+            on_cancel: what a cancel of the caller does to the run: it continues, or is cancelled too.
         """
-        return await self.supervise(agent, RunExecution(info, self._services, on_cancel=on_cancel))
+        return await self._execute(agent, RunExecution(info, self._services), on_cancel)
 
-    async def resume(self, agent: AgentSource, resumption: Resumption, *, on_cancel: OnCancel = "cancel") -> Result:
+    async def resume(self, agent: AgentSource, resumption: Resumption, *, on_cancel: OnCancel = "detach") -> Result:
         """Continue an interrupted run from its saved state, with no new input. Raises as `run` does.
 
         Args:
             on_cancel: as for `start`.
         """
         info = resumption.info
-        run = RunExecution(info, self._services, resumption=resumption, on_cancel=on_cancel)
+        run = RunExecution(info, self._services, resumption=resumption)
         if info.parent_run_id is None:
             lost = RunLost(f"run {info.run_id} was lost to another worker, and claimed again by this one")
             try:
@@ -98,7 +104,26 @@ class Executor:
             except BaseException:
                 await shielded(release_claim(run))
                 raise
-        return await self.supervise(agent, run)
+        return await self._execute(agent, run, on_cancel)
+
+    async def _execute(self, agent: AgentSource, run: RunExecution, on_cancel: OnCancel) -> Result:
+        """Execute the run in a task of this executor, which outlives the caller, and wait for it."""
+        task = asyncio.create_task(self.supervise(agent, run), name=f"holdfast supervisor of run {run.info.run_id}")
+        self._supervisors.add(task)
+        task.add_done_callback(self._on_supervisor_done)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError as cancel:
+            # An event loop that ends cancels all tasks, the supervisor too. No caller asked for that.
+            if on_cancel == "cancel" and not task.cancelling():
+                run.stop(cancel)
+                await shielded(asyncio.wait([task]), suppress_cancel=True)
+            raise
+
+    def _on_supervisor_done(self, task: "asyncio.Task[Result]") -> None:
+        self._supervisors.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved: the caller may have left
 
     async def stop_superseded(self, run_id: str, error: RunError) -> None:
         """Stop with `error` any execution of this run that holds an older claim."""
@@ -201,12 +226,12 @@ class Executor:
 
 
 async def _wait_for_task(task: "asyncio.Task[Any]", run: RunExecution) -> asyncio.CancelledError | None:
-    """Wait for the run's task. Return the caller's cancellation, which stops the run first."""
+    """Wait for the run's task. Return the cancellation of this task, which stops the run first."""
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError as cancel:
         if not task.done() or task.cancelled():  # cancelled together with its caller: all tasks were
-            run.on_caller_cancelled(cancel)
+            run.on_supervisor_cancelled(cancel)
             await shielded(asyncio.wait([task]), suppress_cancel=True)
         return cancel
     return None

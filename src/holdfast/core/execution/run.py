@@ -22,8 +22,8 @@ from holdfast.core.state import RunState
 
 log = logging.getLogger("holdfast.run")
 
-#: Whether a run is cancelled or interrupted when the task that awaits it is cancelled.
-OnCancel = Literal["cancel", "interrupt"]
+#: What happens to a run when the task that awaits it is cancelled: it continues, or it is cancelled too.
+OnCancel = Literal["detach", "cancel"]
 
 #: Among a run's annotations: messages that were steered in and that no step has taken yet.
 STEERING_KEY = "steering"
@@ -69,7 +69,6 @@ class RunExecution:
         services: ExecutionServices,
         *,
         resumption: Resumption | None = None,
-        on_cancel: OnCancel = "cancel",
         parent: "RunExecution | None" = None,
     ) -> None:
         self.info = info if resumption is None else resumption.info
@@ -87,7 +86,7 @@ class RunExecution:
         self.finalize_task: asyncio.Task[None] | None = None
         #: The `Result` of the run or its error, for tasks that wait for it beside its caller.
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._parent, self._on_cancel = parent, on_cancel
+        self._parent = parent
         self._task: asyncio.Task[Any] | None = None
         #: The run's own task waits for the store.
         self._writing = False
@@ -118,19 +117,19 @@ class RunExecution:
         """Stop the run within its step and leave it resumable."""
         self.stop(Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {self.state.steps + 1}"))
 
-    def on_caller_cancelled(self, cancel: asyncio.CancelledError) -> None:
-        """Stop the run because the task that awaits it was cancelled.
+    def on_supervisor_cancelled(self, cancel: asyncio.CancelledError) -> None:
+        """Stop the run because the task that supervises it was cancelled.
 
-        The run stays resumable during a shutdown (a second Ctrl-C cancels all tasks), if the caller asked for that,
-        and if it is the child of a run that stays resumable. Otherwise it is cancelled.
+        That happens to all tasks when an event loop ends, or at a second Ctrl-C: the run stays resumable. A child is
+        supervised by the tool that started it: it is cancelled, unless its parent stays resumable.
         """
         if self.stop_state.draining:
             self.stop_for_shutdown()
             return
-        if self._on_cancel == "interrupt":
+        if self._parent is None:
             self.stop(RunInterrupted(f"run {self.info.run_id} was interrupted within step {self.state.steps + 1}"))
             return
-        above = None if self._parent is None else self._parent.stop_state.error
+        above = self._parent.stop_state.error
         if above is not None and self.is_resumable_after(above):
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
         else:

@@ -105,8 +105,6 @@ class StepContext:
         #: The reply that asks for the batch is not saved: the intent timer will do that.
         self._intent_pending = False
         self._intent_saves: set[asyncio.Task[bool]] = set()
-        #: Children whose results are in this step.
-        self._finished_children: list[str] = []
 
     @property
     def run_id(self) -> str:
@@ -160,29 +158,17 @@ class StepContext:
     async def end_step(self) -> None:
         """Finish and save the step: the reply and all its tool results are in the history."""
         run, state = self.run, self.state
-        force = self._has_once_call or bool(self._finished_children)
+        force = self._has_once_call
         if self._cancel_intent():
             force = force or self._has_idempotent_call
         state.finish_step()
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
-        if await run.save(force=force) and self._finished_children:
-            await self._discard_children()
+        await run.save(force=force)
         if run.ports.budget is not None:
             run.update_elapsed()
             await run.ports.budget.commit(run.info, state)
         if run.recorder is not None:
             run.recorder.step(state.steps, state.own_usage)
-
-    async def _discard_children(self) -> None:
-        """Remove child runs whose results are in the store with this run."""
-        if self.run.ports.checkpoints is None:
-            return
-        try:
-            await self.run.ports.checkpoints.discard_children(self._finished_children)
-        except Exception as exc:  # a store may raise anything: it must never become the run's result
-            log.warning("run %s: its children will be removed later: %s", self.run_id, exc)
-        else:
-            self._finished_children = []
 
     @property
     def has_steering(self) -> bool:
@@ -253,7 +239,6 @@ class StepContext:
         state.own_usage = state.own_usage + usage
         if children.outcomes:
             state.child_usage = state.child_usage + children.usage
-            self._finished_children.extend(children.outcomes)
         self._outstanding -= 1
 
     async def _execute_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:

@@ -207,7 +207,7 @@ async def _build_app(
     options["audit"] = RecordingAudit(event_log, other_loops, options.get("audit"))
     options["budget"] = RecordingBudget(event_log, options.get("budget"))
     worker: WorkerSettings = options.get("worker", WorkerSettings())
-    options["worker"] = dataclasses.replace(worker, recover_on_start=False, handle_signals=False)
+    options["worker"] = dataclasses.replace(worker, take_runs=False, handle_signals=False)
     wrapped = [instrumentation.wrap_source(agent) for agent in agents]
     return agents[0].name, App(wrapped, store, **options)
 
