@@ -1,6 +1,7 @@
 """A host process on a store that survives its crash."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from tests.probe_store import ProbeStore
@@ -9,13 +10,19 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.config import CheckpointSettings
+from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.agent import AgentSource
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.native import get_loop
 from holdfast.core.ports import Ports, Resumption
 from holdfast.core.result import Result
 from holdfast.stores.memory import MemoryStore
+
+#: A run is removed when it ends: a store without runs says that all have ended.
+REMOVE_ENDED = Retention(done=timedelta(0), failed=timedelta(0), cancelled=timedelta(0))
+_DEFAULTS = CheckpointSettings(retention=REMOVE_ENDED)
+#: A run is removed when it is done.
+REMOVE_DONE = Retention(done=timedelta(0))
 
 #: What a person's command may claim.
 MANUALLY_CLAIMABLE = frozenset({*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED})
@@ -28,7 +35,7 @@ class SimulatedHost:
         self,
         inner: CheckpointStore | None = None,
         *,
-        settings: CheckpointSettings | None = None,
+        settings: CheckpointSettings = _DEFAULTS,
         clock: Clock = SYSTEM_CLOCK,
         ports: Ports | None = None,
         loop_turns: int = 0,

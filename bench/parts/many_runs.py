@@ -21,7 +21,7 @@ from bench.systems.raw.group_commit import GroupCommit
 from bench.systems.raw.log import open_log
 from bench.systems.raw.row import Row
 
-from holdfast import App, Message, Reply, ToolResult, User, WorkerSettings
+from holdfast import App, Message, Reply, ToolResult, User
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -69,7 +69,7 @@ async def holdfast(job: Job) -> float:
 
 async def _ours(job: Job, store: str | None) -> float:
     agent = BenchAgent(job)
-    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], store, worker=False) as app:
         return await _timed(asyncio.gather(*(app.run(agent, "go") for _ in range(job["runs"]))))
 
 

@@ -61,9 +61,7 @@ async def first_step(path: str) -> None:
 async def fill(path: Path, runs: int) -> None:
     """Runs that all were interrupted after the same ten steps."""
     one = agent()
-    async with App(
-        [one], SqliteStore(path, durability="process"), worker=WorkerSettings(recover_on_start=False)
-    ) as app:
+    async with App([one], SqliteStore(path, durability="process"), worker=False) as app:
         await app.submit(one, "go", run_id="first")
         await app.recover()
         for begin in range(0, runs, 500):

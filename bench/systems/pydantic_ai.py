@@ -14,7 +14,7 @@ from pydantic_ai import UsageLimits
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import App, Bounds, WorkerSettings
+from holdfast import App, Bounds
 from holdfast.adapters.pydantic_ai import durable
 
 
@@ -48,9 +48,7 @@ async def agent_run(job: Job) -> Result:
         await measured.agent.run("go", usage_limits=UsageLimits(request_limit=None))
     else:
         known = durable(measured.agent, bounds=Bounds(max_steps=steps + 1))
-        async with App(
-            [known], f"sqlite:{Path(job['folder']) / 'runs.db'}", worker=WorkerSettings(recover_on_start=False)
-        ) as app:
+        async with App([known], f"sqlite:{Path(job['folder']) / 'runs.db'}", worker=False) as app:
             before, began = footprint(job), time.perf_counter()
             await app.run(known, "go")
     measured.times[0] = began

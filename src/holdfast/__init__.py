@@ -2,7 +2,7 @@
 
 from holdfast.app import App
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.config import CheckpointSettings, WorkerSettings
+from holdfast.config import CheckpointSettings, Retention, WorkerSettings
 from holdfast.core.agent import Agent, Bounds, Model, Phase
 from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Effect
 from holdfast.core.execution.executor import Executor
@@ -32,6 +32,7 @@ __all__ = [
     "Ports",
     "Reply",
     "Result",
+    "Retention",
     "RunInfo",
     "StoreCheckpoints",
     "System",

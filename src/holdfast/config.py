@@ -8,6 +8,21 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.redaction import Redact
 
 
+def _check_duration(name: str, value: Any) -> None:
+    if not isinstance(value, timedelta) or value < timedelta(0):
+        raise DefinitionError(f"{name} is {value!r:.80}: give a timedelta of zero or more")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise DefinitionError(f"{name} is {value!r:.80}: give a whole number of at least 1")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise DefinitionError(f"{name} is {value!r:.80}: give True or False")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """How long a finished run stays readable under its id. Zero removes a run when it ends.
@@ -88,18 +103,3 @@ class WorkerSettings:
         _check_flag("take_runs", self.take_runs)
         _check_duration("shutdown_timeout", self.shutdown_timeout)
         _check_flag("handle_signals", self.handle_signals)
-
-
-def _check_duration(name: str, value: Any) -> None:
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise DefinitionError(f"{name} is {value!r:.80}: give a timedelta of zero or more")
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise DefinitionError(f"{name} is {value!r:.80}: give a whole number of at least 1")
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise DefinitionError(f"{name} is {value!r:.80}: give True or False")

@@ -12,7 +12,7 @@ from pydantic_ai import Agent as PydanticAIAgent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from holdfast import Agent, App, WorkerSettings
+from holdfast import Agent, App
 from holdfast.adapters.pydantic_ai import durable
 
 RUN = "http"
@@ -51,7 +51,7 @@ def _note(world: Path, text: str) -> None:
 async def _run_agent(url: str, store: str, world: str, kind: str) -> None:
     async with (
         http_agent(url, Path(world)) as agent,
-        App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app,
+        App([agent], store, worker=False) as app,
     ):
         result = await (app.run(agent, "go", run_id=RUN) if kind == "run" else app.resume(RUN))
     usage = {name: getattr(result.usage, name) for name in result.usage.__struct_fields__}

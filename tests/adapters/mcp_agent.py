@@ -13,7 +13,7 @@ from pydantic_ai import RunContext, ToolDefinition
 from pydantic_ai.mcp import CallToolFunc, MCPToolset
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
-from holdfast import Agent, App, WorkerSettings, current_call
+from holdfast import Agent, App, current_call
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.effects import NOT_EXECUTED, Completed, Reconciliation
 from holdfast.core.errors import RunParked
@@ -74,7 +74,7 @@ def mcp_agent(
 async def _run_agent(folder: Path, kind: str, options: dict[str, Any]) -> None:
     script = ScriptedModel(BATCH, [call("c7", "pay", city="Faro")], "done")
     agent = mcp_agent(folder, script, **options)
-    async with App([agent], f"sqlite:{folder / 'runs.db'}", worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], f"sqlite:{folder / 'runs.db'}", worker=False) as app:
         if kind == "answer":
             await app.unpark(RUN, resolutions={"c5": {"paid": "by hand"}})
         going: Awaitable[Result] = app.run(agent, "go", run_id=RUN) if kind == "run" else app.resume(RUN)

@@ -23,7 +23,7 @@ from tests.adapters.crash_simulator import RUN, CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from tests.probe_store import ProbeStore
 
-from holdfast import App, WorkerSettings
+from holdfast import App
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.errors import CheckpointError, RunBusy, RunNotClaimable
 from holdfast.checkpoint.record import RunStatus
@@ -64,7 +64,7 @@ def careful(script: ScriptedModel, done: list[str], deaths: CrashSimulator | Non
 
 async def parked(agent: Any, store: MemoryStore) -> str:
     """Run the agent until it is parked; the reason."""
-    async with App([agent], ProbeStore(store), worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], ProbeStore(store), worker=False) as app:
         with pytest.raises(RunParked) as stopped:
             await app.run(agent, "go", run_id=RUN)
     assert stopped.value.reason == "approval"
@@ -73,9 +73,9 @@ async def parked(agent: Any, store: MemoryStore) -> str:
 
 async def answered(agent: Any, store: MemoryStore, answers: dict[str, Any]) -> Any:
     """Answer in one process, and go on in another."""
-    async with App([agent], ProbeStore(store), worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], ProbeStore(store), worker=False) as app:
         await app.unpark(RUN, answers)
-    async with App([agent], ProbeStore(store), worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], ProbeStore(store), worker=False) as app:
         return await app.resume(RUN)
 
 
@@ -139,7 +139,7 @@ async def test_answers_are_taken_once() -> None:
     script, done, store = ScriptedModel([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
     agent = durable(careful(script, done))
     await parked(agent, store)
-    async with App([agent], ProbeStore(store), worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], ProbeStore(store), worker=False) as app:
         with pytest.raises(CheckpointError, match="c9"):
             await app.unpark(RUN, {"c9": True})
         taken = await asyncio.gather(*(app.unpark(RUN, {"c2": True}) for _ in range(5)), return_exceptions=True)
@@ -157,7 +157,7 @@ async def test_an_approved_call_in_doubt_is_not_made_again() -> None:
     script = ScriptedModel([call("c2", "delete", path="a")], "done")
     agent = durable(careful(script, done, deaths))
     await parked(agent, store)
-    async with App([agent], ProbeStore(store), worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], ProbeStore(store), worker=False) as app:
         await app.unpark(RUN, {"c2": True})
     result = await deaths.resume(agent, store=store)
     assert result.output == "done"
@@ -209,7 +209,7 @@ async def test_without_a_place_for_requests_pydantic_ai_says_so() -> None:
 async def test_a_parked_run_waits_in_the_store(durable_store_url: str) -> None:
     script, done = ScriptedModel(BATCH, "done"), list[str]()
     agent = durable(careful(script, done))
-    async with App([agent], durable_store_url, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], durable_store_url, worker=False) as app:
         with pytest.raises(RunParked):
             await app.run(agent, "go", run_id=RUN)
     async with App([agent], durable_store_url) as app:
@@ -241,7 +241,7 @@ async def test_metadata_that_is_no_plain_data_is_lowered_and_the_approved_call_i
         return "paid"
 
     payer = durable(agent)
-    async with App([payer], MemoryStore(), worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([payer], MemoryStore(), worker=False) as app:
         with pytest.raises(RunParked):
             await app.run(payer, "go", run_id=RUN)
         await app.unpark(RUN, {"c1": True})

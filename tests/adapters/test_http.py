@@ -12,7 +12,7 @@ import pytest
 from tests.adapters.http_agent import RUN, http_agent
 from tests.adapters.openai_server import Fault, OpenAIServer, Request
 
-from holdfast import App, WorkerSettings
+from holdfast import App
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import ModelUnavailable
 from holdfast.core.message import Usage
@@ -56,7 +56,7 @@ async def test_a_model_that_does_not_answer_interrupts_the_run(tmp_path: Path, f
     store = f"sqlite:{tmp_path / 'runs.db'}"
     async with OpenAIServer(TURNS, {2: [fault]}).serving() as server:
         known = http_agent(server.url, tmp_path / "world", stream=stream, retries=0, timeout=0.5)
-        async with known as agent, App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+        async with known as agent, App([agent], store, worker=False) as app:
             with pytest.raises(ModelUnavailable):
                 await app.run(agent, "go", run_id=RUN)
             assert app.store is not None

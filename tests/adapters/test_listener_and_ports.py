@@ -12,7 +12,7 @@ from pydantic_ai.messages import FunctionToolResultEvent, ModelMessage, ModelReq
 from tests.adapters.crash_simulator import CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
-from holdfast import App, Bounds, RunInfo, Usage, WorkerSettings
+from holdfast import App, Bounds, RunInfo, Usage
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
 from holdfast.core.ports import RunControl, RunEvent, Watch
@@ -241,12 +241,12 @@ async def test_a_shutdown_leaves_the_run_at_its_next_boundary(durable_store_url:
         return "slow"
 
     known = durable(agent)
-    async with App([known], durable_store_url, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([known], durable_store_url, worker=False) as app:
         running = asyncio.create_task(app.run(known, "go", run_id="r1"))
         await begun.wait()
     with pytest.raises(Shutdown, match="after step 1"):
         await running
     assert len(script.asked) == 1
-    async with App([known], durable_store_url, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([known], durable_store_url, worker=False) as app:
         await app.recover()
     assert len(script.asked) == 3

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.adapters.mcp_agent import BATCH, RUN
 
-from holdfast import App, WorkerSettings
+from holdfast import App
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
@@ -58,7 +58,7 @@ class Errands:
     async def killed_in_the_batch(self, **options: Any) -> int:
         """A process that is killed when two calls of the batch are recorded and the server is at the other four."""
         self._hold(*HELD)
-        async with App([], self._url, worker=WorkerSettings(recover_on_start=False)) as app:
+        async with App([], self._url, worker=False) as app:
             assert app.store is not None
             process = await self._start("run", options)
             end = time.monotonic() + 60

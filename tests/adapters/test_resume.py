@@ -17,7 +17,7 @@ from tests.adapters.crash_simulator import RUN, CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from tests.simulated_host import SimulatedHost
 
-from holdfast import App, WorkerSettings
+from holdfast import App
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.effects import NOT_EXECUTED, Completed
 from holdfast.core.errors import MissingDefinition, RunParked, Shutdown
@@ -378,7 +378,7 @@ async def test_a_call_in_doubt_can_wait_for_a_person() -> None:
     store = MemoryStore()
     with pytest.raises(RunParked, match="in doubt"):
         await deaths.run(agent, store=store)
-    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], store, worker=False) as app:
         await app.unpark(RUN, {"c1": "paid, it says"})
         await app.recover()
     assert [content for kind, content in get_texts(script.asked[-1]) if kind == "tool-return"] == [

@@ -31,7 +31,7 @@ AGENT = Agent(name="a", model=ScriptedModel("done"))
         (WorkerSettings, "concurrency", 0),
         (WorkerSettings, "concurrency", True),
         (WorkerSettings, "concurrency", 1.5),
-        (WorkerSettings, "recover_on_start", 1),
+        (WorkerSettings, "take_runs", 1),
         (WorkerSettings, "shutdown_timeout", 30),
         (WorkerSettings, "handle_signals", None),
     ],

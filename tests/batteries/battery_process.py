@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from tests.core.null_listener import NullListener
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, Usage, WorkerSettings, tool
+from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, Usage, tool
 from holdfast.batteries.audit import Audit, TablesAudit
 from holdfast.batteries.budget import Budget, Limit, TablesLedger
 from holdfast.batteries.schedule import Schedule, TablesJobs
@@ -59,15 +59,13 @@ async def run_agent(url: str, hang_in: str) -> None:
     audit = Audit(TablesAudit(tables_from_url(url)))
     agent = Agent(name="a", model=model, tools=[work])
     options = {"budget": budget, "audit": audit, "listener": PrintingListener(int(hang_in))}
-    async with App([agent], url, worker=WorkerSettings(recover_on_start=False), **options) as app:  # type: ignore[arg-type]
+    async with App([agent], url, worker=False, **options) as app:  # type: ignore[arg-type]
         print((await app.run("a", "go", run_id="r")).output, flush=True)
 
 
 async def fire_schedule(url: str, hang: str) -> None:
     """Run one pass of the schedule. With "hang", hang after the submit and before the job is marked."""
-    async with App(
-        [Agent(name="a", model=model, tools=[work])], url, worker=WorkerSettings(recover_on_start=False)
-    ) as app:
+    async with App([Agent(name="a", model=model, tools=[work])], url, worker=False) as app:
 
         async def submit(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
             await app.submit(agent, prompt, run_id=run_id, caller_id=caller_id)

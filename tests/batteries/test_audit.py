@@ -246,9 +246,7 @@ async def test_redacted_values_are_never_stored(durable_store_url: str) -> None:
     model = ScriptedModel(tool_reply(call("c1", "look", password=secret, number=1), text=f"using {secret}"), fails)
     agent = Agent(name="a", model=model, tools=[look], instructions=f"The key is {secret}.")
     redact = Redactor(patterns=[r"sk-\d+"])
-    async with App(
-        [agent], durable_store_url, checkpoint=CheckpointSettings(redact=redact, failed_retention=timedelta(days=1))
-    ) as app:
+    async with App([agent], durable_store_url, checkpoint=CheckpointSettings(redact=redact)) as app:
         with pytest.raises(ValueError, match="wrong"):
             await app.run("a", f"use {secret}", run_id="r")
         assert app.store is not None

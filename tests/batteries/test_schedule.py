@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App, WorkerSettings
+from holdfast import Agent, App
 from holdfast.batteries.schedule import (
     Job,
     JobExists,
@@ -173,9 +173,7 @@ async def test_run_now_submits_extra_runs() -> None:
 
 async def test_an_app_runs_what_is_due() -> None:
     clock = ManualClock(START)
-    async with App(
-        [Agent(name="a", model=ScriptedModel("done"))], "memory:", worker=WorkerSettings(recover_on_start=False)
-    ) as app:
+    async with App([Agent(name="a", model=ScriptedModel("done"))], "memory:", worker=False) as app:
         schedule = Schedule(app.submit, clock=clock)
         due = await schedule.add("weird name/é", "a", "p", "*/5 * * * *")
         await clock.advance(timedelta(minutes=5))

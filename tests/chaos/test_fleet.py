@@ -17,7 +17,7 @@ from tests.chaos.fleet import Chaos, Fleet, fleet
 from tests.chaos.worker import open_store
 from tests.postgres_server import EmbeddedServer
 
-from holdfast import App, WorkerSettings
+from holdfast import App
 from holdfast.core.errors import RunParked
 
 LONG = bool(os.environ.get("HOLDFAST_CHAOS"))
@@ -36,9 +36,7 @@ class Outcome:
 
 
 async def submit(workers: Fleet, runs: int) -> list[str]:
-    async with App(
-        [chaos_agent(workers.ledger, 0)], open_store(workers.url), worker=WorkerSettings(recover_on_start=False)
-    ) as app:
+    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), worker=False) as app:
         return [await app.submit("chaos", f"order {number}", caller_id=f"c{number % 5}") for number in range(runs)]
 
 
@@ -46,9 +44,7 @@ async def collect(workers: Fleet, submitted: list[str]) -> Outcome:
     """Wait for all results, then remove them."""
     outcome = Outcome()
     outcome.submitted = submitted
-    async with App(
-        [chaos_agent(workers.ledger, 0)], open_store(workers.url), worker=WorkerSettings(recover_on_start=False)
-    ) as app:
+    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), worker=False) as app:
         for run_id in submitted:
             outcome.outputs[run_id] = await _result(app, run_id, outcome)
         assert app.store is not None

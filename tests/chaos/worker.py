@@ -48,9 +48,7 @@ async def work(config: WorkerConfig) -> None:
     elif config.bug == "unawaited":
         delay_saves()
     agent = chaos_agent(Ledger(Path(config.ledger)), config.seconds)
-    async with App(
-        [agent], store, worker=WorkerSettings(recover_on_start=False, concurrency=config.concurrency)
-    ) as app:
+    async with App([agent], store, worker=WorkerSettings(take_runs=False, concurrency=config.concurrency)) as app:
         Path(config.ledger).with_name(f"ready-{os.getpid()}").touch()
         await app.serve()
 

@@ -4,11 +4,12 @@ from datetime import timedelta
 from typing import Any
 
 from tests.probe_store import ProbeStore
+from tests.simulated_host import REMOVE_ENDED
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import RunMeta, read_checkpoint
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
-from holdfast.config import CheckpointSettings
+from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.message import NATIVE_CODEC, User
 from holdfast.core.state import RunState
 from holdfast.stores.memory import MemoryStore
@@ -26,15 +27,14 @@ class CheckpointerHarness:
         self.state = RunState()
 
     def make_checkpointer(
-        self, *, save_interval: timedelta = timedelta(0), keep_result: bool = False, **settings: Any
+        self, *, save_interval: timedelta = timedelta(0), retention: Retention = REMOVE_ENDED, **settings: Any
     ) -> StoreCheckpointer:
         return StoreCheckpointer(
             self.store,
             RunMeta(run_id="r", agent_name="a", prompt="go"),
             "w",
-            settings=CheckpointSettings(save_interval=save_interval, **settings),
+            settings=CheckpointSettings(save_interval=save_interval, retention=retention, **settings),
             clock=self.clock,
-            keep_result=keep_result,
         )
 
     def add_message(self, text: str) -> None:

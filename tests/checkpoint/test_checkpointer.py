@@ -13,6 +13,7 @@ from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreFull, StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import Retention
 from holdfast.core.errors import PayloadError, RunCancelled, RunParked
 from holdfast.core.message import NO_USAGE, Usage, User
 from holdfast.core.state import RunState
@@ -47,7 +48,7 @@ async def test_a_run_that_was_saved_and_then_ended_leaves_nothing_to_recover(
 async def test_a_failed_run_that_is_kept_is_no_candidate_either(
     harness: CheckpointerHarness, error: BaseException, status: RunStatus
 ) -> None:
-    handle = harness.make_checkpointer(failed_retention=timedelta(days=1))
+    handle = harness.make_checkpointer(retention=Retention(failed=timedelta(days=1), cancelled=timedelta(days=1)))
     await handle.save(harness.state)
     await handle.fail(error)
     await harness.inner.deregister_worker("w")
@@ -58,7 +59,7 @@ async def test_a_failed_run_that_is_kept_is_no_candidate_either(
 
 
 async def test_the_end_of_a_run_that_somebody_waits_for_is_kept_with_its_usage(harness: CheckpointerHarness) -> None:
-    handle = harness.make_checkpointer(keep_result=True)
+    handle = harness.make_checkpointer(retention=Retention())
     await handle.save(harness.state)
     harness.add_message("unsaved")
     await handle.complete({"answer": 42}, Usage(requests=7))
@@ -171,7 +172,7 @@ async def test_no_save_brings_a_run_back_that_was_settled(harness: CheckpointerH
 
 
 async def test_the_first_way_to_end_decides(harness: CheckpointerHarness) -> None:
-    handle = harness.make_checkpointer(keep_result=True)
+    handle = harness.make_checkpointer(retention=Retention())
     await handle.save(harness.state)
     await handle.park("first")
     await handle.complete("second", NO_USAGE)
@@ -341,7 +342,7 @@ async def test_a_run_id_that_is_taken_is_refused_and_the_other_run_is_untouched(
 async def test_a_message_that_cannot_be_encoded_is_refused_and_what_was_saved_stays(
     harness: CheckpointerHarness,
 ) -> None:
-    handle = harness.make_checkpointer(failed_retention=timedelta(days=1))
+    handle = harness.make_checkpointer()
     harness.add_message("good")
     await handle.save(harness.state)
     harness.add_message("half a pair \ud800")

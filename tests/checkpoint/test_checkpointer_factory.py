@@ -59,7 +59,6 @@ async def test_a_factory_over_no_store_gives_handles_that_do_nothing() -> None:
     info = RunInfo(run_id="r", agent_name="a")
     assert isinstance(await checkpoints.begin(info), NullCheckpointer)
     assert await checkpoints.attach_child(info, NATIVE_CODEC) is None
-    await checkpoints.discard_children(["x"])
     await checkpoints.close()
     assert (await Executor(Ports(checkpoints=checkpoints)).run(AGENT, "go")).output == "done"
 
@@ -305,24 +304,6 @@ async def test_who_meets_a_child_again_waits_until_a_cancelled_meeting_has_left_
     assert isinstance(await second, Resumption)
     # Else the late claim would have taken the child from whoever drives it.
     assert life.store.write_calls[-3:] == ["claim", "release", "claim"]
-
-
-async def test_a_child_that_was_about_to_be_met_is_gone_when_it_is_forgotten() -> None:
-    life = await _make_host_with_child(RunStatus.INTERRUPTED)
-    reached = asyncio.Event()
-
-    async def hold(method: str) -> None:
-        if method == "load" and "claim" in life.store.calls:
-            reached.set()
-            await asyncio.sleep(0)
-
-    life.store.before = hold
-    meeting = asyncio.create_task(life.checkpoints.attach_child(CHILD, NATIVE_CODEC))
-    await reached.wait()
-    meeting.cancel()
-    await asyncio.wait([meeting])
-    await life.checkpoints.discard_children(["child"])
-    assert await life.list_records() == []
 
 
 async def test_a_child_that_cannot_be_loaded_once_it_is_claimed_is_left_as_it_was() -> None:

@@ -3,11 +3,10 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
-from tests.simulated_host import SimulatedHost
+from tests.simulated_host import REMOVE_DONE, SimulatedHost
 
 from holdfast.checkpoint.codec import read_checkpoint
 from holdfast.checkpoint.errors import StoreError
@@ -68,10 +67,10 @@ Check = Callable[[Run, SimulatedHost, Counter[str]], Awaitable[None]]
 async def every_moment(stop: Stop, check: Check) -> None:
     """Stop a run at its first moment, its second, and so on until it ends by itself."""
     for moment in range(10_000):
-        host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)), loop_turns=2)
+        host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE), loop_turns=2)
         await host.inner.open()
         sent: Counter[str] = Counter()
-        run = asyncio.create_task(host.executor.run(a_bit_of_everything(sent), "go", run_id="p"))
+        run = asyncio.create_task(host.executor.run(a_bit_of_everything(sent), "go", run_id="p", on_cancel="cancel"))
         await _turns(moment)
         if run.done():
             assert (await run).output == "y"
@@ -177,7 +176,7 @@ async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exc
 
 
 async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_force() -> None:
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     async def gate(method: str) -> None:
@@ -186,7 +185,9 @@ async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_forc
             await go_on.wait()
 
     host.store.before = gate
-    run = asyncio.create_task(host.executor.run(Agent(name="a", model=ScriptedModel("never")), "go", run_id="r"))
+    run = asyncio.create_task(
+        host.executor.run(Agent(name="a", model=ScriptedModel("never")), "go", run_id="r", on_cancel="cancel")
+    )
     await reached.wait()
     run.cancel()
     await _turns(20)

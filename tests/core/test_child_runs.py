@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.scripted_model import ScriptedModel, Turn, call, tool_reply
-from tests.simulated_host import SimulatedHost
+from tests.simulated_host import REMOVE_DONE, SimulatedHost
 
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
@@ -369,25 +369,6 @@ async def test_a_parent_that_cannot_save_its_intent_is_interrupted_before_it_sta
     assert (child.asked, await host.get_statuses()) == ([], {"p": RunStatus.INTERRUPTED})
 
 
-async def test_a_child_that_cannot_be_forgotten_does_not_hurt_its_parent(caplog: pytest.LogCaptureFixture) -> None:
-    host = SimulatedHost()
-    child = Child()
-    removed = 0
-
-    async def refuse_first(method: str) -> None:
-        nonlocal removed
-        if method == "remove":
-            removed += 1
-            if removed == 1:
-                raise StoreUnavailable("no answer")
-
-    host.store.before = refuse_first
-    parent = parent_of(child.agent, tool_reply(call("2", "ask")), "done")
-    assert (await host.executor.run(parent, "go", run_id="p")).output == "done"
-    assert "removed later" in caplog.text
-    assert await host.list_records() == []
-
-
 async def test_a_store_that_cannot_look_up_a_child_interrupts_the_parent_and_never_becomes_a_result() -> None:
     host = SimulatedHost()
     host.store.fail("load", StoreUnavailable("no answer"))
@@ -566,7 +547,7 @@ async def test_a_tool_that_gives_up_on_its_child_ends_it_and_goes_on() -> None:
 
 
 async def test_a_cancel_of_the_parent_by_its_caller_ends_the_child_too() -> None:
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     begun = asyncio.Event()
 
     async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -574,7 +555,9 @@ async def test_a_cancel_of_the_parent_by_its_caller_ends_the_child_too() -> None
         await asyncio.Event().wait()
         raise AssertionError
 
-    run = asyncio.create_task(host.executor.run(parent_of(Agent(name="child", model=hangs)), "go", run_id="p"))
+    run = asyncio.create_task(
+        host.executor.run(parent_of(Agent(name="child", model=hangs)), "go", run_id="p", on_cancel="cancel")
+    )
     await begun.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -717,7 +700,7 @@ async def test_a_cancel_while_the_children_of_a_call_are_ended_waits_for_them() 
             await go_on.wait()
 
     host.store.before = second_end
-    run = asyncio.create_task(host.executor.run(siblings.parent, "go", run_id="p"))
+    run = asyncio.create_task(host.executor.run(siblings.parent, "go", run_id="p", on_cancel="cancel"))
     await settling.wait()
     run.cancel()
     await asyncio.sleep(0)

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.core.recording_ports import RecordingPorts
 from tests.scripted_model import ScriptedModel
-from tests.simulated_host import SimulatedHost
+from tests.simulated_host import REMOVE_DONE, SimulatedHost
 
 from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import EntryKind
@@ -205,7 +204,7 @@ async def test_a_message_that_another_loops_codec_cannot_store_fails_the_run_and
             await context.end_step()
             return Answer("never")
 
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     with pytest.raises(PayloadError, match="is a str"):
         await host.executor.run(Agent(name="a", loop=Odd()), "go", run_id="r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}

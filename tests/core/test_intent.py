@@ -14,7 +14,7 @@ from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent
-from holdfast.core.errors import PayloadError
+from holdfast.core.errors import PayloadError, RunCancelled
 from holdfast.core.execution.intent_timer import INTENT_DELAY
 from holdfast.core.message import Message, Reply, ToolResult, User
 from holdfast.core.tool import Tool, ToolSchema
@@ -123,7 +123,9 @@ async def test_nothing_waits_for_a_clock_when_the_run_is_over() -> None:
     clock = ManualClock()
     host, slow = SimulatedHost(clock=clock), Slow()
     run = await begun(host, slow)
-    run.cancel()
+    execution = host.executor.get_run("r")
+    assert execution is not None
+    execution.stop(RunCancelled("enough"))
     await asyncio.wait([run])
     assert clock.waiting == 0
     await clock.advance(timedelta(hours=1))

@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
-from tests.simulated_host import SimulatedHost
+from tests.simulated_host import REMOVE_DONE, REMOVE_ENDED, SimulatedHost
 
 from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import ClaimLost, StoreFull, StoreUnavailable
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
-from holdfast.config import CheckpointSettings
+from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.agent import Agent, Bounds
 from holdfast.core.errors import (
     RunCancelled,
@@ -101,7 +101,7 @@ async def test_an_error_fails_the_run_and_comes_out_as_it_is(error: Exception) -
 
 
 async def test_a_failed_run_can_be_kept_and_resumed_by_hand_but_is_no_candidate() -> None:
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     with pytest.raises(ValueError, match="broken"):
         await host.executor.run(agent_that_raises(ValueError("broken")), "go", run_id="r")
     [record] = await host.list_records()
@@ -130,14 +130,14 @@ async def test_a_run_that_takes_too_long_is_failed() -> None:
 
 
 async def test_a_cancel_by_the_caller_fails_the_run_and_stays_a_cancel() -> None:
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     begun = asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         begun.set()
         return await model_that_hangs(messages, tools)
 
-    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", on_cancel="cancel"))
     await begun.wait()
     run.cancel("enough")
     with pytest.raises(asyncio.CancelledError):
@@ -150,7 +150,7 @@ async def test_a_timeout_around_a_run_fails_it_and_stays_a_timeout() -> None:
     host = SimulatedHost()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await host.executor.run(Agent(name="a", model=model_that_hangs), "go")
+            await host.executor.run(Agent(name="a", model=model_that_hangs), "go", on_cancel="cancel")
     assert await host.list_records() == []
 
 
@@ -162,7 +162,7 @@ async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_sees_its_can
         begun.set()
         return await model_that_hangs(messages, tools)
 
-    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r", on_cancel="cancel"))
     await begun.wait()
     execution = host.executor.get_run("r")
     assert execution is not None
@@ -227,7 +227,7 @@ async def test_whoever_joined_a_run_that_is_cancelled_with_its_caller_is_told_so
         begun.set()
         return await model_that_hangs(messages, tools)
 
-    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r"))
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r", on_cancel="cancel"))
     await begun.wait()
     joined = asyncio.create_task(host.executor.wait("r"))
     await asyncio.sleep(0)
@@ -245,7 +245,7 @@ class BrokenSource:
 
 
 async def test_a_failure_while_building_the_agent_fails_the_run() -> None:
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     with pytest.raises(LookupError):
         await host.executor.run(BrokenSource(), "go")
     assert await host.list_records() == []
@@ -257,9 +257,7 @@ async def test_a_failure_while_building_the_agent_fails_the_run() -> None:
         )
     assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
     with pytest.raises(LookupError):
-        await SimulatedHost(host.inner, settings=CheckpointSettings(failed_retention=timedelta(days=1))).resume(
-            BrokenSource(), "r"
-        )
+        await SimulatedHost(host.inner, settings=CheckpointSettings(retention=REMOVE_DONE)).resume(BrokenSource(), "r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
 
 
@@ -337,14 +335,12 @@ async def test_a_run_that_was_lost_is_left_alone() -> None:
     assert host.store.write_calls[-1] != "release"
 
 
-@pytest.mark.parametrize("method", ["remove", "release"])
+@pytest.mark.parametrize(("method", "retention"), [("remove", REMOVE_ENDED), ("release", REMOVE_DONE)])
 @pytest.mark.parametrize("error", [StoreFull("no room"), OSError("a host's own store")], ids=repr)
 async def test_an_error_while_settling_is_logged_and_does_not_mask_the_runs_own(
-    method: str, error: Exception, caplog: pytest.LogCaptureFixture
+    method: str, retention: Retention, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = SimulatedHost(
-        settings=CheckpointSettings(failed_retention=timedelta(days=1) if method == "release" else None)
-    )
+    host = SimulatedHost(settings=CheckpointSettings(retention=retention))
     host.store.fail(method, error)
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="the run's own"):
         await host.executor.run(agent_that_raises(ValueError("the run's own")), "go")
@@ -403,7 +399,7 @@ async def test_a_look_that_is_cancelled_half_way_forgets_nothing() -> None:
 
 
 async def test_what_the_store_would_not_take_at_the_end_is_settled_at_the_latest_by_a_shutdown() -> None:
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     host.store.fail("release", StoreFull("no room"))
     with pytest.raises(ValueError, match="the run's own"):
         await host.executor.run(agent_that_raises(ValueError("the run's own")), "go", run_id="r")
@@ -416,7 +412,7 @@ async def test_an_error_whose_text_cannot_be_made_still_settles_the_run() -> Non
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     with pytest.raises(Unspeakable):
         await host.executor.run(agent_that_raises(Unspeakable()), "go", run_id="r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
@@ -424,7 +420,7 @@ async def test_an_error_whose_text_cannot_be_made_still_settles_the_run() -> Non
 
 @pytest.mark.parametrize("text", ["half a pair \ud800", "nul \0", "long " * 10_000], ids=repr)
 async def test_an_error_with_any_text_still_settles_the_run(text: str) -> None:
-    host = SimulatedHost(settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     with pytest.raises(ValueError, match=r"\w"):
         await host.executor.run(agent_that_raises(ValueError(text)), "go", run_id="r")
     [record] = await host.list_records()

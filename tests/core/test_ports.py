@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from tests.core.recording_ports import PortFailed, RecordingCritic, RecordingPorts
 from tests.scripted_model import ScriptedModel, call, tool_reply
-from tests.simulated_host import SimulatedHost
+from tests.simulated_host import REMOVE_DONE, SimulatedHost
 
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
@@ -151,7 +151,7 @@ AT_THE_END = ["audit.close", "critic.close", "listener.error"]
 @pytest.mark.parametrize("resumed", [False, True])
 async def test_a_port_that_raises_is_the_runs_error_and_the_checkpoint_is_finalized(where: str, resumed: bool) -> None:
     everything = RecordingPorts(where)
-    host = SimulatedHost(ports=everything.ports, settings=CheckpointSettings(failed_retention=timedelta(days=1)))
+    host = SimulatedHost(ports=everything.ports, settings=CheckpointSettings(retention=REMOVE_DONE))
     if resumed:
         earlier = SimulatedHost(host.inner)
         agent = Agent(name="a", model=ScriptedModel(Shutdown("now")))

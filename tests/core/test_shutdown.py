@@ -268,6 +268,7 @@ async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_does_not_end
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
+    await clock.advance(TIMEOUT)
     await shutdown
     assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
@@ -294,8 +295,8 @@ async def test_a_cancel_of_all_tasks_while_the_host_shuts_down_does_not_end_the_
     await begun.wait()
     shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await clock.advance(timedelta(0))
-    [own] = [task for task in asyncio.all_tasks() if task.get_name() == "holdfast run r"]
-    for task in [own, run] if own_first else [run, own]:
+    own = [task for task in asyncio.all_tasks() if task.get_name().endswith("run r")]
+    for task in [*own, run] if own_first else [run, *own]:
         task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run

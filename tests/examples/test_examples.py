@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, App, WorkerSettings
+from holdfast import Agent, App
 from holdfast.core.message import Reply
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_the_web_service_answers_and_resumes_after_a_kill(tmp_path: Path) -> Non
         async with App(
             [Agent(name="counter", model=never)],
             f"sqlite:{tmp_path / 'runs.db'}",
-            worker=WorkerSettings(recover_on_start=False),
+            worker=False,
         ) as app:
             await app.submit("counter", "left behind", run_id="q2")
 

@@ -16,7 +16,7 @@ from holdfast import App, WorkerSettings
 from holdfast.checkpoint.record import RunFilter, RunRecord
 
 #: Recovers nothing by itself.
-IDLE_WORKER = WorkerSettings(recover_on_start=False)
+IDLE_WORKER = WorkerSettings(take_runs=False)
 
 
 class ProcessHarness:

@@ -20,7 +20,6 @@ from holdfast import (
     ToolCall,
     ToolSchema,
     Usage,
-    WorkerSettings,
     current_call,
     store_from_url,
 )
@@ -134,7 +133,7 @@ def open_store(url: str, later: timedelta) -> CheckpointStore:
 
 
 async def host(errands: TaskAgents, store: CheckpointStore, command: str, arguments: list[str]) -> None:
-    async with App([errands.agent, errands.other], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([errands.agent, errands.other], store, worker=False) as app:
         print("ready", flush=True)
         if command == "serve":
             await app.serve()

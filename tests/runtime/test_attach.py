@@ -4,13 +4,12 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tests.probe_store import ProbeStore
 
-from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema, WorkerSettings
+from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema
 from holdfast.checkpoint.errors import RunConflict, RunExists
 from holdfast.core.errors import RunFailed, Shutdown
 from holdfast.runtime.worker import RecoveryStatus
@@ -47,11 +46,11 @@ class Model:
 async def interrupted(url: str, model: Model, prompt: str) -> App:
     """An App with which the run `r` goes on, that an earlier one has left."""
     agents = [Agent(name="agent", model=model), Agent(name="other", model=model)]
-    async with App(agents, url, worker=WorkerSettings(recover_on_start=False)) as earlier:
+    async with App(agents, url, worker=False) as earlier:
         with pytest.raises(Shutdown):
             await earlier.run("agent", prompt, run_id="r")
     model.away = False
-    return App(agents, url, worker=WorkerSettings(recover_on_start=False))
+    return App(agents, url, worker=False)
 
 
 async def test_an_id_under_which_recovery_has_ended_a_run_gives_that_run_and_no_other(tmp_path: Path) -> None:
@@ -91,8 +90,8 @@ async def test_the_end_of_a_run_that_was_resumed_by_hand_since_is_not_its_end_an
     async with App(
         agents,
         f"sqlite:{tmp_path}/runs.db",
-        worker=WorkerSettings(recover_on_start=False),
-        checkpoint=CheckpointSettings(failed_retention=timedelta(hours=1)),
+        worker=False,
+        checkpoint=CheckpointSettings(),
     ) as app:
         with pytest.raises(Shutdown):
             await app.run("agent", "Monday", run_id="r")
@@ -127,7 +126,7 @@ async def test_who_came_before_the_end_gets_it_however_slow_the_store_is(
 ) -> None:
     store, model = SlowForOne(method), Model()
     agent = Agent(name="agent", model=model)
-    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], store, worker=False) as app:
         if stored:  # each of the callers would resume it
             with pytest.raises(Shutdown):
                 await app.run("agent", prompt, run_id="r")
@@ -151,7 +150,7 @@ async def test_who_found_nothing_in_the_store_and_comes_just_when_the_run_ends_g
     for turns in range(30):
         store, model = SlowForOne("load"), Model()
         model.away = False
-        async with App([Agent(name="agent", model=model)], store, worker=WorkerSettings(recover_on_start=False)) as app:
+        async with App([Agent(name="agent", model=model)], store, worker=False) as app:
             slow = asyncio.create_task(app.run("agent", "Monday", run_id="r"), name="slow")
             await store.held.wait()
             quick = asyncio.create_task(app.run("agent", "Monday", run_id="r"))
@@ -170,7 +169,7 @@ async def test_who_comes_while_the_run_is_live_need_not_ask_the_store() -> None:
         await go_on.wait()
         return Reply(text="done")
 
-    async with App([Agent(name="agent", model=model)], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([Agent(name="agent", model=model)], store, worker=False) as app:
         first = asyncio.create_task(app.run("agent", "Monday", run_id="r"))
         await reached.wait()
         second = asyncio.create_task(app.run("agent", "Monday", run_id="r"), name="slow")
@@ -196,12 +195,12 @@ async def test_a_run_that_was_not_submitted_is_not_taken_for_one(tmp_path: Path)
 async def test_a_run_that_is_resumed_by_its_id_is_loaded_once(by: str) -> None:
     model, inner = Model(), MemoryStore()
     agent = Agent(name="agent", model=model)
-    async with App([agent], ProbeStore(inner), worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], ProbeStore(inner), worker=False) as app:
         with pytest.raises(Shutdown):
             await app.run("agent", "Monday", run_id="r")
     model.away = False
     store = ProbeStore(inner)
-    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], store, worker=False) as app:
         result = await (app.run("agent", "Monday", run_id="r") if by == "run" else app.resume("r"))
         assert result.output == "answer to Monday"
         calls = [call for call in store.calls if call in ("load", "get_record", "claim")]

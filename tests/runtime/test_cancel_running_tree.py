@@ -1,14 +1,13 @@
 """Cancelling a run that is driven, while runs that it has started are not."""
 
 import asyncio
-from datetime import timedelta
 
 import pytest
 from tests.probe_store import ProbeStore
 from tests.runtime.conftest import ProcessHarness, load_records
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, CheckpointSettings, WorkerSettings, current_call, tool
+from holdfast import Agent, App, CheckpointSettings, current_call, tool
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import RunParked
@@ -65,7 +64,7 @@ async def left_family(url: str) -> None:
     """A family that nobody drives, and that recovery goes on with."""
     family = Family()
     family.may_start.set()
-    async with App(family.agents, url, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App(family.agents, url, worker=False) as app:
         await app.submit("top", "go", run_id="r")
         await app.recover()
         assert [record.status for record in (await load_records(app)).values()].count(RunStatus.PARKED) == 3
@@ -81,7 +80,7 @@ async def all_are_cancelled(app: App) -> bool:
 async def test_runs_that_a_resumed_run_has_not_met_again_end_with_it(fleet_harness: ProcessHarness, by: str) -> None:
     await left_family(fleet_harness.url)
     family = Family()
-    async with App(family.agents, fleet_harness.url, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App(family.agents, fleet_harness.url, worker=False) as app:
         recovery = asyncio.create_task(app.recover())
         await family.begun.wait()
         assert app.store is not None
@@ -103,7 +102,7 @@ async def test_so_do_runs_that_were_just_being_left(harness: ProcessHarness) -> 
             leaving.set()
             await go_on.wait()
 
-    async with App(family.agents, store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App(family.agents, store, worker=False) as app:
         await app.submit("top", "go", run_id="r")
         store.before = second_end
         recovery = asyncio.create_task(app.recover())
@@ -127,7 +126,7 @@ async def test_so_they_do_if_the_store_refuses_something_meanwhile(harness: Proc
         if method not in _HARMLESS and calls == nth + 1:
             raise StoreFull("no room")
 
-    async with App(family.agents, store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App(family.agents, store, worker=False) as app:
         recovery = asyncio.create_task(app.recover())
         await family.begun.wait()
         store.before = refuse
@@ -135,7 +134,7 @@ async def test_so_they_do_if_the_store_refuses_something_meanwhile(harness: Proc
         await recovery
     await store.inner.close()
     assert calls > nth
-    async with App(family.agents, harness.url, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App(family.agents, harness.url, worker=False) as app:
         assert await all_are_cancelled(app)
 
 
@@ -144,8 +143,8 @@ async def test_a_run_that_has_started_none_is_cancelled_without_a_look_for_them(
     async with App(
         family.agents,
         store,
-        worker=WorkerSettings(recover_on_start=False),
-        checkpoint=CheckpointSettings(failed_retention=timedelta(days=1)),
+        worker=False,
+        checkpoint=CheckpointSettings(),
     ) as app:
         run = asyncio.create_task(app.run("top", "go"))
         await family.begun.wait()

@@ -8,7 +8,7 @@ import pytest
 from tests.runtime.conftest import ProcessHarness, load_records
 from tests.runtime.task_process import OffsetClock, TaskAgents
 
-from holdfast import App, CheckpointSettings, Reply, ToolResult, User
+from holdfast import App, CheckpointSettings, Reply, Retention, ToolResult, User
 from holdfast.checkpoint.codec import read_checkpoint
 from holdfast.checkpoint.errors import CheckpointError, RunExists, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.journal import EntryKind
@@ -39,14 +39,14 @@ async def test_a_failed_run_is_gone_unless_the_host_keeps_it(harness: ProcessHar
 
 async def test_a_run_that_an_outage_ended_at_hour_three_is_resumed_by_hand(harness: ProcessHarness) -> None:
     harness.set_flag("outage")
-    async with harness.app(checkpoint=CheckpointSettings(failed_retention=DAY)) as app:
+    async with harness.app(checkpoint=CheckpointSettings()) as app:
         with pytest.raises(ConnectionError):
             await app.run("errand", "note note ask note", run_id="r")
         kept = (await load_records(app))["r"]
         assert (kept.status, kept.reason) == (RunStatus.FAILED, "ConnectionError: the provider is away")
         assert (await app.recover()).statuses == {}
     harness.clear_flag("outage")
-    async with harness.app(checkpoint=CheckpointSettings(failed_retention=DAY)) as app:
+    async with harness.app(checkpoint=CheckpointSettings()) as app:
         # Asked for by its id it is what it was: failed. Only a person brings it back.
         with pytest.raises(RunFailed, match="the provider is away"):
             await app.run("errand", "note note ask note", run_id="r")
@@ -83,7 +83,7 @@ async def test_the_end_of_a_submitted_run_is_kept_for_its_retention_and_then_pur
     harness: ProcessHarness, end: str
 ) -> None:
     harness.set_flag("outage")
-    async with harness.app(checkpoint=CheckpointSettings(result_retention=DAY)) as app:
+    async with harness.app(checkpoint=CheckpointSettings(retention=Retention(done=DAY))) as app:
         await app.submit("errand", "ask" if end == "failed" else "note", run_id="r")
         if end.endswith("parked"):
             assert app.store is not None
@@ -102,7 +102,7 @@ async def test_the_end_of_a_submitted_run_is_kept_for_its_retention_and_then_pur
 
 
 async def test_an_open_app_purges_by_itself(harness: ProcessHarness) -> None:
-    async with harness.app(checkpoint=CheckpointSettings(result_retention=DAY)) as app:
+    async with harness.app(checkpoint=CheckpointSettings(retention=Retention(done=DAY))) as app:
         await app.submit("errand", "note", run_id="r")
         await app.recover()
     async with harness.app(store=store_of(harness, 2 * DAY)) as app:

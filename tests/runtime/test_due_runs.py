@@ -18,7 +18,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.url import store_from_url
 from holdfast.testing.clock import ManualClock
 
-IDLE = WorkerSettings(recover_on_start=False)
+IDLE = WorkerSettings(take_runs=False)
 
 
 class GatedAgent:
@@ -56,7 +56,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.mark.parametrize("serve", [False, True], ids=["recover_on_start", "serve"])
+@pytest.mark.parametrize("serve", [False, True], ids=["take_runs", "serve"])
 async def test_a_run_is_resumed_when_due_while_another_takes_an_hour(
     interrupted: MemoryStore, clock: ManualClock, serve: bool
 ) -> None:
@@ -96,7 +96,7 @@ async def model(messages, tools):
 
 async def main():
     agent = Agent(name="agent", model=model)
-    async with App([agent], sys.argv[1], worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], sys.argv[1], worker=False) as app:
         await asyncio.gather(*(app.run("agent", "long", run_id=f"r{n}") for n in range(int(sys.argv[2]))))
 
 asyncio.run(main())

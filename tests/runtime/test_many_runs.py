@@ -51,9 +51,7 @@ async def answers(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> R
 async def test_of_ten_thousand_interrupted_runs_recovery_holds_no_more_than_its_concurrency(tmp_path: Path) -> None:
     agent = Agent(name="agent", model=answers)
     path = tmp_path / "runs.db"
-    async with App(
-        [agent], SqliteStore(path, durability="process"), worker=WorkerSettings(recover_on_start=False)
-    ) as app:
+    async with App([agent], SqliteStore(path, durability="process"), worker=False) as app:
         for thousand in range(10):
             ids = [f"r{thousand}-{number}" for number in range(1000)]
             await asyncio.gather(*(app.submit(agent, "go", run_id=run_id) for run_id in ids))

@@ -8,7 +8,7 @@ import pytest
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App, WorkerSettings
+from holdfast import Agent, App
 from holdfast.checkpoint.errors import CheckpointError, StoreUnavailable
 from holdfast.checkpoint.record import Release, RunRecord, RunStatus
 from holdfast.stores.memory import MemoryStore
@@ -45,9 +45,7 @@ def store() -> FlakyStore:
 @pytest.fixture
 async def app(store: FlakyStore) -> AsyncIterator[App]:
     """With a queued run."""
-    async with App(
-        [Agent(name="agent", model=ScriptedModel("ok"))], store, worker=WorkerSettings(recover_on_start=False)
-    ) as app:
+    async with App([Agent(name="agent", model=ScriptedModel("ok"))], store, worker=False) as app:
         await app.submit("agent", "go", run_id="run")
         yield app
 
@@ -155,9 +153,7 @@ async def test_a_store_that_does_not_answer_holds_up_nobody_who_is_cancelled(
 
 
 async def test_what_is_not_given_back_is_given_back_at_the_latest_when_the_app_closes(store: FlakyStore) -> None:
-    async with App(
-        [Agent(name="agent", model=ScriptedModel("ok"))], store, worker=WorkerSettings(recover_on_start=False)
-    ) as app:
+    async with App([Agent(name="agent", model=ScriptedModel("ok"))], store, worker=False) as app:
         await app.submit("agent", "go", run_id="run")
         await store.park(app._stored.checkpoints.worker_id)
         store.down = {"list_runs": 1, "release": 1}

@@ -90,7 +90,7 @@ async def test_recovery_and_a_caller_with_the_same_id_share_one_run(harness: Pro
     child.kill()
     child.wait()
     harness.set_flag("open")
-    async with harness.app(worker=WorkerSettings(recover_on_start=True)) as app:
+    async with harness.app(worker=WorkerSettings(take_runs=True)) as app:
         assert (await app.run("errand", "note gate note", run_id="r")).output == "did note gate note"
     assert harness.read_effects().count("r note c2") == 1
 

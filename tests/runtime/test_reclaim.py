@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, Message, Reply, WorkerSettings, tool
+from holdfast import Agent, App, Message, Reply, tool
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.memory import MemoryStore
@@ -42,7 +42,7 @@ async def test_what_it_drove_under_the_lost_claim_is_ended() -> None:
 
     agent = Agent(name="agent", model=ScriptedModel(tool_reply(call("one", "wait")), _answer), tools=[wait])
     store = CountingStore()
-    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], store, worker=False) as app:
         serving = asyncio.create_task(app.serve())
         run_id = await app.submit(agent, "wait")
         await started.wait()

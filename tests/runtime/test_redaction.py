@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema, WorkerSettings
+from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema
 from holdfast.checkpoint.codec import PROMPT_SUMMARY_LENGTH, RunMeta, decode
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.core.errors import Shutdown
@@ -25,7 +25,7 @@ def an_app(folder: Path, agent: Agent | None = None, pattern: str = r"sk-\d+") -
     return App(
         [known],
         f"sqlite:{folder}/runs.db",
-        worker=WorkerSettings(recover_on_start=False),
+        worker=False,
         checkpoint=CheckpointSettings(redact=Redactor(patterns=[pattern])),
     )
 

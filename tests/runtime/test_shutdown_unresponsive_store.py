@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from tests.store_kinds import STORES
 
-from holdfast import Agent, App, Reply, WorkerSettings
+from holdfast import Agent, App, Reply
 
 PROGRAM = """
 import asyncio, sys
@@ -31,7 +31,7 @@ async def main():
     path = url.removeprefix("sqlite:")
     store = PostgresStore(url, timeout=timeout) if path == url else SqliteStore(path, timeout=timeout)
     agent = Agent(name="agent", model=model)
-    async with App([agent], store, worker=WorkerSettings(recover_on_start=False, shutdown_timeout=timedelta(0))) as app:
+    async with App([agent], store, worker=WorkerSettings(take_runs=False, shutdown_timeout=timedelta(0))) as app:
         await app.run("agent", "go", run_id="r1")
 
 asyncio.run(main())
@@ -75,5 +75,5 @@ async def _resumed(url: str) -> str:
     async def model(messages: object, tools: object) -> Reply:
         return Reply(text="done")
 
-    async with App([Agent(name="agent", model=model)], url, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([Agent(name="agent", model=model)], url, worker=False) as app:
         return str((await app.run("agent", "go", run_id="r1")).output)

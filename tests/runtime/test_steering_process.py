@@ -21,7 +21,7 @@ async def model(messages, tools):
 async def main():
     global app
     agent = Agent(name="agent", model=model)
-    worker = WorkerSettings(recover_on_start=False, shutdown_timeout=timedelta(0))
+    worker = WorkerSettings(take_runs=False, shutdown_timeout=timedelta(0))
     async with App([agent], sys.argv[1], worker=worker) as app:
         print((await app.run("agent", "go", run_id="r1")).output)
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.probe_store import ProbeStore
 
-from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema, WorkerSettings
+from holdfast import Agent, App, CheckpointSettings, Message, Reply, Retention, ToolSchema, WorkerSettings
 from holdfast.checkpoint.claim import WorkerIdentity, this_process
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreUnavailable
 from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
@@ -46,7 +46,7 @@ async def test_a_store_that_fails_for_a_moment_ends_no_run_under_way() -> None:
     model = Gated()
     agent = Agent(name="agent", model=model)
     probe = ProbeStore(MemoryStore())
-    async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], probe, worker=False) as app:
         await app.submit(agent, "long", run_id="long")
         await app.submit(agent, "short", run_id="short")
         asked = 0
@@ -70,7 +70,7 @@ async def test_a_cancel_of_who_drives_them_leaves_the_runs(by: str) -> None:
     model = Gated()
     agent = Agent(name="agent", model=model)
     store = MemoryStore()
-    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], store, worker=False) as app:
         await app.submit(agent, "long", run_id="run")
         driving = asyncio.create_task(app.recover() if by == "recover" else app.serve())
         await model.asked.wait()
@@ -95,7 +95,7 @@ async def test_a_worker_whose_store_gives_no_signs_looks_by_itself_now_and_then(
             raise StoreUnavailable("no connection to listen on")
 
     probe.before = refuse
-    async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], probe, worker=False) as app:
         serving = asyncio.create_task(app.serve())
         await refused.wait()
         for _ in range(1000):
@@ -116,7 +116,7 @@ async def test_a_worker_that_is_cancelled_while_it_waits_for_a_sign_leaves_nothi
             await asyncio.Event().wait()
 
     probe.before = note
-    async with App([Agent(name="agent", model=Gated())], probe, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([Agent(name="agent", model=Gated())], probe, worker=False) as app:
         before = asyncio.all_tasks()
         serving = asyncio.create_task(app.serve())
         while (sign := await waiting.get()) in before:
@@ -133,7 +133,7 @@ def test_an_event_loop_that_ends_leaves_the_runs(tmp_path: Path) -> None:
     async def host() -> None:
         model = Gated()
         agent = Agent(name="agent", model=model)
-        app = App([agent], url, worker=WorkerSettings(recover_on_start=False))
+        app = App([agent], url, worker=False)
         await app.__aenter__()
         await app.submit(agent, "long", run_id="run")
         serving = asyncio.create_task(app.serve())
@@ -168,7 +168,7 @@ async def test_a_caller_that_is_cancelled_before_the_run_is_driven_keeps_no_clai
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())
     reached = asyncio.Event()
-    async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], probe, worker=False) as app:
         await app.submit(agent, "short", run_id="run")
         claimed = False
 
@@ -194,7 +194,7 @@ async def test_a_caller_that_is_cancelled_before_the_run_is_driven_keeps_no_clai
 async def test_a_parked_run_that_cannot_be_loaded_by_hand_stays_parked() -> None:
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())
-    async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], probe, worker=False) as app:
         await app.submit(agent, "short", run_id="run")
         claim = await probe.inner.claim("run", app._stored.checkpoints.worker_id)
         await probe.inner.release(claim, Release(status=RunStatus.PARKED, reason="approval"))
@@ -220,8 +220,8 @@ async def test_a_resume_by_hand_that_does_not_come_about_revokes_no_cancel(cance
     async with App(
         [agent],
         probe,
-        worker=WorkerSettings(recover_on_start=False),
-        checkpoint=CheckpointSettings(result_retention=timedelta(hours=1)),
+        worker=False,
+        checkpoint=CheckpointSettings(retention=Retention(done=timedelta(hours=1))),
     ) as app:
         await app.submit(agent, "short", run_id="run")
         await probe.inner.request_cancel("run")
@@ -249,7 +249,7 @@ async def test_a_resume_by_hand_that_does_not_come_about_revokes_no_cancel(cance
 async def test_one_run_that_cannot_be_read_is_set_aside_and_the_others_go_on() -> None:
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())
-    async with App([agent], probe, worker=WorkerSettings(recover_on_start=False, concurrency=1)) as app:
+    async with App([agent], probe, worker=WorkerSettings(take_runs=False, concurrency=1)) as app:
         for run_id in ("first", "second", "third"):
             await app.submit(agent, "short", run_id=run_id)
         probe.fail("load", KeyError("of a codec of one's own"))
@@ -264,7 +264,7 @@ async def test_one_run_that_cannot_be_read_is_set_aside_and_the_others_go_on() -
 async def test_the_runs_of_a_process_that_still_seems_alive_are_waited_for_at_boot(tmp_path: Path) -> None:
     agent = Agent(name="agent", model=Gated())
     dead_after = timedelta(seconds=1)
-    async with App([agent], f"sqlite:{tmp_path / 'runs.db'}", worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], f"sqlite:{tmp_path / 'runs.db'}", worker=False) as app:
         await app.submit(agent, "short", run_id="run")
     store = SqliteStore(tmp_path / "runs.db", lease_timeout=dead_after)
     await store.open()
@@ -281,7 +281,7 @@ async def test_the_runs_of_a_process_that_still_seems_alive_are_waited_for_at_bo
 async def test_a_child_that_is_left_to_its_parked_parent_is_not_looked_for_again_and_again() -> None:
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())
-    async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], probe, worker=False) as app:
         await app.submit(agent, "short", run_id="parent")
         claim = await probe.inner.claim("parent", app._stored.checkpoints.worker_id)
         await probe.inner.release(claim, Release(status=RunStatus.PARKED, reason="approval"))

@@ -22,7 +22,7 @@ def store_url(job: Job) -> str:
 
 
 def make_app(job: Job, agent: "BenchAgent", *, recover: bool = False, concurrency: int = 16) -> App:
-    return App([agent], store_url(job), worker=WorkerSettings(recover_on_start=recover, concurrency=concurrency))
+    return App([agent], store_url(job), worker=WorkerSettings(take_runs=recover, concurrency=concurrency))
 
 
 async def answer() -> None:
