@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App, CheckpointSettings, WorkerSettings
+from holdfast import Agent, App, CheckpointSettings, Retention, WorkerSettings
 from holdfast.app import AppOptions
 from holdfast.core.errors import DefinitionError
 from holdfast.stores.memory import MemoryStore
@@ -23,8 +23,10 @@ AGENT = Agent(name="a", model=ScriptedModel("done"))
         (CheckpointSettings, "save_interval", timedelta(seconds=-1)),
         (CheckpointSettings, "max_transcript_bytes", "1 MB"),
         (CheckpointSettings, "max_transcript_bytes", 0),
-        (CheckpointSettings, "failed_retention", timedelta(days=-1)),
-        (CheckpointSettings, "result_retention", None),
+        (CheckpointSettings, "retention", timedelta(days=1)),
+        (Retention, "done", timedelta(days=-1)),
+        (Retention, "failed", None),
+        (Retention, "cancelled", 7),
         (CheckpointSettings, "require_durability", "yes"),
         (CheckpointSettings, "store_timeout", 30.0),
         (CheckpointSettings, "redact", "secret"),

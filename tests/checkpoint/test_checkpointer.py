@@ -342,7 +342,7 @@ async def test_a_run_id_that_is_taken_is_refused_and_the_other_run_is_untouched(
 async def test_a_message_that_cannot_be_encoded_is_refused_and_what_was_saved_stays(
     harness: CheckpointerHarness,
 ) -> None:
-    handle = harness.make_checkpointer()
+    handle = harness.make_checkpointer(retention=Retention())
     harness.add_message("good")
     await handle.save(harness.state)
     harness.add_message("half a pair \ud800")

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -44,8 +43,6 @@ class CountingFactory:
 
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
         return None
-
-    async def discard_children(self, run_ids: Sequence[str]) -> None: ...
 
     async def close(self) -> None:
         self.closed = True
@@ -236,8 +233,6 @@ async def test_a_finished_child_is_met_with_its_end_and_an_unknown_one_is_not_me
     await handle.complete({"a": 1}, NO_USAGE)
     met = await checkpoints.attach_child(info, NATIVE_CODEC)
     assert met == ChildOutcome(output={"a": 1}, usage=NO_USAGE)
-    await checkpoints.discard_children(["child", "nobody"])
-    assert await checkpoints.attach_child(info, NATIVE_CODEC) is None
 
 
 async def _attach_child(checkpoints: StoreCheckpoints, info: RunInfo) -> bool:

@@ -25,6 +25,7 @@ from holdfast.core.errors import (
 from holdfast.core.execution.executor import Executor
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply, ToolCall, ToolResult, Usage
+from holdfast.core.result import Result
 from holdfast.core.tool import ToolSchema, tool
 from holdfast.errors import HoldfastError
 
@@ -80,7 +81,7 @@ async def test_who_begins_a_run_just_when_it_ends_is_not_told_of_a_shutdown() ->
             await asyncio.sleep(0)
         ends += await asyncio.gather(host.executor.run(agent, "go", run_id="r"), return_exceptions=True)
         await first
-    assert {type(end) for end in ends} == {RunAlreadyRunning, RunExists}
+    assert {type(end) for end in ends} == {RunAlreadyRunning, Result}
 
 
 async def test_a_run_id_that_is_live_in_another_process_is_refused_and_that_run_is_not_touched() -> None:

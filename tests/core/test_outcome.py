@@ -148,6 +148,7 @@ async def test_a_cancel_by_the_caller_fails_the_run_and_stays_a_cancel() -> None
 
 async def test_a_timeout_around_a_run_fails_it_and_stays_a_timeout() -> None:
     host = SimulatedHost()
+    await host.checkpoints.open()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await host.executor.run(Agent(name="a", model=model_that_hangs), "go", on_cancel="cancel")
@@ -234,6 +235,7 @@ async def test_whoever_joined_a_run_that_is_cancelled_with_its_caller_is_told_so
     run.cancel()
     with pytest.raises(RunCancelled):
         await joined
+    await asyncio.wait([run])
     assert run.cancelled()
 
 
