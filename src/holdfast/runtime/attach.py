@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from datetime import timedelta
 
-from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotClaimable, RunNotFound, StoreClosed
+from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotClaimable, StoreClosed
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus, StoredRun
 from holdfast.clock import Clock
 from holdfast.core.agent import AgentSource
@@ -38,17 +38,35 @@ class RunAttacher:
             RunConflict: it has another agent or prompt. RunParked: it waits for a person. RunNotFound: it was removed
                 while the caller waited. Any other error: the run's own.
         """
-        known = None if is_new else await self._find(info)
-        if known is None:
-            try:
-                return await self._executor.start(agent, info, on_cancel=on_cancel)
-            except RunExists as exc:
-                if exc.run_id != info.run_id:
-                    raise  # a child
-                known = await self._client.load_same_request(info)
-            except (RunAlreadyRunning, RunLost, ModelUnavailable):
-                known = await self._client.get_record(info.run_id)
+        try:
+            return await self._start(agent, info, on_cancel, is_new=is_new)
+        except RunExists as exc:
+            if exc.run_id != info.run_id:
+                raise  # a child
+            known: RunRecord | StoredRun = await self._client.load_same_request(info)
+        except (RunLost, ModelUnavailable):
+            known = await self._client.get_record(info.run_id)
         return await self._follow(known, on_cancel)
+
+    async def _start(self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel, *, is_new: bool) -> Result:
+        """Start the run, or wait for the execution of this process.
+
+        Raises:
+            RunExists: it is in the store, and this process does not execute it.
+        """
+        if not is_new and self._executor.get_run(info.run_id) is None and await self._client.exists(info.run_id):
+            raise RunExists(info.run_id)
+        try:
+            return await self._executor.start(agent, info, on_cancel=on_cancel)
+        except RunAlreadyRunning:
+            # It may not be in the store yet.
+            local = self._executor.get_run(info.run_id)
+            if local is not None and not self._client.is_same_request(info, local.info):
+                raise RunConflict(info.run_id, local.info.agent_name) from None
+            result = await self._executor.wait(info.run_id)
+            if result is None:  # it has just ended
+                raise RunExists(info.run_id) from None
+            return result
 
     async def resume(self, run_id: str, on_cancel: OnCancel) -> Result:
         """Resume a run by hand, also a parked, failed or cancelled one, and return its result.
@@ -66,17 +84,6 @@ class RunAttacher:
             except (RunAlreadyRunning, RunNotClaimable, RunLost, ModelUnavailable):
                 pass
         return await self._follow(await self._client.get_record(run_id), on_cancel)
-
-    async def _find(self, info: RunInfo) -> RunRecord | StoredRun | None:
-        """Return the run with this id, if there is one and it is the same request."""
-        if (local := self._executor.get_run(info.run_id)) is not None:
-            if not self._client.is_same_request(info, local.info):
-                raise RunConflict(info.run_id, local.info.agent_name)
-            return await self._client.get_record(info.run_id)
-        try:
-            return await self._client.load_same_request(info)
-        except RunNotFound:
-            return None
 
     async def _follow(self, known: RunRecord | StoredRun, on_cancel: OnCancel) -> Result:
         """Wait while the run is executed, here or elsewhere, resume it when it is due, and return its result."""

@@ -63,6 +63,14 @@ class RunClient:
         """Return the record of the run, without its journal."""
         return await self._store.get_record(run_id)
 
+    async def exists(self, run_id: str) -> bool:
+        """Whether the store has a run with this id."""
+        try:
+            await self.get_record(run_id)
+        except RunNotFound:
+            return False
+        return True
+
     async def submit(self, info: RunInfo) -> str:
         """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and prompt.
 
