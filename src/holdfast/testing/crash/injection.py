@@ -12,6 +12,7 @@ from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Progress, RecordedResult, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.stores.wrapper import StoreWrapper
@@ -85,12 +86,13 @@ class CrashingStore(StoreWrapper):
         return await self._write_with_crash_points(self._store.create(run, worker_id=worker_id), event, ["creation"])
 
     async def append(self, claim: Claim, write: Append) -> None:
-        if not write.entries:
+        if not write.entries and not write.consumed:
             # A claim check: it changes nothing, and the tool call that follows has crash points of its own.
             await self._store.append(claim, write)
             return
         marks, step = _list_marks(write.entries, decode(write.progress, Progress))
         event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=write.entries, rewrite=write.rewrite)
+        marks = marks or [f"mail consumed in {step}"]
         await self._write_with_crash_points(self._store.append(claim, write), event, marks, fallback_mark=step)
 
     async def release(self, claim: Claim, release: Release) -> None:
@@ -115,6 +117,11 @@ class CrashingStore(StoreWrapper):
         for claim in claims:
             self._injector.reach(f"after claim of {claim.run_id}")
         return claims
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        event = WriteAcknowledgedEvent(run_id=run_id)
+        # Named by its topic: the id may differ from attempt to attempt.
+        return await self._write_with_crash_points(self._store.post(run_id, mail), event, [f"mail ({mail.topic})"])
 
     async def _record_closing(self, run_id: str) -> None:
         with contextlib.suppress(RunNotFound):
