@@ -47,7 +47,7 @@ class CountingFactory:
 
     async def discard_children(self, run_ids: Sequence[str]) -> None: ...
 
-    async def close(self) -> None:
+    async def close(self, *, keep_claims: bool = False) -> None:
         self.closed = True
 
 

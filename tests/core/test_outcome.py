@@ -288,7 +288,7 @@ def test_a_process_that_exits_from_within_a_run_leaves_it(ending: BaseException)
     assert asyncio.run(host.get_statuses()) == {"r": RunStatus.INTERRUPTED}
 
 
-def _with_cause(error: BaseException, cause: BaseException) -> BaseException:
+def _with_cause(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error
 
@@ -304,7 +304,7 @@ def _with_cause(error: BaseException, cause: BaseException) -> BaseException:
     ],
     ids=repr,
 )
-def test_a_shutdown_exception_is_found_as_a_cause_and_in_a_group(error: BaseException) -> None:
+def test_a_shutdown_exception_is_found_as_a_cause_and_in_a_group(error: Exception) -> None:
     assert classify_error(error, (HostStopping,)) is CheckpointAction.INTERRUPT
     assert classify_error(error) is CheckpointAction.FAIL
 

@@ -1,5 +1,7 @@
 """A resumed run whose agent cannot be built is retried some times, and then parked with the reason."""
 
+from collections.abc import Sequence
+
 from tests.runtime.conftest import IDLE_WORKER
 from tests.scripted_model import ScriptedModel
 
@@ -68,7 +70,7 @@ async def test_an_attempt_that_builds_the_agent_clears_the_count() -> None:
     persona = Persona()
     host = Host(persona)
 
-    async def be_interrupted(messages: list[Message]) -> Reply:
+    async def be_interrupted(messages: Sequence[Message]) -> Reply:
         persona.missing = True
         raise MissingDefinition("for another reason")
 
