@@ -110,7 +110,7 @@ def test_a_tool_that_exits_leaves_its_run_with_a_strike(in_thread: bool) -> None
         hosts.append(SimulatedHost())
         agent = Agent(ScriptedModel([call("1", "leave"), call("2", "look")], "done").model, name="a")
         tool: Any = leave if in_thread else leave_async
-        agent.tool_plain(tool, name="leave")
+        agent.tool_plain(name="leave")(tool)
 
         @agent.tool_plain
         async def look() -> str:
