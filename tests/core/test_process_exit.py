@@ -59,8 +59,10 @@ def _run_beside_another(culprit: Agent) -> dict[str, tuple[RunStatus, int]]:
         model = WaitingModel()
         beside = asyncio.create_task(host.executor.run(Agent(name="b", model=model), "go", run_id="innocent"))
         await model.asked.wait()
-        await host.executor.run(culprit, "go", run_id="culprit")
-        await beside
+        try:
+            await host.executor.run(culprit, "go", run_id="culprit")
+        finally:
+            await asyncio.gather(beside, return_exceptions=True)
 
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         asyncio.run(main())
