@@ -42,6 +42,7 @@ class AppOptions(TypedDict, total=False):
     critic: Critic | None
     listener: RunListener | None
     extra_tools: ToolProvider | None
+    shutdown_exceptions: tuple[type[BaseException], ...]
     clock: Clock
 
 
@@ -76,6 +77,7 @@ class App:
         critic: Critic | None = None,
         listener: RunListener | None = None,
         extra_tools: ToolProvider | None = None,
+        shutdown_exceptions: tuple[type[BaseException], ...] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Join the parts.
@@ -87,6 +89,8 @@ class App:
             checkpoint: how runs are saved.
             worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
                 runs, and executes only what `run`, `resume` and `recover` ask for.
+            shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
+                model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
 
         Raises:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
@@ -96,6 +100,7 @@ class App:
         if isinstance(worker, bool):
             worker = WorkerSettings(take_runs=worker)
         _check_type("worker", worker, WorkerSettings)
+        _check_exceptions("shutdown_exceptions", shutdown_exceptions)
         #: The agents, by name.
         self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
         self.checkpoint_settings: Final = checkpoint
@@ -110,6 +115,7 @@ class App:
             critic=critic,
             listener=listener,
             extra_tools=extra_tools,
+            shutdown_exceptions=shutdown_exceptions,
             clock=clock,
         )
         opened = store_from_url(store or None) if isinstance(store, str) else store
@@ -127,7 +133,7 @@ class App:
             listener=listener,
             extra_tools=extra_tools,
         )
-        self._clock = clock
+        self._clock, self._shutdown_exceptions = clock, shutdown_exceptions
         self._remove_signal_handlers: Callable[[], None] | None = None
         #: Set while the App is open.
         self._executor: Executor | None = None
@@ -141,7 +147,11 @@ class App:
 
     async def _open(self, *, take_runs: bool) -> None:
         executor = Executor(
-            self.ports, clock=self._clock, require_durability=self.checkpoint_settings.require_durability
+            self.ports,
+            clock=self._clock,
+            require_durability=self.checkpoint_settings.require_durability,
+            shutdown_exceptions=self._shutdown_exceptions,
+            shutdown_timeout=self.worker_settings.shutdown_timeout,
         )
         if self._checkpoints is not None:
             await self._checkpoints.open()
@@ -349,6 +359,14 @@ class App:
 def _check_type(name: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
         raise DefinitionError(f"{name} is {value!r:.80}: give a {kind.__name__}")
+
+
+def _check_exceptions(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(kind, type) for kind in value):
+        raise DefinitionError(f"{name} is {value!r:.80}: give a tuple of exception classes")
+    for kind in value:
+        if not issubclass(kind, BaseException):
+            raise DefinitionError(f"{name} contains {kind.__name__}, which is no exception class")
 
 
 def _index_agents(agents: Iterable[AgentSource]) -> dict[str, AgentSource]:

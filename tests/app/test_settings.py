@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App, CheckpointSettings, Retention, WorkerSettings
+from holdfast import Agent, App, CheckpointSettings, Reply, Retention, WorkerSettings
 from holdfast.app import AppOptions
+from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError
 from holdfast.stores.memory import MemoryStore
 
@@ -43,6 +44,31 @@ def test_a_wrong_setting_is_refused(settings: Any, field: str, value: Any) -> No
         settings(**{field: value})
     with pytest.raises(DefinitionError, match=f"^{field} is "):
         replace(settings(), **{field: value})
+
+
+class HostStopping(Exception):
+    pass
+
+
+async def test_a_run_that_ends_with_a_shutdown_exception_of_the_host_is_kept() -> None:
+    async def model(*_: Any) -> Reply:
+        try:
+            raise HostStopping
+        except HostStopping as exc:
+            raise ConnectionError("the client is closed") from exc
+
+    store = MemoryStore()
+    agent = Agent(name="a", model=model)
+    async with App([agent], store, shutdown_exceptions=(HostStopping,)) as app:
+        with pytest.raises(ConnectionError):
+            await app.run(agent, "go", run_id="r")
+        assert [record.status async for record in store.list_runs()] == [RunStatus.INTERRUPTED]
+
+
+@pytest.mark.parametrize("value", [HostStopping, [HostStopping], ("HostStopping",), (int,)], ids=repr)
+def test_shutdown_exceptions_are_a_tuple_of_exception_classes(value: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"^shutdown_exceptions "):
+        App([AGENT], None, shutdown_exceptions=value)
 
 
 def test_an_app_refuses_settings_of_another_type() -> None:

@@ -44,7 +44,7 @@ class CountingFactory:
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
         return None
 
-    async def close(self) -> None:
+    async def close(self, *, keep_claims: bool = False) -> None:
         self.closed = True
 
 

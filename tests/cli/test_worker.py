@@ -96,3 +96,24 @@ def test_events_that_are_read_no_more_end_no_run(shell: Shell) -> None:
     assert shell.ok("submit", "sampler", "note send", "--wait") == "done: note send\n"
     worker.send_signal(signal.SIGTERM)
     worker.wait(TIMEOUT)
+
+
+def test_a_tool_that_never_returns_does_not_keep_a_worker_from_exiting(shell: Shell) -> None:
+    shell.ok("submit", "stuck", "go", "--run-id", "r1")
+    worker = shell.start("worker", "stuck:app")
+    shell.wait_for_effect("hang c1")
+    worker.send_signal(signal.SIGTERM)
+    line_with(worker.stderr, "more seconds for tools in threads: run r1, tool hang, call c1")
+    line_with(worker.stderr, "does not wait for these tools any longer")
+    assert worker.wait(TIMEOUT) == 1
+    # Its process is dead, so any worker takes it.
+    assert shell.states() == {"r1": "interrupted"}
+
+
+def test_a_tool_that_never_returns_does_not_keep_a_run_from_exiting(shell: Shell) -> None:
+    run = shell.start("run", "stuck:app", "go", "--run-id", "r1")
+    shell.wait_for_effect("hang c1")
+    run.send_signal(signal.SIGINT)
+    line_with(run.stderr, "resume with: holdfast resume")
+    assert run.wait(TIMEOUT) == 1
+    assert shell.states() == {"r1": "interrupted"}

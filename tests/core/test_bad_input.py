@@ -24,6 +24,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.execution.executor import Executor
 from holdfast.core.info import RunInfo
+from holdfast.core.json_value import MAX_NESTING
 from holdfast.core.message import Message, Reply, ToolCall, ToolResult, Usage
 from holdfast.core.result import Result
 from holdfast.core.tool import ToolSchema, tool
@@ -281,3 +282,22 @@ def test_bounds_that_no_run_could_keep_are_refused(bounds: dict[str, Any]) -> No
 def test_all_of_these_are_of_one_tree(error: type[Exception]) -> None:
     assert issubclass(error, RunError)
     assert issubclass(error, HoldfastError)
+
+
+async def test_a_result_that_is_nested_too_deeply_is_an_error_for_the_model() -> None:
+    levels = 0
+
+    @tool(effect="pure")
+    async def look() -> Any:
+        nested: Any = ["]"]
+        for _ in range(levels - 1):
+            nested = [nested]
+        return nested
+
+    # Around 980 a result alone can be encoded, and the message that contains it cannot.
+    for levels in (MAX_NESTING, MAX_NESTING + 1, *range(930, 1_000), 100_000):
+        model = ScriptedModel(tool_reply(call("1", "look")), "done")
+        await SimulatedHost().executor.run(Agent(name="a", model=model, tools=[look]), "go")
+        shown = model.requests[1][-1]
+        assert isinstance(shown, ToolResult)
+        assert shown.error == (levels > MAX_NESTING)

@@ -288,6 +288,33 @@ def test_a_process_that_exits_from_within_a_run_leaves_it(ending: BaseException)
     assert asyncio.run(host.get_statuses()) == {"r": RunStatus.INTERRUPTED}
 
 
+def _with_cause(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        _with_cause(ValueError("no answer"), HostStopping("bye")),
+        _with_cause(ValueError("no answer"), _with_cause(OSError("closed"), HostStopping("bye"))),
+        ExceptionGroup("two", [ValueError("other"), HostStopping("bye")]),
+        ExceptionGroup("two", [ExceptionGroup("one", [_with_cause(OSError("closed"), HostStopping("bye"))])]),
+        _with_cause(ValueError("no answer"), ExceptionGroup("one", [HostStopping("bye")])),
+    ],
+    ids=repr,
+)
+def test_a_shutdown_exception_is_found_as_a_cause_and_in_a_group(error: Exception) -> None:
+    assert classify_error(error, (HostStopping,)) is CheckpointAction.INTERRUPT
+    assert classify_error(error) is CheckpointAction.FAIL
+
+
+def test_a_cause_that_leads_back_to_its_error_ends_the_search() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert classify_error(first, (HostStopping,)) is CheckpointAction.FAIL
+
+
 async def test_a_tool_that_says_the_host_shuts_down_leaves_the_run() -> None:
     @tool
     async def deploy() -> None:

@@ -16,6 +16,7 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT
 from holdfast.core.agent import Agent
 from holdfast.core.errors import Shutdown, ShuttingDown
+from holdfast.core.execution.shutdown import BLOCKED_TOOL_TIMEOUT
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply
 from holdfast.core.ports import Ports
@@ -241,7 +242,7 @@ async def test_a_run_that_waits_for_its_thread_is_not_given_up(host: SimulatedHo
     run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await asyncio.to_thread(begun.wait, 60)
     shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
-    await clock.advance(TIMEOUT + 10 * SHUTDOWN_STORE_TIMEOUT)
+    await clock.advance(TIMEOUT + BLOCKED_TOOL_TIMEOUT - timedelta(seconds=1))
     assert not shutdown.done()
     go.set()
     with pytest.raises(Shutdown):

@@ -85,3 +85,40 @@ async def test_a_run_that_is_ended_does_not_wait_for_its_threads() -> None:
     assert thread.done == []
     assert await host.list_records() == []
     thread.go_on.set()
+
+
+async def test_a_tool_that_raises_stop_iteration_reports_it_to_the_model() -> None:
+    def take() -> str:
+        return next(iter(()))
+
+    model = ScriptedModel(tool_reply(call("1", "take")), "done")
+    agent = Agent(name="a", model=model, tools=[Tool(take)])
+    async with asyncio.timeout(20):
+        assert (await SimulatedHost().executor.run(agent, "go")).output == "done"
+    shown = model.requests[1][-1]
+    assert isinstance(shown, ToolResult)
+    assert (shown.content, shown.error) == ("RuntimeError: the tool raised StopIteration", True)
+
+
+async def test_a_shutdown_names_the_tools_that_block_it_and_then_abandons_their_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    host = SimulatedHost(clock=clock)
+    thread = Thread()
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "send"))), tools=[thread.tool])
+    run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
+    await thread.begun.wait()
+    shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
+    await clock.advance(GRACE)
+    assert "run r, tool send, call 1" in caplog.text
+    assert not shutdown.done()
+    await clock.advance(timedelta(seconds=10))
+    await shutdown
+    with pytest.raises(Shutdown):
+        await run
+    # Its owner counts as alive: no other worker makes the call again while the thread works.
+    [record] = await host.list_records()
+    assert (record.status, record.owner_alive) == (RunStatus.RUNNING, True)
+    assert "release" not in host.store.calls
+    thread.go_on.set()

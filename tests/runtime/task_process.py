@@ -50,6 +50,7 @@ class TaskAgents:
             Tool(self.gate, effect="idempotent"),
             Tool(self.crash, effect="idempotent"),
             Tool(self.stride, effect="idempotent"),
+            Tool(self.exit, effect="idempotent"),
             Tool(self.charge, in_doubt="park"),
             Tool(self.delegate, effect="idempotent"),
         ]
@@ -100,6 +101,15 @@ class TaskAgents:
         self.record_effect()
         self._kill_process()
         return "survived"
+
+    async def exit(self) -> str:
+        """Exits once another run is at its gate, until the file `cured` is there."""
+        self.record_effect()
+        while not any(" gate " in effect for effect in self.read_effects()):  # noqa: ASYNC110 - of another run
+            await asyncio.sleep(0.01)
+        if not (self.folder / "cured").exists():
+            sys.exit(7)
+        return "stayed"
 
     async def stride(self) -> str:
         """Takes its process down when it is called for the first time."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
 from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge
@@ -264,14 +264,16 @@ class StoreCheckpointer:
         """Leave the run parked: it waits for a person or a condition."""
         await self._finalize(partial(self._release_claim, status=RunStatus.PARKED, reason=reason))
 
-    async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
-        """Leave the run to recovery after `delay`. Does not count as a strike."""
+    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
+        """Leave the run to recovery after `delay`. Counts as a strike only if `strike` and no step was finished."""
         if self._deferred is not None:
             try:
                 await self.save(self._deferred, force=True)
             except Exception as exc:  # release the claim all the same
                 log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
-        strikes = 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - 1)
+        strikes = 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - (not strike))
+        if strike:
+            delay = max(delay, backoff(strikes))
         await self._finalize(
             partial(self._release_claim, status=RunStatus.INTERRUPTED, reason=reason, strikes=strikes, delay=delay)
         )
@@ -382,5 +384,5 @@ class NullCheckpointer:
     async def park(self, reason: str) -> None:
         return
 
-    async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
+    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
         return

@@ -261,14 +261,15 @@ class StoreCheckpoints:
                 continue
             self._pending_releases.discard(write)
 
-    async def close(self) -> None:
-        """Retry failed releases, deregister this worker, and close the store."""
+    async def close(self, *, keep_claims: bool = False) -> None:
+        """Retry failed releases, deregister this worker unless it keeps claims, and close the store."""
         if self._is_open:
             self._is_open = False
             try:
                 # Before deregistering: after it, a run that has ended would count as interrupted.
                 await self.retry_pending_releases()
-                await self._store.deregister_worker(self.worker_id)
+                if not keep_claims:
+                    await self._store.deregister_worker(self.worker_id)
             finally:
                 await self._store.close()
 
@@ -282,5 +283,5 @@ class NullCheckpoints:
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
         return None
 
-    async def close(self) -> None:
+    async def close(self, *, keep_claims: bool = False) -> None:
         return

@@ -1,16 +1,32 @@
 """Entry point of the `holdfast` command. Reports every error as one line."""
 
+import contextlib
 import errno
 import io
+import logging
 import os
 import sys
 from typing import NoReturn
 
+from holdfast.core.tool_threads import has_running_threads
 from holdfast.errors import HoldfastError
 
 
 def main() -> NoReturn:
-    """Run the command in `sys.argv` and exit: 0 on success, 1 on failure, 2 on wrong usage."""
+    """Run the command in `sys.argv` and exit: 0 on success, 1 on failure, 2 on wrong usage.
+
+    If a tool has not returned from its thread, the process exits at once, and with 1 instead of 0: the regular exit of
+    the interpreter is not safe beside that thread.
+    """
+    try:
+        _run_program()
+    except SystemExit as exc:
+        if has_running_threads():
+            _exit_hard(exc.code)
+        raise
+
+
+def _run_program() -> NoReturn:
     try:
         import typer  # noqa: F401
     except ModuleNotFoundError:
@@ -31,6 +47,14 @@ def main() -> NoReturn:
             _exit_on_broken_pipe()
         hint = "" if isinstance(exc, HoldfastError) else " (holdfast --debug shows the traceback)"
         _exit_with_message(format_error(exc) + hint, 1)
+
+
+def _exit_hard(code: object) -> NoReturn:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone
+            stream.flush()
+    os._exit(code if isinstance(code, int) and code else 1)
 
 
 def _prepare_streams() -> None:

@@ -110,6 +110,8 @@ class RunInterrupted(RunError):
 
     #: Recovery waits this long before it resumes the run.
     retry_after = timedelta(0)
+    #: Whether the attempt counts as a strike if it finished no step, as the death of the process does.
+    is_strike = False
 
 
 class Shutdown(RunInterrupted):
@@ -120,6 +122,20 @@ class MissingDefinition(RunInterrupted):
     """This process lacks a tool, a phase or the agent of a saved run. The run is left to a process that has it."""
 
     retry_after = timedelta(minutes=1)
+
+
+class ProcessExit(RunInterrupted):
+    """A tool or the model called `sys.exit` or raised KeyboardInterrupt.
+
+    All runs of the process are interrupted. Then the original exception ends the process.
+    """
+
+    is_strike = True
+
+    def __init__(self, exception: BaseException) -> None:
+        super().__init__(f"the run ended its process: {format_error(exception)}")
+        #: What was raised.
+        self.exception = exception
 
 
 class SaveFailed(RunInterrupted):

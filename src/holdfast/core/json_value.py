@@ -1,5 +1,6 @@
 """JSON values: data that a store returns unchanged."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -9,7 +10,13 @@ from holdfast.core.errors import PayloadError
 #: A JSON value: None, bool, int of some 4,000 digits at most, finite float, str, list, dict with str keys.
 JsonValue = Any
 
+#: Levels of lists and objects in one value. The codecs and Python itself fail at some 1,000, less what surrounds it.
+MAX_NESTING = 500
+
 _BINARY_TYPES = (bytes, bytearray, memoryview)
+
+#: A bracket of JSON, or a whole string, in which brackets do not count.
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 #: Every JSON parser reads an integer below this exactly.
 _MAX_SAFE_INTEGER = 2**53
@@ -20,7 +27,7 @@ def to_json_value(value: Any, label: str) -> JsonValue:
 
     Raises:
         PayloadError: JSON cannot represent it exactly: NaN, raw bytes, a lone surrogate, a key that is not a string,
-            an object of another class.
+            an object of another class. Or it is nested deeper than `MAX_NESTING`.
     """
     if _is_json_scalar(value):
         return value
@@ -29,6 +36,7 @@ def to_json_value(value: Any, label: str) -> JsonValue:
     try:
         lowered = msgspec.to_builtins(value, builtin_types=_BINARY_TYPES)
         body = msgspec.json.encode(value)
+        _check_nesting(body, label)
         back = msgspec.json.decode(body)
         # Two keys that are one after lowering show only in the bytes.
         same = (back == lowered or _equal_as_json(lowered, back)) and msgspec.json.encode(lowered) == body
@@ -40,6 +48,17 @@ def to_json_value(value: Any, label: str) -> JsonValue:
             "same text have no JSON form; convert them first"
         )
     return back
+
+
+def _check_nesting(body: bytes, label: str) -> None:
+    """Refuse JSON that is nested too deeply for a store to load it again."""
+    if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
+        return
+    depth = 0
+    for bracket in _BRACKETS.findall(body):
+        depth += 1 if bracket in b"[{" else -1 if bracket in b"]}" else 0
+        if depth > MAX_NESTING:
+            raise PayloadError(f"{label} is nested deeper than {MAX_NESTING} levels: return flatter data")
 
 
 def _is_json_scalar(value: Any) -> bool:

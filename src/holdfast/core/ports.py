@@ -57,8 +57,12 @@ class Checkpointer(Protocol):
         """Keep the checkpoint and let the run wait for a person or a condition."""
         ...
 
-    async def release(self, reason: str = "", delay: timedelta = timedelta(0)) -> None:
-        """Write progress that the save interval deferred, and leave the checkpoint to recovery after `delay`."""
+    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
+        """Write progress that the save interval deferred, and leave the checkpoint to recovery after `delay`.
+
+        Args:
+            strike: count the attempt as the death of its process would be, unless it has finished a step.
+        """
         ...
 
 
@@ -92,8 +96,12 @@ class CheckpointerFactory(Protocol):
         """Return the child run that an earlier attempt of its parent started; `None` if there is none."""
         ...
 
-    async def close(self) -> None:
-        """Called last at a shutdown, when every checkpoint is finalized."""
+    async def close(self, *, keep_claims: bool = False) -> None:
+        """Called last at a shutdown, when every checkpoint is finalized.
+
+        Args:
+            keep_claims: a tool still works in its thread: other workers must not take its run before this process ends.
+        """
         ...
 
 

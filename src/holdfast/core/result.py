@@ -43,7 +43,8 @@ def classify_error(
     """Return the action for a run that ended with `error`, or with none.
 
     Args:
-        shutdown_exceptions: exceptions by which the host announces a shutdown.
+        shutdown_exceptions: exceptions by which the host announces a shutdown. One of them as the cause of `error`, or
+            within an exception group, announces it too.
     """
     if error is None:
         return CheckpointAction.COMPLETE
@@ -51,6 +52,25 @@ def classify_error(
         return CheckpointAction.NONE
     if isinstance(error, RunParked):
         return CheckpointAction.PARK
-    if isinstance(error, (RunInterrupted, KeyboardInterrupt, SystemExit, *shutdown_exceptions)):
+    if isinstance(error, RunInterrupted | KeyboardInterrupt | SystemExit):
+        return CheckpointAction.INTERRUPT
+    if shutdown_exceptions and _contains(error, shutdown_exceptions):
         return CheckpointAction.INTERRUPT
     return CheckpointAction.FAIL
+
+
+def _contains(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether `error`, an exception of its group, or a cause of one of them is of these kinds."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        if isinstance(each, kinds):
+            return True
+        seen.add(id(each))
+        left.append(each.__cause__)
+        if isinstance(each, BaseExceptionGroup):
+            left.extend(each.exceptions)
+    return False

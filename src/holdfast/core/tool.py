@@ -1,6 +1,5 @@
 """Tools: typed Python functions that a model may call. The schema and the argument check come from the signature."""
 
-import asyncio
 import copy
 import functools
 import inspect
@@ -13,6 +12,7 @@ import msgspec
 from holdfast.core.effects import Effect, InDoubt, OnError, Reconcile
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import JsonValue
+from holdfast.core.tool_threads import call_in_thread
 
 
 class Signature:
@@ -159,7 +159,7 @@ class Tool:
         return coroutine
 
     async def _call_in_thread(self, arguments: dict[str, Any]) -> Any:
-        result = await asyncio.to_thread(self.function, **arguments)
+        result = await call_in_thread(self.function, arguments)
         # A plain function may have wrapped an async one.
         return await result if inspect.isawaitable(result) else result
 

@@ -1,6 +1,7 @@
 """The call that a tool is in: its identity, and the child runs it may start."""
 
 import hashlib
+from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -28,6 +29,8 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     arguments: Any
     children: ChildStarter | None = None
+    #: Runs the function of a sync tool.
+    threads: Executor | None = None
 
     @property
     def run_id(self) -> str:

@@ -18,6 +18,7 @@ from holdfast.concurrency import run_in_background, shielded_with_undo
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import MissingDefinition, RunCancelled, RunInterrupted, RunLost, RunParked
 from holdfast.core.execution.executor import Executor
+from holdfast.core.execution.lifecycle import PROCESS_EXIT_KEY
 from holdfast.core.execution.native import get_loop
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.ports import Resumption
@@ -341,7 +342,8 @@ def _format_poison_reason(claim: Claim, stored: StoredRun, agent: AgentSource, r
     state = resumption.state
     pending = [call for call in get_loop(agent).pending_calls(state.history) if call.call_id not in state.results]
     where = f" while calling {', '.join(call.tool for call in pending)}" if pending else ""
-    last = f"; last error: {stored.record.reason}" if stored.record.reason else ""
+    last_exit = state.annotations.get(PROCESS_EXIT_KEY)
+    last = f"; {last_exit['error']}" if last_exit is not None and last_exit["step"] == progress.steps + 1 else ""
     return (
         f"poison: {claim.strikes - 1} owners in a row died or gave up in step {progress.steps + 1}{where} "
         f"without finishing it{last}"

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic_ai import DeferredToolRequests, DeferredToolResults, RunContext
+from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.capabilities.abstract import WrapToolExecuteHandler
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
 from pydantic_ai.messages import ModelRequest, ModelRequestPart, ModelResponse, ToolCallPart, UserPromptPart
@@ -27,6 +29,7 @@ from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, ToolPolicie
 from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
 from holdfast.core.execution.steps import CallRequest, StepContext
+from holdfast.core.tool_context import current_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +161,12 @@ class Batch:
     ) -> Any:
         results = ToolResultBuilder(call.part.tool_name, call.call_id, call.definition)
         seen = None
+        own = self._context.profile.tools.get(call.part.tool_name)
+        in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
 
         async def execute() -> ModelRequest:
             nonlocal seen
             work = _invoke(handler, args)
-            own = self._context.profile.tools.get(call.part.tool_name)
-            in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
             run = self._context.run
             seen, result = await await_outcome(run.await_uninterruptible(work) if in_thread else work, results)
             if is_error(result) and run.is_stopping and not in_thread:
@@ -182,6 +185,7 @@ class Batch:
             reconcile=call.policy.reconcile,
             in_doubt=call.policy.in_doubt,
             is_error=is_error,
+            in_thread=in_thread,
         )
         try:
             result = await self._context.call(request)
@@ -295,7 +299,9 @@ class Batch:
 
 
 async def _invoke(handler: WrapToolExecuteHandler, args: dict[str, Any]) -> Any:
-    return await handler(args)
+    threads = current_call().threads
+    with AbstractAgent.using_thread_executor(threads) if threads is not None else nullcontext():
+        return await handler(args)
 
 
 def _runs_in_thread(ctx: RunContext[Any], name: str) -> bool:

@@ -20,6 +20,9 @@ from holdfast.core.errors import PayloadError
 #: In a message's metadata: the indexes of parts whose content is bytes, which JSON stores as text.
 _BYTES_KEY = "holdfast_bytes"
 
+#: pydantic writes 253 levels of lists and objects, and reads 197.
+_SAFE_NESTING = 150
+
 #: One adapter per kind of message: encoding a reply takes half the time of pydantic-ai's union adapter. The types are
 #: in a list because pydantic takes a configuration only for a type that has none.
 _CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -43,6 +46,12 @@ class PydanticAICodec:
             return _restore_bytes(ModelMessagesTypeAdapter.validate_json(b"[%b]" % body)[0])
         except ValidationError as exc:
             raise PayloadError(f"this pydantic-ai cannot read a stored message: {exc}") from exc
+
+    def check(self, message: Any) -> None:
+        """Raise PayloadError unless the message can be stored and read again."""
+        body = self.encode(message)
+        if body.count(b"[") + body.count(b"{") > _SAFE_NESTING:
+            self.decode(body)
 
 
 CODEC = PydanticAICodec()

@@ -21,12 +21,18 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.tools import ToolApproved, ToolDefinition, ToolDenied
 
+from holdfast.adapters.pydantic_ai.codec import CODEC
+from holdfast.core.errors import PayloadError
+
 #: In a message's metadata: one of the marks below.
 _MARK_KEY = "holdfast"
 #: A resolution that came with an unpark.
 RESOLUTION = "told"
 #: The last of the answers to a reply that holds the run's output.
 FINAL = "final"
+
+#: Can always be stored.
+_SCALARS = (str, int, float, bool, type(None))
 
 #: Requires the kind: an empty answer is no approval.
 _APPROVAL_ADAPTER: TypeAdapter[ToolApproved | ToolDenied] = TypeAdapter(
@@ -117,7 +123,7 @@ def is_error(result: Any) -> bool:
 async def await_outcome(call: Awaitable[Any], results: ToolResultBuilder) -> tuple[Callable[[], Any], ModelRequest]:
     """Await the call. Return a function that returns or raises its outcome to pydantic-ai, and the result to record.
 
-    Deferrals and errors that end the run are raised.
+    Deferrals and errors that end the run are raised. A result that cannot be stored becomes an error for the model.
     """
     try:
         value = await call
@@ -125,7 +131,14 @@ async def await_outcome(call: Awaitable[Any], results: ToolResultBuilder) -> tup
         return _make_raiser(exc), ModelRequest(parts=[exc.tool_retry])
     except ToolFailedError as exc:
         return _make_raiser(exc), ModelRequest(parts=[exc.tool_failed])
-    return functools.partial(_identity, value), results.make_result(value)
+    result = results.make_result(value)
+    if not isinstance(value, _SCALARS):
+        try:
+            CODEC.check(result)
+        except PayloadError as exc:
+            result = results.make_error_result(f"The tool has returned, but its result is lost: {exc}")
+            return functools.partial(get_value, result), result
+    return functools.partial(_identity, value), result
 
 
 def _make_raiser(error: Exception) -> Callable[[], Any]:

@@ -9,15 +9,16 @@ from typing import Any, Unpack
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT, close_with_timeout, run_with_timeout, shielded
 from holdfast.core.agent import AgentSource
-from holdfast.core.errors import RunAlreadyRunning, RunCancelled, RunError, RunLost, ShuttingDown
+from holdfast.core.errors import ProcessExit, RunAlreadyRunning, RunCancelled, RunError, RunLost, ShuttingDown
 from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, release_claim
 from holdfast.core.execution.native import NATIVE_LOOP
-from holdfast.core.execution.run import ExecutionServices, OnCancel, RunExecution
+from holdfast.core.execution.run import ExecutionServices, OnCancel, RunExecution, log
 from holdfast.core.execution.shutdown import Drain, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
 from holdfast.core.ports import Ports, Resumption
 from holdfast.core.result import Result
+from holdfast.core.tool_threads import ToolThreads
 
 
 class Executor:
@@ -30,6 +31,7 @@ class Executor:
         clock: Clock = SYSTEM_CLOCK,
         require_durability: bool = False,
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
+        shutdown_timeout: timedelta = timedelta(seconds=30),
     ) -> None:
         """Make an executor.
 
@@ -38,13 +40,16 @@ class Executor:
                 Without it a warning is logged and the run continues.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that ends with one
                 keeps its checkpoint for recovery.
+            shutdown_timeout: for a shutdown that names none, such as that of a process which a tool ends.
         """
+        self._shutdown_timeout = shutdown_timeout
         self._services = ExecutionServices(
             supervisor=self,
             ports=ports or Ports(),
             clock=clock,
             intent_timer=IntentTimer(clock),
             default_loop=NATIVE_LOOP,
+            threads=ToolThreads(),
             require_durability=require_durability,
             shutdown_exceptions=shutdown_exceptions,
         )
@@ -173,14 +178,18 @@ class Executor:
             result = task.result() if error is None else None
             run.finalize_task = asyncio.ensure_future(finalize(run, error, result))
             await shielded(run.finalize_task)
-            if cancel is not None:
-                raise cancel
         finally:
             _resolve_outcome(run, error, result)
             del self._runs[run_id]
             if not self._runs:
                 self._services.intent_timer.clear()
                 self._idle.set()
+        if isinstance(error, ProcessExit) and not run.is_child:
+            log.error("run %s: %s. The other runs of this process are interrupted, and it exits", run_id, error)
+            await self.shutdown()
+            raise error.exception
+        if cancel is not None:
+            raise cancel
         if result is None:
             raise error or RunError(f"run {run_id} has no result")
         return result[0]
@@ -200,27 +209,34 @@ class Executor:
 
     # -- shutdown -----------------------------------------------------------------------------------------------
 
-    async def shutdown(self, timeout: timedelta = timedelta(seconds=30)) -> None:
+    async def shutdown(self, timeout: timedelta | None = None) -> None:
         """Admit no more runs, let each reach its next step boundary, and leave every checkpoint to recovery.
 
         Runs that have not reached one after `timeout` are stopped within their step. The store is closed last. If it
         does not answer for some seconds, its runs stay as last saved and are recovered when this process has ended.
         An error of closing it is logged.
 
+        A tool in a thread cannot be stopped. After `timeout` the log names those that have not returned, and after
+        another `BLOCKED_TOOL_TIMEOUT` their runs are abandoned: recovery resumes them when this process has ended.
+
         May be called again; every call returns when the shutdown is finished.
         """
         if self._shutdown_task is None:
             self._draining = True  # at once, not when the task is scheduled
-            self._shutdown_task = asyncio.create_task(self._drain(timeout))
+            self._shutdown_task = asyncio.create_task(
+                self._drain(self._shutdown_timeout if timeout is None else timeout)
+            )
         await asyncio.shield(self._shutdown_task)
 
     async def _drain(self, timeout: timedelta) -> None:
         clock, checkpoints = self._services.clock, self._services.ports.checkpoints
-        await Drain(self._runs, self._idle, clock).finish(timeout)
+        drain = Drain(self._runs, self._idle, self._services.threads, clock)
+        await drain.finish(timeout)
         if checkpoints is not None:
-            await close_with_timeout("the store", checkpoints.close, clock)
+            close = functools.partial(checkpoints.close, keep_claims=True) if drain.gave_up else checkpoints.close
+            await close_with_timeout("the store", close, clock)
 
-    def shutdown_on_signals(self, timeout: timedelta = timedelta(seconds=30)) -> None:
+    def shutdown_on_signals(self, timeout: timedelta | None = None) -> None:
         """Shut down on SIGTERM and SIGINT. A second signal has the effect it had before this call."""
         install_signal_handlers(functools.partial(self.shutdown, timeout))
 

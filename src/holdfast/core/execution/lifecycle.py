@@ -12,6 +12,8 @@ from holdfast.core.errors import (
     DefinitionError,
     MissingDefinition,
     NotDurable,
+    ProcessExit,
+    RunError,
     RunInterrupted,
     RunParked,
     RuntimeExceeded,
@@ -25,12 +27,29 @@ from holdfast.core.result import CheckpointAction, Result
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool
 
+#: Attempts in a row in which the agent of a resumed run cannot be built, before the run is parked.
+MAX_BUILD_FAILURES = 10
+
+#: Among a run's annotations: the number of such attempts so far.
+BUILD_FAILURES_KEY = "build_failures"
+
+#: Among a run's annotations: the step in which the run last ended its process, and how.
+PROCESS_EXIT_KEY = "process_exit"
+
 #: A run's result, and its output as the store keeps it.
 StoredResult = tuple[Result, Any]
 
 
 async def execute(run: RunExecution, source: AgentSource) -> StoredResult:
     """Execute the run to its output."""
+    try:
+        return await _execute(run, source)
+    except (SystemExit, KeyboardInterrupt) as exc:
+        # Raised in a task, these two end the event loop before any run is saved.
+        raise ProcessExit(exc) from exc
+
+
+async def _execute(run: RunExecution, source: AgentSource) -> StoredResult:
     ports, timer = run.ports, None
     try:
         await _open_checkpointer(run)
@@ -72,12 +91,24 @@ async def _open_checkpointer(run: RunExecution) -> None:
 
 async def _build_agent(source: AgentSource, run: RunExecution) -> Agent:
     try:
-        return await source.build(run.info)
+        agent = await source.build(run.info)
     except DefinitionError as exc:
         if not run.resumed:
             raise
         # The process that began the run could build it, with a definition that this one lacks.
-        raise MissingDefinition(f"run {run.info.run_id}: its agent cannot be built here: {exc}") from exc
+        raise _count_build_failure(run, exc) from exc
+    run.state.annotations.pop(BUILD_FAILURES_KEY, None)
+    return agent
+
+
+def _count_build_failure(run: RunExecution, error: DefinitionError) -> RunError:
+    """Return the error that leaves the run to another attempt, or after too many attempts parks it."""
+    annotations = run.state.annotations
+    failures = annotations.pop(BUILD_FAILURES_KEY, 0) + 1
+    if failures >= MAX_BUILD_FAILURES:
+        return RunParked("missing definition", f"its agent could not be built {failures} times: {error}")
+    annotations[BUILD_FAILURES_KEY] = failures
+    return MissingDefinition(f"run {run.info.run_id}: its agent cannot be built here: {error}")
 
 
 def _start_watch(agent: Agent, run: RunExecution) -> Timer | None:
@@ -223,11 +254,13 @@ async def _finalize_checkpoint(
     elif error is not None and action is CheckpointAction.FAIL:
         await checkpointer.fail(error, may_have_children=run.may_have_children)
     else:
+        if isinstance(error, ProcessExit):
+            run.state.annotations[PROCESS_EXIT_KEY] = {"step": run.state.steps + 1, "error": str(error)}
         await _save_unsaved(run)
         if isinstance(error, RunParked):
             await checkpointer.park(error.message)
         elif isinstance(error, RunInterrupted) and not isinstance(error, Shutdown):
-            await checkpointer.release(str(error), error.retry_after)
+            await checkpointer.release(str(error), error.retry_after, strike=error.is_strike)
         else:  # a shutdown, also by the host's own exception, is no reason worth storing
             await checkpointer.release()
 

@@ -220,13 +220,14 @@ class _Conversation:
 class _Call:
     """A call that cannot be made: its result is a text for the model."""
 
-    __slots__ = ("_refusal", "arguments", "call_id", "effect", "in_doubt", "reconcile", "tool")
+    __slots__ = ("_refusal", "arguments", "call_id", "effect", "in_doubt", "in_thread", "reconcile", "tool")
 
     def __init__(self, call: ToolCall, refusal: str = "") -> None:
         self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
         self.effect = Effect.PURE
         self.reconcile: Reconcile | None = None
         self.in_doubt: InDoubt = "report"
+        self.in_thread = False
         self._refusal = refusal
 
     async def execute(self) -> ToolResult:
@@ -254,6 +255,7 @@ class _ToolCall(_Call):
     def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], run: RunExecution) -> None:
         self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
         self.effect, self.reconcile, self.in_doubt = tool.effect, tool.reconcile, tool.in_doubt
+        self.in_thread = tool.in_thread
         self._tool, self._validated_arguments, self._run, self._refusal = tool, arguments, run, ""
 
     async def execute(self) -> ToolResult:

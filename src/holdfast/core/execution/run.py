@@ -19,6 +19,7 @@ from holdfast.core.json_value import to_json_value
 from holdfast.core.ports import Ports, Recorder, Resumption, RunEvent, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
+from holdfast.core.tool_threads import ToolThreads
 
 log = logging.getLogger("holdfast.run")
 
@@ -53,6 +54,7 @@ class ExecutionServices:
     intent_timer: IntentTimer
     #: Executes agents that name no loop.
     default_loop: Loop
+    threads: ToolThreads
     require_durability: bool
     shutdown_exceptions: tuple[type[BaseException], ...]
 
@@ -197,6 +199,16 @@ class RunExecution:
             if task is not None:
                 task.cancel()
 
+    def abandon_thread(self) -> None:
+        """End the run although a tool of it still works in its thread. Nothing more is written for it."""
+        self.abandon()
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def is_child(self) -> bool:
+        return self._parent is not None
+
     # -- steering -----------------------------------------------------------------------------------------------
 
     def steer(self, text: str) -> None:
@@ -306,7 +318,7 @@ class RunExecution:
         """Return the result of work that cannot be cancelled, such as a thread.
 
         An interrupted run waits for it, because another worker may resume the run at once and must not repeat work
-        that is still under way. A failed or cancelled run does not wait.
+        that is still under way. A failed, cancelled or abandoned run does not wait.
         """
         task = asyncio.ensure_future(work)
         task.add_done_callback(_mark_retrieved)
@@ -315,7 +327,8 @@ class RunExecution:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
                 error = self.stop_state.error
-                if task.done() or error is None or not self.is_resumable_after(error):
+                ended = task.done() or error is None or not self.is_resumable_after(error)
+                if ended or self.stop_state.abandoned:
                     raise
 
     async def emit(self, event: RunEvent) -> None:

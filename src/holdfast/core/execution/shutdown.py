@@ -4,13 +4,18 @@ import asyncio
 import functools
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Clock, Timer
 from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT
 from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.tool_context import ToolContext
+from holdfast.core.tool_threads import ToolThreads
+
+#: After the timeout of a shutdown, the time that tools in threads have to return before their runs are abandoned.
+BLOCKED_TOOL_TIMEOUT = timedelta(seconds=10)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -58,12 +63,20 @@ def can_install_handlers() -> bool:
 
 
 class Drain:
-    """Lets runs reach their next step boundary, then stops them, then abandons those that wait for the store."""
+    """Lets runs reach their next step boundary, then stops them, then abandons those that cannot be stopped.
 
-    def __init__(self, runs: Mapping[str, RunExecution], idle: asyncio.Event, clock: Clock) -> None:
+    Those wait for a store that does not answer, or for a tool in a thread that does not return.
+    """
+
+    def __init__(
+        self, runs: Mapping[str, RunExecution], idle: asyncio.Event, threads: ToolThreads, clock: Clock
+    ) -> None:
         """`runs` gets no new ones any more; `idle` is set when it is empty."""
-        self._runs, self._idle, self._clock = runs, idle, clock
+        self._runs, self._idle, self._threads, self._clock = runs, idle, threads, clock
         self._timer: Timer | None = None
+        self._thread_timer: Timer | None = None
+        #: Whether a run was abandoned whose tool has not returned.
+        self.gave_up = False
 
     async def finish(self, timeout: timedelta) -> None:
         """Return when all runs have stopped."""
@@ -74,11 +87,36 @@ class Drain:
             await self._idle.wait()
         finally:
             self._timer.cancel()
+            if self._thread_timer is not None:
+                self._thread_timer.cancel()
 
     def _stop_all(self) -> None:
         for run in list(self._runs.values()):
             run.stop_for_shutdown()
         self._schedule_check()
+        self._thread_timer = self._clock.call_later(BLOCKED_TOOL_TIMEOUT, self._abandon_blocked)
+        if blocked := self._list_blocked():
+            log.warning(
+                "the shutdown waits %d more seconds for tools in threads: %s",
+                BLOCKED_TOOL_TIMEOUT.total_seconds(),
+                _format_calls(blocked),
+            )
+
+    def _list_blocked(self) -> list[ToolContext]:
+        return [call for call in self._threads.list_running() if call.run_id in self._runs]
+
+    def _abandon_blocked(self) -> None:
+        blocked = self._list_blocked()
+        if not blocked:
+            return
+        self.gave_up = True
+        log.error(
+            "the shutdown does not wait for these tools any longer, their runs are resumed when this process has "
+            "ended: %s",
+            _format_calls(blocked),
+        )
+        for run_id in {call.run_id for call in blocked}:
+            self._runs[run_id].abandon_thread()
 
     def _schedule_check(self) -> None:
         waiting = {run_id for run_id, run in self._runs.items() if run.is_waiting_for_store}
@@ -97,3 +135,7 @@ class Drain:
             for run_id in stalled:
                 self._runs[run_id].abandon()
         self._schedule_check()
+
+
+def _format_calls(calls: Sequence[ToolContext]) -> str:
+    return ", ".join(f"run {call.run_id}, tool {call.tool}, call {call.call_id}" for call in calls)

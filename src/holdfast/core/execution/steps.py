@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+import msgspec
+
 from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect, InDoubt, Reconcile
-from holdfast.core.errors import RunParked, StepsExceeded
+from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
@@ -23,6 +25,9 @@ UNKNOWN_OUTCOME = (
 
 #: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
 IN_DOUBT_KEY = "in_doubt"
+
+#: Among the annotations of an interrupted run: the step, and its announced `once` calls that were never started.
+NOT_STARTED_KEY = "not_started"
 
 _NO_CALLS: frozenset[str] = frozenset()
 
@@ -54,6 +59,11 @@ class ExecutableCall(AnnouncedCall, Protocol):
 
     @property
     def in_doubt(self) -> InDoubt: ...
+
+    @property
+    def in_thread(self) -> bool:
+        """Whether the tool runs in a thread: `execute` is called with `ToolContext.threads` for it."""
+        ...
 
     def execute(self) -> Awaitable[Any]:
         """Make the call. The loop's codec has to be able to store the result."""
@@ -88,6 +98,7 @@ class CallRequest:
     reconcile: Reconcile | None = None
     in_doubt: InDoubt = "report"
     is_error: Callable[[Any], bool] = _is_never_error
+    in_thread: bool = False
 
 
 class StepContext:
@@ -99,6 +110,8 @@ class StepContext:
         #: Calls of the current batch without a result.
         self._outstanding = 0
         self._in_doubt = _NO_CALLS
+        #: The `once` calls of the current batch that have not been started and are not in doubt.
+        self._not_started: set[str] = set()
         self._has_once_call = False
         #: A call of the batch has an idempotency key, which is of use only if the same call is made again.
         self._has_idempotent_call = False
@@ -163,6 +176,7 @@ class StepContext:
             force = force or self._has_idempotent_call
         state.finish_step()
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
+        self._not_started.clear()
         await run.save(force=force)
         if run.ports.budget is not None:
             run.update_elapsed()
@@ -192,12 +206,16 @@ class StepContext:
         self._outstanding = len(missing)
         effects = [call.effect for call in missing]
         self._has_once_call, self._has_idempotent_call = _ONCE in effects, _IDEMPOTENT in effects
+        recorded = self._take_not_started()
         if resumed:
-            self._in_doubt = frozenset(call.call_id for call in missing).difference(not_started)
-            if self._has_once_call:
-                await self.run.verify_claim()
-        elif self._has_once_call:
-            await self.run.save(must_succeed=True)
+            self._in_doubt = frozenset(call.call_id for call in missing).difference(not_started, recorded)
+        if self._has_once_call:
+            once = {call.call_id for call in missing if call.effect is _ONCE}
+            self._not_started = once.difference(self._in_doubt, not_started)
+            # If the process dies from now on, these calls are in doubt: the store has to say so before one starts.
+            await (self.run.save(must_succeed=True) if recorded or not resumed else self.run.verify_claim())
+        elif resumed:
+            return
         elif self.run.unproven_since_resume:
             # If these calls end the process, the journal shows which did.
             await self.run.save(force=True)
@@ -242,15 +260,36 @@ class StepContext:
         self._outstanding -= 1
 
     async def _execute_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
+        """Make the call. One that runs in a thread waits for its slot first, and verifies the claim after that."""
+        if not request.in_thread:
+            return await self._start_call(request, context, children)
+        with await self.run.services.threads.reserve(context, self.run) as slot:
+            context = msgspec.structs.replace(context, threads=slot)
+            try:
+                return await self._start_call(request, context, children)
+            except asyncio.CancelledError:
+                if request.effect is _ONCE and not slot.started:
+                    self._not_started.add(request.call_id)
+                raise
+
+    async def _start_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         run, step = self.run, context.step
         if request.effect is _ONCE:
             await run.verify_claim()
         if run.has_listeners:
             await run.emit(RunEvent(kind="tool_start", step=step, name=request.tool, call_id=request.call_id))
+            if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
+                await run.verify_claim()
         started_at = run.clock.monotonic() if run.recorder is not None else 0.0
         token = _CURRENT_CALL.set(context)
+        self._not_started.discard(request.call_id)
         try:
             result = await request.execute()
+        except (SystemExit, KeyboardInterrupt) as exc:
+            # Raised in a task, these two end the event loop before any run is saved.
+            process_exit = ProcessExit(exc)
+            run.record_interruption(process_exit)
+            raise process_exit from exc
         except Exception as exc:
             children.raise_if_interrupted(exc)
             run.record_interruption(exc)
@@ -317,8 +356,16 @@ class StepContext:
         self.run.services.intent_timer.cancel(self)
         return True
 
+    def _take_not_started(self) -> frozenset[str]:
+        """Return the calls of this step that an earlier process announced and did not start, and forget them."""
+        left = self.state.annotations.pop(NOT_STARTED_KEY, None)
+        return _NO_CALLS if left is None or left["step"] != self.state.steps + 1 else frozenset(left["calls"])
+
     async def close(self) -> None:
         """End the conversation: no timer and no save of it stays behind."""
+        if self._not_started:  # the batch was interrupted
+            left = {"step": self.state.steps + 1, "calls": sorted(self._not_started)}
+            self.state.annotations[NOT_STARTED_KEY] = left
         self._cancel_intent()
         if self._intent_saves:
             await asyncio.gather(*self._intent_saves, return_exceptions=True)
