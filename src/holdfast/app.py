@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self, TypedDict, Unpack
+from typing import Any, Final, Self, TypedDict, Unpack, get_args
 
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
@@ -20,7 +20,9 @@ from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RunListener, ToolProvider
-from holdfast.core.result import Result
+from holdfast.core.prompt import Prompt
+from holdfast.core.result import OutputT, Result
+from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.janitor import Janitor
@@ -93,8 +95,8 @@ class App:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
             StoreError: the URL names no store.
         """
-        _check_type("checkpoint", checkpoint, CheckpointSettings)
-        _check_type("worker", worker, WorkerSettings)
+        check_type("checkpoint", checkpoint, CheckpointSettings)
+        check_type("worker", worker, WorkerSettings)
         #: The agents, by name.
         self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
         self.checkpoint_settings: Final = checkpoint
@@ -111,6 +113,8 @@ class App:
             extra_tools=extra_tools,
             clock=clock,
         )
+        if isinstance(store, type) or not isinstance(store, str | Closeable | None):
+            raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
         opened = store_from_url(store or None) if isinstance(store, str) else store
         if opened is not None and checkpoint.redact is not None:
             opened = RedactingStore(opened, checkpoint.redact)
@@ -176,6 +180,8 @@ class App:
         An error while closing one of them is logged, and the others are closed all the same.
         """
         executor = self._open_executor
+        if timeout is not None:
+            check_duration("timeout", timeout)
         if self._parts is not None:
             self._parts.worker.stop()
             await self._parts.janitor.close()
@@ -225,13 +231,14 @@ class App:
 
     async def run(
         self,
-        agent: AgentSource | str,
-        prompt: str,
+        agent: AgentSource[OutputT] | str,
+        prompt: Prompt,
         *,
+        inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         on_cancel: OnCancel = "cancel",
         **labels: Unpack[RunLabels],
-    ) -> Result:
+    ) -> Result[OutputT]:
         """Run an agent to its end, in this process.
 
         If the store has a run with this `run_id`, attach to it: resume it if it is interrupted, wait for it if this
@@ -240,44 +247,66 @@ class App:
         more than once, `submit` the run.
 
         Args:
+            prompt: text, or content parts (pictures, files) that the agent accepts.
+            inputs: structured data for the agent's code, as plain JSON data: `RunInfo.inputs`, `$NAME` in the prompts
+                of phases, `current_call().inputs` in tools.
             on_cancel: what a cancel of the caller does, also one by an event loop that ends: `"cancel"` cancels the
                 run, `"interrupt"` leaves it for recovery.
 
         Raises:
             RunError: the run did not end with an answer; the subclass says why. An exception of the model is raised
                 unchanged.
+            DefinitionError: an argument has a wrong type, or the agent does not accept the content parts.
             RunFailed: the run with this id has failed before.
-            RunConflict: a run with this id has another agent or prompt.
+            RunConflict: a run with this id has another agent, prompt or inputs.
             RunBusy: another live worker owns the run with this id.
             RunParked: the run waits for a person: `unpark` or `resume` it.
         """
+        check_choice("on_cancel", on_cancel, get_args(OnCancel))
         source = self._resolve_agent(agent)
-        info = RunInfo.create(source, prompt, run_id=run_id, **labels)
+        info = RunInfo.create(source, prompt, run_id=run_id, inputs=inputs, **labels)
         if run_id is None or self.store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
         return await self._stored.attacher.run_or_attach(source, info, on_cancel)
 
     def run_sync(
-        self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
-    ) -> Result:
+        self,
+        agent: AgentSource[OutputT] | str,
+        prompt: Prompt,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        **labels: Unpack[RunLabels],
+    ) -> Result[OutputT]:
         """`run` for code without an event loop. Opens and closes the App. Ctrl-C leaves the run for recovery."""
 
-        async def main() -> Result:
+        async def main() -> Result[OutputT]:
             async with self:
-                return await self.run(agent, prompt, run_id=run_id, **labels)
+                return await self.run(agent, prompt, inputs=inputs, run_id=run_id, **labels)
 
         return asyncio.run(main())
 
     async def submit(
-        self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
+        self,
+        agent: AgentSource | str,
+        prompt: Prompt,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        **labels: Unpack[RunLabels],
     ) -> str:
         """Queue a run for any process that serves. Durable when this returns. Idempotent for the same arguments.
 
+        Args:
+            prompt: as for `run`.
+            inputs: as for `run`.
+
         Raises:
-            RunConflict: a run with this id has another agent or prompt.
+            DefinitionError: as for `run`.
+            RunConflict: a run with this id has another agent, prompt or inputs.
             RunExists: a run with this id was started by `run`, so its result will not be kept.
         """
-        info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, **labels)
+        info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
         return await self._client.submit(info)
 
     async def result(self, run_id: str) -> Result:
@@ -301,6 +330,7 @@ class App:
         Raises:
             CheckpointError: the run does not exist, is done, cannot be read, or a live worker owns it.
         """
+        check_choice("on_cancel", on_cancel, get_args(OnCancel))
         statuses = {*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED}
         record = await self._client.get_record(run_id)
         return await self._stored.worker.resume(record, statuses, manual=True, on_cancel=on_cancel)
@@ -337,20 +367,24 @@ class App:
 
     def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
         """Return the agent of this App. Refuse an agent that recovery would not find by its name."""
+        if not isinstance(agent, str):
+            _check_agent(agent)
         known = self.agent(agent if isinstance(agent, str) else agent.name)
         if not isinstance(agent, str) and known is not agent:
             raise DefinitionError(f"another agent of this App is named {agent.name!r}: recovery would take that one")
         return known
 
 
-def _check_type(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise DefinitionError(f"{name} is {value!r:.80}: give a {kind.__name__}")
+def _check_agent(agent: Any) -> None:
+    if not isinstance(agent, AgentSource) or isinstance(agent, type) or not isinstance(agent.name, str):
+        raise DefinitionError(f"{agent!r:.80} is no agent: give an Agent, durable(...) or another AgentSource")
 
 
 def _index_agents(agents: Iterable[AgentSource]) -> dict[str, AgentSource]:
+    check_type("agents", agents, Iterable, "a list of agents")
     table: dict[str, AgentSource] = {}
     for agent in agents:
+        _check_agent(agent)
         if agent.name in table:
             raise DefinitionError(f"two agents are named {agent.name!r}: interrupted runs find their agent by its name")
         table[agent.name] = agent

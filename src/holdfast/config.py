@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from holdfast.core.errors import DefinitionError
 from holdfast.core.redaction import Redact
+from holdfast.core.validation import check_callable, check_count, check_duration, check_flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +32,16 @@ class CheckpointSettings:
     redact: Redact | None = None
 
     def __post_init__(self) -> None:
-        _check_duration("save_interval", self.save_interval)
+        check_duration("save_interval", self.save_interval)
         if self.max_transcript_bytes is not None:
-            _check_count("max_transcript_bytes", self.max_transcript_bytes)
+            check_count("max_transcript_bytes", self.max_transcript_bytes)
         if self.failed_retention is not None:
-            _check_duration("failed_retention", self.failed_retention)
-        _check_duration("result_retention", self.result_retention)
-        _check_flag("require_durability", self.require_durability)
-        _check_duration("store_timeout", self.store_timeout)
-        if self.redact is not None and not callable(self.redact):
-            raise DefinitionError(f"redact is {self.redact!r:.80}: give a function from plain data to plain data")
+            check_duration("failed_retention", self.failed_retention)
+        check_duration("result_retention", self.result_retention)
+        check_flag("require_durability", self.require_durability)
+        check_duration("store_timeout", self.store_timeout)
+        if self.redact is not None:
+            check_callable("redact", self.redact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +62,7 @@ class WorkerSettings:
     handle_signals: bool = True
 
     def __post_init__(self) -> None:
-        _check_count("concurrency", self.concurrency)
-        _check_flag("recover_on_start", self.recover_on_start)
-        _check_duration("shutdown_timeout", self.shutdown_timeout)
-        _check_flag("handle_signals", self.handle_signals)
-
-
-def _check_duration(name: str, value: Any) -> None:
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise DefinitionError(f"{name} is {value!r:.80}: give a timedelta of zero or more")
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise DefinitionError(f"{name} is {value!r:.80}: give a whole number of at least 1")
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise DefinitionError(f"{name} is {value!r:.80}: give True or False")
+        check_count("concurrency", self.concurrency)
+        check_flag("recover_on_start", self.recover_on_start)
+        check_duration("shutdown_timeout", self.shutdown_timeout)
+        check_flag("handle_signals", self.handle_signals)

@@ -35,8 +35,8 @@ class RunAttacher:
         """Return the result of the run with this id, which is started if there is none.
 
         Raises:
-            RunConflict: it has another agent or prompt. RunBusy: a live worker elsewhere owns it. RunParked: it waits
-                for a person. Any other error: the run's own.
+            RunConflict: it has another agent, prompt or inputs. RunBusy: a live worker elsewhere owns it. RunParked: it
+                waits for a person. Any other error: the run's own.
         """
         with self._outcomes.watching(info.run_id):
             while True:
@@ -70,7 +70,7 @@ class RunAttacher:
         run = self._executor.get_run(info.run_id)
         if run is None:
             raise RunAlreadyRunning(info.run_id)
-        if run.info.agent_name != info.agent_name or run.info.prompt not in self._client.equivalent_prompts(info):
+        if run.info.agent_name != info.agent_name or run.info.request_key not in self._client.equivalent_requests(info):
             raise RunConflict(info.run_id, run.info.agent_name)
         result = await self._executor.wait(info.run_id)
         if result is None:
@@ -92,7 +92,7 @@ class RunAttacher:
             raise
 
     def _lookup_outcome(self, info: RunInfo) -> Result | None:
-        return self._outcomes.lookup(info, self._client.equivalent_prompts(info))
+        return self._outcomes.lookup(info, self._client.equivalent_requests(info))
 
     async def _resume_existing(self, info: RunInfo, stored: StoredRun, on_cancel: OnCancel) -> Result:
         pause = _POLL_INTERVAL

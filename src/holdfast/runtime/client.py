@@ -10,7 +10,6 @@ import msgspec
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import (
-    FORMAT_VERSION,
     Begin,
     Checkpoint,
     Progress,
@@ -38,7 +37,7 @@ from holdfast.core.execution.steps import IN_DOUBT_KEY, UNKNOWN_OUTCOME
 from holdfast.core.info import RunInfo, new_run_id
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
-from holdfast.stores.redacting import stored_prompt
+from holdfast.stores.redacting import stored_meta
 
 #: How long the outcome of a submitted run is kept by default.
 DEFAULT_RETENTION = timedelta(days=7)
@@ -75,10 +74,10 @@ class RunClient:
         return await self._store.get_record(run_id)
 
     async def submit(self, info: RunInfo) -> str:
-        """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and prompt.
+        """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
 
         Raises:
-            RunConflict: a run with this id has another agent or prompt.
+            RunConflict: a run with this id has another agent, prompt or inputs.
             RunExists: a run with this id was not submitted, so its result will not be kept.
         """
         new = _make_queued_run(RunMeta.from_info(info, submitted=True), Progress(), [])
@@ -95,20 +94,20 @@ class RunClient:
                     raise RunExists(info.run_id, advice) from exc
 
     async def load_same_request(self, info: RunInfo) -> StoredRun:
-        """Load the run with this id, if it has the same agent and prompt.
+        """Load the run with this id, if it has the same agent, prompt and inputs.
 
         Raises:
-            RunConflict: it has another agent or prompt. RunNotFound: there is none.
+            RunConflict: it has another agent, prompt or inputs. RunNotFound: there is none.
         """
         stored = await self._store.load(info.run_id)
         meta = decode(stored.entries[0].body, Begin).meta
-        if meta.agent_name != info.agent_name or meta.prompt not in self.equivalent_prompts(info):
+        if meta.agent_name != info.agent_name or meta.request_key not in self.equivalent_requests(info):
             raise RunConflict(info.run_id, meta.agent_name)
         return stored
 
-    def equivalent_prompts(self, info: RunInfo) -> tuple[str, str]:
-        """Return the prompt of a run as given, and as stored: redaction may change it."""
-        return info.prompt, stored_prompt(self._store, info.prompt)
+    def equivalent_requests(self, info: RunInfo) -> tuple[str, str]:
+        """Return the key of a run's prompt and inputs as given, and as stored: redaction may change them."""
+        return info.request_key, stored_meta(self._store, RunMeta.from_info(info)).request_key
 
     async def result(self, run_id: str) -> Result:
         """Wait for the result of a submitted run, in whichever process it is executed.
@@ -263,7 +262,7 @@ def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
 
 def _make_queued_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:
     """Make a queued run from its first entry and the copied `entries` of another run."""
-    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin(version=FORMAT_VERSION, meta=meta)))
+    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin.from_meta(meta)))
     copied = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
     return NewRun(
         run_id=meta.run_id,

@@ -19,8 +19,8 @@ class _RecordedOutcome:
     """The outcome of a run, without its conversation: up to 10,000 of these are kept."""
 
     agent_name: str
-    #: SHA-256 of the prompt.
-    prompt_digest: bytes
+    #: SHA-256 of the key of its prompt and inputs.
+    request_digest: bytes
     #: The result, or the error as text: a traceback would keep whole transcripts in memory.
     result: Result | str
     cancelled: bool
@@ -67,19 +67,19 @@ class RecentOutcomes:
         if info.run_id in self._watchers:
             self._transient[info.run_id] = _make_outcome(info, outcome)
 
-    def lookup(self, info: RunInfo, prompts: Collection[str]) -> Result | None:
+    def lookup(self, info: RunInfo, requests: Collection[str]) -> Result | None:
         """Return the result; `None` if no outcome is kept under this id.
 
         Args:
-            prompts: the prompt of `info` as given and as stored.
+            requests: the key of the prompt and inputs of `info`, as given and as stored.
 
         Raises:
-            RunConflict: it had another agent or prompt. RunFailed: it failed. RunCancelled: it was cancelled.
+            RunConflict: it had another agent, prompt or inputs. RunFailed: it failed. RunCancelled: it was cancelled.
         """
         outcome = self._transient.get(info.run_id) or self._outcomes.get(info.run_id)
         if outcome is None:
             return None
-        if outcome.agent_name != info.agent_name or outcome.prompt_digest not in map(_digest_prompt, prompts):
+        if outcome.agent_name != info.agent_name or outcome.request_digest not in map(_digest_request, requests):
             raise RunConflict(info.run_id, outcome.agent_name)
         if isinstance(outcome.result, Result):
             return outcome.result
@@ -90,8 +90,10 @@ class RecentOutcomes:
 
 def _make_outcome(info: RunInfo, outcome: Result | Exception) -> _RecordedOutcome:
     result = replace(outcome, messages=()) if isinstance(outcome, Result) else format_error(outcome)
-    return _RecordedOutcome(info.agent_name, _digest_prompt(info.prompt), result, isinstance(outcome, RunCancelled))
+    return _RecordedOutcome(
+        info.agent_name, _digest_request(info.request_key), result, isinstance(outcome, RunCancelled)
+    )
 
 
-def _digest_prompt(prompt: str) -> bytes:
-    return hashlib.sha256(prompt.encode(errors="surrogatepass")).digest()
+def _digest_request(request_key: str) -> bytes:
+    return hashlib.sha256(request_key.encode()).digest()

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
-from holdfast.checkpoint.codec import Begin, decode, encode
+from holdfast.checkpoint.codec import Begin, RunMeta, decode, encode
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
@@ -15,7 +15,7 @@ from holdfast.core.redaction import Redact
 
 #: The fields of a run's meta that hold free text. The others identify the run and are stored unchanged: stores find,
 #: count and resume runs by them.
-_REDACTED_FIELDS = ("prompt", "labels", "inputs")
+_REDACTED_FIELDS = ("prompt", "labels", "inputs", "content")
 
 
 class RedactingStore:
@@ -96,9 +96,9 @@ class RedactingStore:
     async def purge(self, *, limit: int = 100) -> int:
         return await self._store.purge(limit=limit)
 
-    def stored_prompt(self, prompt: str) -> str:
-        """Return `prompt` as this store keeps it."""
-        return str(self._redact_meta({"prompt": prompt})["prompt"])
+    def stored_meta(self, meta: RunMeta) -> RunMeta:
+        """Return `meta` as this store keeps it."""
+        return msgspec.convert(self._redact_meta(msgspec.to_builtins(meta)), RunMeta)
 
     def _redact_entries(self, entries: Sequence[Entry]) -> list[Entry]:
         return [
@@ -121,6 +121,6 @@ class RedactingStore:
         return msgspec.json.encode(self._redact(msgspec.json.decode(body)))
 
 
-def stored_prompt(store: CheckpointStore, prompt: str) -> str:
-    """Return `prompt` as `store` keeps it."""
-    return store.stored_prompt(prompt) if isinstance(store, RedactingStore) else prompt
+def stored_meta(store: CheckpointStore, meta: RunMeta) -> RunMeta:
+    """Return `meta` as `store` keeps it."""
+    return store.stored_meta(meta) if isinstance(store, RedactingStore) else meta
