@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self, TypedDict, Unpack
+from typing import Any, Final, Self, TypedDict, Unpack, get_args
 
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
@@ -19,7 +19,9 @@ from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RunListener, ToolProvider
-from holdfast.core.result import Result
+from holdfast.core.prompt import Prompt
+from holdfast.core.result import OutputT, Result
+from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.janitor import Janitor
@@ -96,10 +98,10 @@ class App:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
             StoreError: the URL names no store.
         """
-        _check_type("checkpoint", checkpoint, CheckpointSettings)
+        check_type("checkpoint", checkpoint, CheckpointSettings)
         if isinstance(worker, bool):
             worker = WorkerSettings(take_runs=worker)
-        _check_type("worker", worker, WorkerSettings)
+        check_type("worker", worker, WorkerSettings)
         _check_exceptions("shutdown_exceptions", shutdown_exceptions)
         #: The agents, by name.
         self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
@@ -118,6 +120,8 @@ class App:
             shutdown_exceptions=shutdown_exceptions,
             clock=clock,
         )
+        if isinstance(store, type) or not isinstance(store, str | Closeable | None):
+            raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
         opened = store_from_url(store or None) if isinstance(store, str) else store
         if opened is not None and checkpoint.redact is not None:
             opened = RedactingStore(opened, checkpoint.redact)
@@ -181,6 +185,8 @@ class App:
         An error while closing one of them is logged, and the others are closed all the same.
         """
         executor = self._open_executor
+        if timeout is not None:
+            check_duration("timeout", timeout)
         if self._parts is not None:
             self._parts.worker.stop()
             await self._parts.janitor.close()
@@ -230,66 +236,85 @@ class App:
 
     async def run(
         self,
-        agent: AgentSource | str,
-        prompt: str,
+        agent: AgentSource[OutputT] | str,
+        prompt: Prompt,
         *,
+        inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         on_cancel: OnCancel = "detach",
         **labels: Unpack[RunLabels],
-    ) -> Result:
+    ) -> Result[OutputT]:
         """Run an agent to its end.
-
-        A run id is an identity. If the store has a run with this `run_id`, attach to it: wait for it if a worker, here
-        or elsewhere, executes it, resume it if it is interrupted, or return its recorded result. Until its retention
-        has passed, nothing under this id happens twice.
 
         The run belongs to the App, not to the caller. If the caller is cancelled, by a timeout for example, the run
         continues while the App is open, and is interrupted when the App closes.
 
         Args:
+            prompt: text, or content parts (pictures, files) that the agent accepts.
+            inputs: structured data for the agent's code, as plain JSON data: `RunInfo.inputs`, `$NAME` in the prompts
+                of phases, `current_call().inputs` in tools.
             on_cancel: `"cancel"` cancels the run that this call has started when the caller is cancelled.
 
         Raises:
             RunError: the run did not end with an answer; the subclass says why. An exception of the model is raised
                 unchanged.
+            DefinitionError: an argument has a wrong type, or the agent does not accept the content parts.
             RunFailed: the run with this id has failed before.
-            RunConflict: a run with this id has another agent or prompt.
+            RunConflict: a run with this id has another agent, prompt or inputs.
             RunParked: the run waits for a person: `unpark` or `resume` it.
         """
+        check_choice("on_cancel", on_cancel, get_args(OnCancel))
         source = self._resolve_agent(agent)
-        info = RunInfo.create(source, prompt, run_id=run_id, **labels)
+        info = RunInfo.create(source, prompt, run_id=run_id, inputs=inputs, **labels)
         if self.store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
         return await self._stored.attacher.run(source, info, on_cancel, is_new=run_id is None)
 
     def run_sync(
-        self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
-    ) -> Result:
+        self,
+        agent: AgentSource[OutputT] | str,
+        prompt: Prompt,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        **labels: Unpack[RunLabels],
+    ) -> Result[OutputT]:
         """`run` for code without an event loop. Opens the App, executes only this run and its children, and closes it.
 
         Ctrl-C leaves the run for the next worker.
         """
 
-        async def main() -> Result:
+        async def main() -> Result[OutputT]:
             await self._open(take_runs=False)
             try:
-                return await self.run(agent, prompt, run_id=run_id, **labels)
+                return await self.run(agent, prompt, inputs=inputs, run_id=run_id, **labels)
             finally:
                 await self.shutdown()
 
         return asyncio.run(main())
 
     async def submit(
-        self, agent: AgentSource | str, prompt: str, *, run_id: str | None = None, **labels: Unpack[RunLabels]
+        self,
+        agent: AgentSource | str,
+        prompt: Prompt,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        **labels: Unpack[RunLabels],
     ) -> str:
         """Queue a run for any worker, this App included. Durable when this returns.
 
         Idempotent: the id of an earlier run with the same agent and prompt attaches to it, whatever its status.
 
+        Args:
+            prompt: as for `run`.
+            inputs: as for `run`.
+
         Raises:
-            RunConflict: a run with this id has another agent or prompt.
+            DefinitionError: as for `run`.
+            RunConflict: a run with this id has another agent, prompt or inputs.
         """
-        info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, **labels)
+        info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
         return await self._client.submit(info)
 
     async def result(self, run_id: str) -> Result:
@@ -316,6 +341,7 @@ class App:
             RunBusy: another process executes it.
             CheckpointError: the run does not exist or cannot be read.
         """
+        check_choice("on_cancel", on_cancel, get_args(OnCancel))
         return await self._stored.attacher.resume(run_id, on_cancel)
 
     async def cancel(self, run_id: str) -> None:
@@ -350,15 +376,17 @@ class App:
 
     def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
         """Return the agent of this App. Refuse an agent that recovery would not find by its name."""
+        if not isinstance(agent, str):
+            _check_agent(agent)
         known = self.agent(agent if isinstance(agent, str) else agent.name)
         if not isinstance(agent, str) and known is not agent:
             raise DefinitionError(f"another agent of this App is named {agent.name!r}: recovery would take that one")
         return known
 
 
-def _check_type(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise DefinitionError(f"{name} is {value!r:.80}: give a {kind.__name__}")
+def _check_agent(agent: Any) -> None:
+    if not isinstance(agent, AgentSource) or isinstance(agent, type) or not isinstance(agent.name, str):
+        raise DefinitionError(f"{agent!r:.80} is no agent: give an Agent, durable(...) or another AgentSource")
 
 
 def _check_exceptions(name: str, value: object) -> None:
@@ -370,8 +398,10 @@ def _check_exceptions(name: str, value: object) -> None:
 
 
 def _index_agents(agents: Iterable[AgentSource]) -> dict[str, AgentSource]:
+    check_type("agents", agents, Iterable, "a list of agents")
     table: dict[str, AgentSource] = {}
     for agent in agents:
+        _check_agent(agent)
         if agent.name in table:
             raise DefinitionError(f"two agents are named {agent.name!r}: interrupted runs find their agent by its name")
         table[agent.name] = agent

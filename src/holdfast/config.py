@@ -2,25 +2,9 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from holdfast.core.errors import DefinitionError
 from holdfast.core.redaction import Redact
-
-
-def _check_duration(name: str, value: Any) -> None:
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise DefinitionError(f"{name} is {value!r:.80}: give a timedelta of zero or more")
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise DefinitionError(f"{name} is {value!r:.80}: give a whole number of at least 1")
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise DefinitionError(f"{name} is {value!r:.80}: give True or False")
+from holdfast.core.validation import check_callable, check_count, check_duration, check_flag, check_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +22,9 @@ class Retention:
     cancelled: timedelta = timedelta(days=7)
 
     def __post_init__(self) -> None:
-        _check_duration("done", self.done)
-        _check_duration("failed", self.failed)
-        _check_duration("cancelled", self.cancelled)
+        check_duration("done", self.done)
+        check_duration("failed", self.failed)
+        check_duration("cancelled", self.cancelled)
 
     def of(self, status: str) -> timedelta:
         """Return how long a run with this terminal status is kept."""
@@ -69,15 +53,14 @@ class CheckpointSettings:
     redact: Redact | None = None
 
     def __post_init__(self) -> None:
-        _check_duration("save_interval", self.save_interval)
+        check_duration("save_interval", self.save_interval)
         if self.max_transcript_bytes is not None:
-            _check_count("max_transcript_bytes", self.max_transcript_bytes)
-        if not isinstance(self.retention, Retention):
-            raise DefinitionError(f"retention is {self.retention!r:.80}: give a Retention")
-        _check_flag("require_durability", self.require_durability)
-        _check_duration("store_timeout", self.store_timeout)
-        if self.redact is not None and not callable(self.redact):
-            raise DefinitionError(f"redact is {self.redact!r:.80}: give a function from plain data to plain data")
+            check_count("max_transcript_bytes", self.max_transcript_bytes)
+        check_type("retention", self.retention, Retention)
+        check_flag("require_durability", self.require_durability)
+        check_duration("store_timeout", self.store_timeout)
+        if self.redact is not None:
+            check_callable("redact", self.redact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +82,7 @@ class WorkerSettings:
     handle_signals: bool = True
 
     def __post_init__(self) -> None:
-        _check_count("concurrency", self.concurrency)
-        _check_flag("take_runs", self.take_runs)
-        _check_duration("shutdown_timeout", self.shutdown_timeout)
-        _check_flag("handle_signals", self.handle_signals)
+        check_count("concurrency", self.concurrency)
+        check_flag("take_runs", self.take_runs)
+        check_duration("shutdown_timeout", self.shutdown_timeout)
+        check_flag("handle_signals", self.handle_signals)

@@ -2,8 +2,8 @@
 
 HoldfastError
 ├── RunError                    errors of a run: `holdfast.core.errors`
-│   ├── InvalidRunId, RunAlreadyRunning, NotDurable, InvalidReply, PayloadError
-│   ├── DefinitionError         UnknownTool, PersonaError, SkillError
+│   ├── RunAlreadyRunning, NotDurable, InvalidReply, PayloadError
+│   ├── DefinitionError         a wrong argument: InvalidRunId, UnknownTool, PersonaError, SkillError
 │   ├── BoundExceeded           StepsExceeded, RuntimeExceeded, RepeatedToolCalls
 │   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               the run waits for a person or a condition

@@ -7,6 +7,9 @@ import signal
 import pytest
 from tests.cli.shell import Shell, kill, line_with
 
+from holdfast.cli.errors import UsageError
+from holdfast.cli.options import parse_inputs
+
 
 def test_the_answer_is_on_stdout_and_the_talk_on_stderr(shell: Shell) -> None:
     done = shell.run("run", "sample:agent", "note+send note", "--run-id", "r1")
@@ -37,6 +40,22 @@ def test_the_result_as_json(shell: Shell) -> None:
 
 def test_a_prompt_is_read_from_stdin(shell: Shell) -> None:
     assert shell.ok("run", "sample:agent", "-", "-q", stdin="note note\n") == "done: note note\n"
+
+
+def test_inputs_are_part_of_the_request(shell: Shell) -> None:
+    inputs = ["--input", 'customer={"id": 7}', "--input", "note=as text"]
+    shell.ok("submit", "sampler", "note", "--run-id", "r1", *inputs)
+    other = shell.run("run", "sample:agent", "note", "--run-id", "r1", "--input", 'customer={"id": 8}')
+    assert other.returncode == 1
+    assert "r1" in other.stderr
+    assert shell.ok("run", "sample:agent", "note", "--run-id", "r1", "-q", *inputs) == "done: note\n"
+
+
+def test_an_input_is_json_or_else_text() -> None:
+    assert parse_inputs(['a={"b": [1]}', "c=as text", "d=7"]) == {"a": {"b": [1]}, "c": "as text", "d": 7}
+    for wrong in ("a", "=1", "prompt=x"):
+        with pytest.raises(UsageError):
+            parse_inputs([wrong])
 
 
 def test_an_app_with_several_agents_needs_a_name(shell: Shell) -> None:

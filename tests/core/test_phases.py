@@ -60,8 +60,8 @@ async def test_phases_run_in_order_and_each_can_use_the_outputs_before_it() -> N
 async def test_a_prompt_can_be_a_function_of_all_that_came_before() -> None:
     seen: list[tuple[str, tuple[PhaseOutput, ...]]] = []
 
-    def third(prompt: str, finished: Sequence[PhaseOutput]) -> str:
-        seen.append((prompt, tuple(finished)))
+    def third(info: RunInfo, finished: Sequence[PhaseOutput]) -> str:
+        seen.append((info.prompt, tuple(finished)))
         return " + ".join(str(phase.output) for phase in finished)
 
     last = ScriptedModel("done")
@@ -337,7 +337,7 @@ async def test_phases_after_the_one_under_way_may_change() -> None:
     assert [phase.output for phase in result.phases] == ["COLLECT", "SUM UP", "REVIEW", "PRINT"]
 
 
-def unsaid(prompt: str, finished: Sequence[PhaseOutput]) -> str:
+def unsaid(info: RunInfo, finished: Sequence[PhaseOutput]) -> str:
     raise Shutdown("before anything was said")
 
 

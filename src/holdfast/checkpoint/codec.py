@@ -13,13 +13,15 @@ from holdfast.core.errors import PayloadError
 from holdfast.core.info import RunInfo
 from holdfast.core.json_value import to_json_value
 from holdfast.core.message import NO_USAGE, MessageCodec, Usage
+from holdfast.core.prompt import make_request_key
 from holdfast.core.state import History, PhaseOutput, RunState, StepEnd
 
-#: Format of the entry bodies. Increased when an older holdfast could not read the new format.
-FORMAT_VERSION = 1
+#: The newest format of the entry bodies. Increased when an older holdfast could not read the new format.
+#: Version 2 has prompts of content parts. Other runs are written as version 1, which older workers read.
+FORMAT_VERSION = 2
 
 #: Maps a version to the function that upgrades its entries to the next version.
-UPGRADES: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = {}
+UPGRADES: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = {1: lambda entries: entries}
 
 #: Characters of a prompt that listings show.
 PROMPT_SUMMARY_LENGTH = 200
@@ -34,6 +36,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     caller_id: str = ""
     channel_id: str = ""
     guild_id: str = ""
+    #: Text; a summary of it if the prompt has content parts.
     prompt: str = ""
     model_tier: str = ""
     parent_run_id: str | None = None
@@ -41,6 +44,8 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
     #: All inputs except the prompt.
     inputs: dict[str, Any] = {}
+    #: The content parts of a prompt that is not text alone, as plain data.
+    content: list[Any] = []
 
     @classmethod
     def from_info(cls, info: RunInfo) -> "RunMeta":
@@ -64,6 +69,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             inputs=to_json_value(
                 {name: value for name, value in info.inputs.items() if name != "prompt"}, "the inputs"
             ),
+            content=info.content if isinstance(info.content, list) else [],
         )
 
     def to_info(self) -> RunInfo:
@@ -78,12 +84,17 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             parent_run_id=self.parent_run_id,
             lineage=self.lineage,
             labels=self.labels,
-            inputs={**self.inputs, "prompt": self.prompt},
+            inputs={**self.inputs, "prompt": self.content or self.prompt},
         )
+
+    @property
+    def request_key(self) -> str:
+        """Equal for runs with the same prompt and inputs."""
+        return make_request_key(self.content or self.prompt, self.inputs)
 
     def summary(self) -> "RunMeta":
         """Return the small part that listings show."""
-        return msgspec.structs.replace(self, prompt=self.prompt[:PROMPT_SUMMARY_LENGTH], inputs={})
+        return msgspec.structs.replace(self, prompt=self.prompt[:PROMPT_SUMMARY_LENGTH], inputs={}, content=[])
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -147,6 +158,11 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     meta: RunMeta
+
+    @classmethod
+    def from_meta(cls, meta: RunMeta) -> "Begin":
+        """Return the entry for a new journal, of the oldest version that can hold it."""
+        return cls(version=2 if meta.content else 1, meta=meta)
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):

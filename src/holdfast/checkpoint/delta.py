@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.codec import FORMAT_VERSION, Begin, Progress, RecordedResult, RunMeta, Step, encode
+from holdfast.checkpoint.codec import Begin, Progress, RecordedResult, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.clock import Clock
 from holdfast.core.state import History, RunState
@@ -69,7 +69,7 @@ class Delta:
         since = Watermark() if self.rewrite else watermark
         bodies: list[_EncodedEntry] = []
         if since.history is None:
-            bodies.append((EntryKind.BEGIN, encode(Begin(version=FORMAT_VERSION, meta=meta))))
+            bodies.append((EntryKind.BEGIN, encode(Begin.from_meta(meta))))
         if len(state.phases) > since.phases:
             bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
         start = since.messages if same_history else 0

@@ -64,11 +64,11 @@ class RunExists(CheckpointError, RunError):
 
 
 class RunConflict(CheckpointError):
-    """A run with this id is in the store, and it has another agent or prompt."""
+    """A run with this id is in the store, and it has another agent, prompt or inputs."""
 
     def __init__(self, run_id: str, agent_name: str) -> None:
         super().__init__(
-            f"run {run_id} exists with another agent or prompt (agent {agent_name}): choose another id for a new run"
+            f"run {run_id} exists with another agent, prompt or inputs (its agent: {agent_name}): choose another id"
         )
         self.run_id, self.agent_name = run_id, agent_name
 

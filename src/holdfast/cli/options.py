@@ -45,6 +45,20 @@ def parse_labels(given: list[str] | None) -> dict[str, str]:
     return dict(_split_pair(each, "--label NAME=VALUE") for each in given or [])
 
 
+def parse_inputs(given: list[str] | None) -> dict[str, Any]:
+    """Parse `NAME=JSON` inputs. A value that is not JSON is taken as text.
+
+    Raises:
+        UsageError: an input has another form, or is named `prompt`.
+    """
+    inputs = {
+        name: _parse_value(text) for name, text in (_split_pair(each, "--input NAME=JSON") for each in given or [])
+    }
+    if "prompt" in inputs:
+        raise UsageError("an input cannot be named prompt: give the prompt as an argument")
+    return inputs
+
+
 def parse_resolutions(given: list[str] | None) -> dict[str, Any]:
     """Parse `CALL=RESULT` resolutions. A result that is not JSON is taken as text.
 
@@ -115,6 +129,11 @@ ModelOption = Annotated[
 
 LabelOption = Annotated[
     list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="A label of the run. Repeatable.")
+]
+
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=JSON", help="An input of the run: JSON, else text. Repeatable."),
 ]
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]

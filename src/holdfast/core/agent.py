@@ -1,17 +1,21 @@
 """Agents, their phases and bounds, and model tiers: immutable data."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from string import Template
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args, runtime_checkable
+
+import msgspec
 
 from holdfast.core.errors import DefinitionError, UnknownTool
-from holdfast.core.info import RunInfo
+from holdfast.core.info import RunInfo, new_run_id
 from holdfast.core.message import Message, Reply
+from holdfast.core.result import OutputT_co
 from holdfast.core.state import PhaseOutput
 from holdfast.core.tool import Tool, ToolSchema
+from holdfast.core.validation import check_callable, check_choice, check_count, check_duration, check_text, check_type
 
 if TYPE_CHECKING:
     from holdfast.core.execution.loop import Loop
@@ -34,18 +38,19 @@ class Bounds:
     max_repeats: int = 5
 
     def __post_init__(self) -> None:
-        if self.max_steps < 1 or self.max_repeats < 1:
-            raise DefinitionError("max_steps and max_repeats have to be at least 1")
-        if self.max_runtime is not None and self.max_runtime <= timedelta(0):
-            raise DefinitionError(f"max_runtime is {self.max_runtime}: give a positive duration, or None for no end")
+        check_count("max_steps", self.max_steps)
+        check_count("max_repeats", self.max_repeats)
+        if self.max_runtime is not None:
+            check_duration("max_runtime", self.max_runtime, positive=True)
 
 
 #: For a resumed run that was about to call a tool its agent no longer has: leave it to a process that has the tool,
 #: report it to the model, or park the run for a person.
 MissingTools = Literal["defer", "report", "park"]
 
-#: Makes the prompt of a phase from the run's prompt and the finished phases.
-PhasePrompt = Callable[[str, Sequence[PhaseOutput]], str]
+#: Makes the prompt of a phase from the run (its prompt, its inputs) and the finished phases: text, or content parts in
+#: the form of `RunInfo.content`.
+PhasePrompt = Callable[[RunInfo, Sequence[PhaseOutput]], str | list[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +61,8 @@ class Phase:
     """
 
     name: str
-    #: A template in which `$prompt` is the run's prompt and `$NAME` the output of the phase NAME (the latest, if
-    #: several share it); or a function of the run's prompt and the finished phases.
+    #: A template in which `$prompt` is the run's prompt, and `$NAME` the output of the phase NAME (the latest, if
+    #: several share it) or else the run's input NAME; or a function of `RunInfo` and the finished phases.
     prompt: str | PhasePrompt = "$prompt"
     instructions: str | None = None
     tools: Sequence[Tool | Callable[..., Any] | str] | None = None
@@ -65,17 +70,39 @@ class Phase:
     #: For this phase alone. The agent's bounds hold for the whole run too.
     bounds: Bounds | None = None
 
-    def render(self, prompt: str, finished: Sequence[PhaseOutput]) -> str:
-        """Return the phase's own prompt."""
+    def __post_init__(self) -> None:
+        check_text("the name of a phase", self.name)
+        if not isinstance(self.prompt, str):
+            check_callable(f"the prompt of phase {self.name}", self.prompt)
+        if self.bounds is not None:
+            check_type(f"bounds of phase {self.name}", self.bounds, Bounds)
+
+    def render(self, info: RunInfo, finished: Sequence[PhaseOutput]) -> str | list[Any]:
+        """Return the phase's own prompt: text, or a list of content parts if the run's prompt has some."""
         if callable(self.prompt):
-            return self.prompt(prompt, finished)
-        outputs = {phase.name: phase.output for phase in finished}
-        return Template(self.prompt).safe_substitute({**outputs, "prompt": prompt})
+            return self.prompt(info, finished)
+        values = {name: _to_text(value) for name, value in info.inputs.items()}
+        values |= {phase.name: phase.output for phase in finished}
+        if isinstance(info.content, str):
+            return Template(self.prompt).safe_substitute({**values, "prompt": info.content})
+        # The parts take the place of `$prompt`, which no other text equals.
+        place = new_run_id()
+        before, *texts = Template(self.prompt).safe_substitute({**values, "prompt": place}).split(place)
+        parts = [before]
+        for text in texts:
+            parts += [*info.content, text]
+        return [part for part in parts if part != ""] if texts else before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
-    """Instructions, a model, tools and bounds; or a pipeline of phases."""
+@dataclass(frozen=True, kw_only=True)
+class Agent(Generic[OutputT_co]):
+    """Instructions, a model, tools and bounds; or a pipeline of phases.
+
+    A type checker knows the type of the output as `Agent[T]`.
+
+    Raises:
+        DefinitionError: a field has a wrong type or value.
+    """
 
     name: str
     model: Model | None = None
@@ -89,11 +116,13 @@ class Agent:
     compact: Compact | None = None
     missing_tools: MissingTools = "defer"
     #: Executes another kind of agent. `None`: the native loop.
-    loop: "Loop | None" = None
+    loop: "Loop[OutputT_co] | None" = None
 
     def __post_init__(self) -> None:
+        check_text("the name of an agent", self.name)
         if not self.name:
             raise DefinitionError("an agent needs a name: interrupted runs find their agent by it")
+        self._check_fields()
         object.__setattr__(self, "tools", tuple(_to_tool(each) for each in self.tools))
         object.__setattr__(self, "phases", tuple(self.phases))
         index_tools(self.tools)
@@ -101,7 +130,21 @@ class Agent:
             if profile.model is None and self.loop is None:
                 raise DefinitionError(f"agent {self.name}: no model; give it one, or one to each of its phases")
 
-    async def build(self, info: RunInfo) -> "Agent":
+    def _check_fields(self) -> None:
+        label = f"agent {self.name}:"
+        for name in ("instructions", "agent_id", "model_tier"):
+            check_text(f"{label} {name}", getattr(self, name))
+        check_type(f"{label} tools", self.tools, Iterable, "a list of tools")
+        check_type(f"{label} phases", self.phases, Iterable, "a list of Phase")
+        for phase in self.phases:
+            check_type(f"{label} a phase", phase, Phase)
+        check_type(f"{label} bounds", self.bounds, Bounds)
+        check_choice(f"{label} missing_tools", self.missing_tools, get_args(MissingTools))
+        for name in ("model", "compact"):
+            if getattr(self, name) is not None:
+                check_callable(f"{label} {name}", getattr(self, name))
+
+    async def build(self, info: RunInfo) -> "Agent[OutputT_co]":
         """Return itself: an agent is its own source."""
         return self
 
@@ -129,7 +172,7 @@ class Agent:
 
 
 @runtime_checkable
-class AgentSource(Protocol):
+class AgentSource(Protocol[OutputT_co]):
     """Builds an agent when a run begins or is resumed. An `Agent` is one.
 
     A source may have further attributes: see `AgentDetails`.
@@ -138,7 +181,7 @@ class AgentSource(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def build(self, info: RunInfo) -> Agent:
+    async def build(self, info: RunInfo) -> Agent[OutputT_co]:
         """Return the agent for this run. An error fails the run.
 
         But a `DefinitionError` for a resumed run leaves the run to a process that can build its agent.
@@ -180,6 +223,10 @@ def index_tools(tools: Sequence[Any]) -> Mapping[str, Tool]:
             raise DefinitionError(f"two tools are named {each.name!r}: give one of them another name")
         table[each.name] = each
     return table
+
+
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _to_tool(given: Tool | Callable[..., Any]) -> Tool:

@@ -9,10 +9,6 @@ class RunError(HoldfastError):
     """A run could not be started, or ended without an answer."""
 
 
-class InvalidRunId(RunError):
-    """The run id cannot be used."""
-
-
 class RunAlreadyRunning(RunError):
     """This executor already executes a run with this id."""
 
@@ -26,7 +22,11 @@ class NotDurable(RunError):
 
 
 class DefinitionError(RunError):
-    """The definition of an agent, a tool or a phase is not valid."""
+    """An argument, a setting, or the definition of an agent, a tool or a phase is not valid."""
+
+
+class InvalidRunId(DefinitionError):
+    """The run id cannot be used."""
 
 
 class UnknownTool(DefinitionError):

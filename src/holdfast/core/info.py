@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 import msgspec
 
 from holdfast.core.errors import DefinitionError, InvalidRunId
+from holdfast.core.prompt import Prompt, dump_inputs, dump_prompt, make_request_key, summarize_prompt
 
 if TYPE_CHECKING:
     from holdfast.core.agent import AgentSource
@@ -41,6 +42,12 @@ def new_run_id() -> str:
 def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str) or _UNSTORABLE.search(value):
         raise DefinitionError(f"{name} is {value!r:.80}: it has to be text without NUL or half surrogate pairs")
+
+
+def _copy_labels(labels: Any) -> dict[str, str]:
+    if labels is not None and not isinstance(labels, Mapping):
+        raise DefinitionError(f"labels is {labels!r:.80}: give a mapping from text to text")
+    return dict(labels or {})
 
 
 class RunLabels(TypedDict, total=False):
@@ -85,7 +92,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     lineage: tuple[str, ...] = ()
     #: For filtering and accounting.
     labels: dict[str, str] = {}
-    #: `inputs["prompt"]` is the prompt.
+    #: Plain JSON data. `inputs["prompt"]` is the prompt: text, or a list of content parts.
     inputs: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -108,7 +115,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     def create(
         cls,
         agent: "AgentSource",
-        prompt: str,
+        prompt: Prompt,
         *,
         run_id: str | None = None,
         parent_run_id: str | None = None,
@@ -120,7 +127,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             InvalidRunId: the run id is not valid.
-            DefinitionError: another field is not text, or is text that no store can keep.
+            DefinitionError: another field is not text, or is text that no store can keep; the prompt or an input has no
+                JSON form; or the agent does not accept the content parts of the prompt.
         """
         details = AgentDetails.from_source(agent)
         return cls(
@@ -130,11 +138,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             model_tier=details.model_tier,
             parent_run_id=parent_run_id,
             lineage=lineage,
-            inputs={**(inputs or {}), "prompt": prompt},
+            inputs={**dump_inputs(inputs), "prompt": dump_prompt(agent.name, details.loop, prompt)},
             caller_id=labels.get("caller_id", ""),
             channel_id=labels.get("channel_id", ""),
             guild_id=labels.get("guild_id", ""),
-            labels=dict(labels.get("labels") or {}),
+            labels=_copy_labels(labels.get("labels")),
         )
 
     @property
@@ -148,5 +156,17 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @property
+    def content(self) -> str | list[Any]:
+        """The prompt: text, or a list of content parts as plain data."""
+        prompt: str | list[Any] = self.inputs.get("prompt", "")
+        return prompt
+
+    @property
     def prompt(self) -> str:
-        return str(self.inputs.get("prompt", ""))
+        """The prompt as text: a short note stands for each content part that is not text."""
+        return summarize_prompt(self.content)
+
+    @property
+    def request_key(self) -> str:
+        """Equal for runs with the same prompt and inputs."""
+        return make_request_key(self.content, {name: value for name, value in self.inputs.items() if name != "prompt"})

@@ -52,10 +52,17 @@ class System(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="syste
     text: str
 
 
-class User(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="user"):
+class User(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="user", omit_defaults=True):
     """The prompt, or a steered message."""
 
     text: str
+    #: The content parts of a prompt that is not text alone, as the caller gave them; `text` is a summary of them.
+    content: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        # A stored message decodes to one that is equal.
+        if isinstance(self.content, list):
+            msgspec.structs.force_setattr(self, "content", tuple(self.content))
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):

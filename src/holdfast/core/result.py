@@ -2,19 +2,31 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from holdfast.core.errors import RunInterrupted, RunLost, RunParked
 from holdfast.core.message import Usage
 from holdfast.core.state import History, PhaseOutput
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+    #: The type of an agent's output. A type checker takes `Result` without a parameter as `Result[Any]`.
+    OutputT = TypeVar("OutputT", default=Any)
+    OutputT_co = TypeVar("OutputT_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    OutputT = TypeVar("OutputT")
+    OutputT_co = TypeVar("OutputT_co", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Generic[OutputT_co]):
     """The result of a run that succeeded."""
 
     run_id: str
-    output: Any
+    output: OutputT_co
     usage: Usage
     steps: int
     phases: tuple[PhaseOutput, ...] = ()

@@ -5,7 +5,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Coroutine
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import msgspec
 
@@ -13,6 +13,7 @@ from holdfast.core.effects import Effect, InDoubt, OnError, Reconcile
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import JsonValue
 from holdfast.core.tool_threads import call_in_thread
+from holdfast.core.validation import check_callable, check_choice, check_text
 
 
 class Signature:
@@ -123,6 +124,10 @@ class Tool:
         Raises:
             DefinitionError: the signature cannot be described, or the options contradict each other.
         """
+        check_callable("the function of a tool", function)
+        for option, text in (("name", name), ("description", description)):
+            if text is not None:
+                check_text(f"{option} of a tool", text)
         self.function = function
         self.name = name or str(getattr(function, "__name__", ""))
         if not self.name or self.name == "<lambda>":
@@ -131,6 +136,10 @@ class Tool:
             self.effect = Effect(effect)
         except ValueError:
             raise DefinitionError(f"tool {self.name}: effect is {effect!r}, not one of {[*Effect]}") from None
+        if reconcile is not None:
+            check_callable(f"tool {self.name}: reconcile", reconcile)
+        check_choice(f"tool {self.name}: in_doubt", in_doubt, get_args(InDoubt))
+        check_choice(f"tool {self.name}: on_error", on_error, get_args(OnError))
         if reconcile is not None and self.effect is not Effect.ONCE:
             raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
         self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error

@@ -1,6 +1,7 @@
 """The call that a tool is in: its identity, and the child runs it may start."""
 
 import hashlib
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -35,6 +36,11 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def run_id(self) -> str:
         return self.info.run_id
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The inputs of the run."""
+        return self.info.inputs
 
     @property
     def idempotency_key(self) -> str:

@@ -13,6 +13,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.ports import Budget, RunListener
 from holdfast.core.tool import Tool
+from holdfast.core.validation import check_count, check_duration, check_flag, check_text, check_type
 
 #: A model callable, an agent of holdfast or pydantic-ai, or the name of a model such as `openai:gpt-5`.
 ModelSpec = Any
@@ -155,7 +156,7 @@ class FanoutSettings:
     """Limits, resuming and ports of a fan-out.
 
     Raises:
-        DefinitionError: a concurrency limit is below 1.
+        DefinitionError: a field has a wrong type or value.
     """
 
     #: Runs at the same time, in all.
@@ -179,7 +180,13 @@ class FanoutSettings:
     budget: Budget | None = None
 
     def __post_init__(self) -> None:
-        per_provider = self.max_per_provider
-        limits = [per_provider] if isinstance(per_provider, int) else per_provider.values()
-        if min([self.max_concurrency, *limits]) < 1:
-            raise DefinitionError("max_concurrency and max_per_provider have to be at least 1")
+        check_count("max_concurrency", self.max_concurrency)
+        limits = self.max_per_provider if isinstance(self.max_per_provider, Mapping) else {"": self.max_per_provider}
+        for provider, limit in limits.items():
+            check_count(f"max_per_provider {provider}".rstrip(), limit)
+        if self.bounds is not None:
+            check_type("bounds", self.bounds, Bounds)
+        check_text("fanout_id", self.fanout_id)
+        check_duration("shutdown_timeout", self.shutdown_timeout)
+        for name in ("retry_failed", "verbose", "handle_signals"):
+            check_flag(name, getattr(self, name))

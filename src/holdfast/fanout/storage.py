@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.codec import FORMAT_VERSION, Begin, Progress, RunMeta, encode
+from holdfast.checkpoint.codec import Begin, Progress, RunMeta, encode
 from holdfast.checkpoint.errors import RunBusy, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
@@ -149,7 +149,7 @@ class CheckpointRun:
         await self._register_worker()
         meta = RunMeta(run_id=self._run_id, agent_name=AGENT_NAME)
         bodies = [
-            (EntryKind.BEGIN, encode(Begin(version=FORMAT_VERSION, meta=meta))),
+            (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
             (EntryKind.PHASE, encode(_CheckpointPhase(output=msgspec.Raw(data)))),
         ]
         entries = [Entry(seq=self._next_seq + at, kind=kind, body=body) for at, (kind, body) in enumerate(bodies)]

@@ -35,7 +35,7 @@ class RunAttacher:
             is_new: the id was made for this run, so the store need not be asked for it.
 
         Raises:
-            RunConflict: it has another agent or prompt. RunParked: it waits for a person. RunNotFound: it was removed
+            RunConflict: it has another agent, prompt or inputs. RunParked: it waits for a person. RunNotFound: it was removed
                 while the caller waited. Any other error: the run's own.
         """
         try:

@@ -9,7 +9,6 @@ import msgspec
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import (
-    FORMAT_VERSION,
     Begin,
     Checkpoint,
     Progress,
@@ -37,7 +36,7 @@ from holdfast.core.execution.steps import IN_DOUBT_KEY, UNKNOWN_OUTCOME
 from holdfast.core.info import RunInfo, new_run_id
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
-from holdfast.stores.redacting import stored_prompt
+from holdfast.stores.redacting import stored_meta
 
 #: How long a caller waits for a change notification before it polls.
 _POLL_INTERVAL = timedelta(seconds=1)
@@ -72,10 +71,10 @@ class RunClient:
         return True
 
     async def submit(self, info: RunInfo) -> str:
-        """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and prompt.
+        """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
 
         Raises:
-            RunConflict: a run with this id has another agent or prompt.
+            RunConflict: a run with this id has another agent, prompt or inputs.
         """
         new = _make_queued_run(RunMeta.from_info(info), Progress(), [])
         while True:
@@ -89,21 +88,21 @@ class RunClient:
             return info.run_id
 
     async def load_same_request(self, info: RunInfo) -> StoredRun:
-        """Load the run with this id, if it has the same agent and prompt.
+        """Load the run with this id, if it has the same agent, prompt and inputs.
 
         Raises:
-            RunConflict: it has another agent or prompt. RunNotFound: there is none.
+            RunConflict: it has another agent, prompt or inputs. RunNotFound: there is none.
         """
         stored = await self._store.load(info.run_id)
         meta = decode(stored.entries[0].body, Begin).meta
-        if not self.is_same_request(info, meta.to_info()):
+        if not self.is_same_request(info, meta):
             raise RunConflict(info.run_id, meta.agent_name)
         return stored
 
-    def is_same_request(self, info: RunInfo, known: RunInfo) -> bool:
-        """Whether `info` has the agent and prompt of the run `known`, whose prompt may be redacted."""
-        prompts = (info.prompt, stored_prompt(self._store, info.prompt))
-        return known.agent_name == info.agent_name and known.prompt in prompts
+    def is_same_request(self, info: RunInfo, known: RunInfo | RunMeta) -> bool:
+        """Whether `info` has the agent, prompt and inputs of the run `known`, which may be redacted."""
+        keys = (info.request_key, stored_meta(self._store, RunMeta.from_info(info)).request_key)
+        return known.agent_name == info.agent_name and known.request_key in keys
 
     async def result(self, run_id: str) -> Result:
         """Wait for the result of a run, in whichever process it is executed.
@@ -259,7 +258,7 @@ def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
 
 def _make_queued_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:
     """Make a queued run from its first entry and the copied `entries` of another run."""
-    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin(version=FORMAT_VERSION, meta=meta)))
+    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin.from_meta(meta)))
     copied = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
     return NewRun(
         run_id=meta.run_id,

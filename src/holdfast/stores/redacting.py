@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.codec import Begin, decode, encode
+from holdfast.checkpoint.codec import Begin, RunMeta, decode, encode
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import NewRun, Release
@@ -16,7 +16,7 @@ from holdfast.stores.wrapper import StoreWrapper
 
 #: The fields of a run's meta that hold free text. The others identify the run and are stored unchanged: stores find,
 #: count and resume runs by them.
-_REDACTED_FIELDS = ("prompt", "labels", "inputs")
+_REDACTED_FIELDS = ("prompt", "labels", "inputs", "content")
 
 
 class RedactingStore(StoreWrapper):
@@ -60,9 +60,9 @@ class RedactingStore(StoreWrapper):
     async def post(self, run_id: str, mail: Mail) -> Receipt:
         return await self._store.post(run_id, msgspec.structs.replace(mail, body=self._redact_body(mail.body)))
 
-    def stored_prompt(self, prompt: str) -> str:
-        """Return `prompt` as this store keeps it."""
-        return str(self._redact_meta({"prompt": prompt})["prompt"])
+    def stored_meta(self, meta: RunMeta) -> RunMeta:
+        """Return `meta` as this store keeps it."""
+        return msgspec.convert(self._redact_meta(msgspec.to_builtins(meta)), RunMeta)
 
     def _redact_entries(self, entries: Sequence[Entry]) -> list[Entry]:
         return [
@@ -85,6 +85,6 @@ class RedactingStore(StoreWrapper):
         return msgspec.json.encode(self._redact(msgspec.json.decode(body)))
 
 
-def stored_prompt(store: CheckpointStore, prompt: str) -> str:
-    """Return `prompt` as `store` keeps it."""
-    return store.stored_prompt(prompt) if isinstance(store, RedactingStore) else prompt
+def stored_meta(store: CheckpointStore, meta: RunMeta) -> RunMeta:
+    """Return `meta` as `store` keeps it."""
+    return store.stored_meta(meta) if isinstance(store, RedactingStore) else meta

@@ -11,11 +11,18 @@ from typing import Any
 import msgspec
 from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_ai import DeferredToolRequests
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse, ToolReturnPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    ToolReturnPart,
+    UserContent,
+)
 from pydantic_ai.output import NativeOutput, PromptedOutput, TextOutput, ToolOutput
 from pydantic_core import PydanticSerializationError
 
-from holdfast.core.errors import PayloadError
+from holdfast.core.errors import DefinitionError, PayloadError
 
 #: In a message's metadata: the indexes of parts whose content is bytes, which JSON stores as text.
 _BYTES_KEY = "holdfast_bytes"
@@ -28,6 +35,7 @@ _SAFE_NESTING = 150
 _CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 _REPLY_ADAPTER = TypeAdapter(list[ModelResponse], config=_CONFIG)
 _REQUEST_ADAPTER = TypeAdapter(list[ModelRequest], config=_CONFIG)
+_PARTS_ADAPTER: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent], config=_CONFIG)
 
 
 class PydanticAICodec:
@@ -75,6 +83,46 @@ def _restore_bytes(message: ModelMessage) -> ModelMessage:
         assert isinstance(part, ToolReturnPart)
         part.content = base64.urlsafe_b64decode(str(part.content))
     return replace(message, metadata=metadata or None)
+
+
+def dump_parts(parts: Sequence[Any]) -> list[Any]:
+    """Return the content parts of a prompt in the JSON that pydantic-ai itself writes.
+
+    Raises:
+        DefinitionError: one is not a content part of pydantic-ai, or has no JSON form.
+    """
+    return [_dump_part(part) for part in parts]
+
+
+def _dump_part(part: Any) -> Any:
+    try:
+        stored: list[Any] = msgspec.json.decode(_PARTS_ADAPTER.dump_json([part], warnings="error"))
+        again = msgspec.json.decode(_PARTS_ADAPTER.dump_json(load_parts(stored), warnings="error"))
+    except (PydanticSerializationError, PayloadError, ValueError, TypeError, RecursionError) as exc:
+        raise DefinitionError(
+            f"the content part {part!r:.80} cannot be used: give text, BinaryContent, ImageUrl, DocumentUrl or another "
+            "content part of pydantic-ai that has a JSON form"
+        ) from exc
+    if again != stored:
+        raise DefinitionError(f"the content part {part!r:.80} cannot be used: it would come back changed from a store")
+    return stored[0]
+
+
+def load_parts(stored: list[Any]) -> list[UserContent]:
+    """Return content parts from their stored form.
+
+    Raises:
+        PayloadError: this pydantic-ai does not know them.
+    """
+    try:
+        return _PARTS_ADAPTER.validate_json(msgspec.json.encode(stored))
+    except ValidationError as exc:
+        raise PayloadError(f"this pydantic-ai cannot read the stored prompt: {exc}") from exc
+
+
+def load_prompt(stored: str | list[Any]) -> str | list[UserContent]:
+    """Return a prompt from its stored form. Raises as `load_parts`."""
+    return stored if isinstance(stored, str) else load_parts(stored)
 
 
 class OutputCodec:

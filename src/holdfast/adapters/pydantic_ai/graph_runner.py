@@ -8,6 +8,7 @@ from pydantic_ai.messages import ModelRequest, ModelResponse
 from pydantic_graph import End
 
 from holdfast.adapters.pydantic_ai.batch import Batch
+from holdfast.adapters.pydantic_ai.codec import load_prompt
 from holdfast.adapters.pydantic_ai.state import AdapterState
 from holdfast.adapters.pydantic_ai.transcript import Transcript, get_open_parts, make_steering_parts
 from holdfast.core.errors import RunParked
@@ -35,7 +36,7 @@ class GraphRunner:
         )
         self._state, self._deps = run.ctx.state, run.ctx.deps
         self._state.output_retries_used = adapter_state.output_retries
-        self._deps.prompt = context.prompt
+        self._deps.prompt = load_prompt(context.prompt)
         #: The unanswered reply that ends the saved conversation.
         self._resumed_reply: ModelResponse | None = None
         #: Set if the run ended with deferred calls.

@@ -21,7 +21,7 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 
 from holdfast.adapters.pydantic_ai.batch import Batch
 from holdfast.adapters.pydantic_ai.capability import DurableCapability, StreamingDurableCapability
-from holdfast.adapters.pydantic_ai.codec import CODEC, OutputCodec
+from holdfast.adapters.pydantic_ai.codec import CODEC, OutputCodec, dump_parts, load_prompt
 from holdfast.adapters.pydantic_ai.graph_runner import GraphRunner
 from holdfast.adapters.pydantic_ai.results import ToolResultBuilder
 from holdfast.adapters.pydantic_ai.state import AdapterState
@@ -34,6 +34,7 @@ from holdfast.core.execution.loop import FinishedCall, PendingCall
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec
+from holdfast.core.result import OutputT
 
 #: Makes a value for a run when it begins, and again at each resume.
 PerRunFactory = Callable[[RunInfo], Any | Awaitable[Any]]
@@ -96,6 +97,9 @@ class PydanticAILoop:
     def load_output(self, stored: Any) -> Any:
         return self._output_codec.load(stored)
 
+    def dump_prompt(self, parts: Sequence[Any]) -> list[Any]:
+        return dump_parts(parts)
+
     async def run(self, context: StepContext) -> Any:
         """Return the agent's output.
 
@@ -133,7 +137,7 @@ class PydanticAILoop:
         toolsets = [make_toolset(context.profile.tools)] if context.profile.tools else None
         return await stack.enter_async_context(
             self._agent.iter(
-                context.prompt if begins else None,
+                load_prompt(context.prompt) if begins else None,
                 message_history=await self._load_initial_history(context) if begins else transcript.messages,
                 deps=await self._make_deps(context.run.info, stack),
                 instructions=context.profile.instructions or None,
@@ -186,7 +190,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def durable(
-    agent: AbstractAgent[Any, Any] | str,
+    agent: AbstractAgent[Any, OutputT] | str,
     *,
     name: str | None = None,
     deps: Any = None,
@@ -201,8 +205,10 @@ def durable(
     stream: bool = False,
     agent_id: str = "",
     model_tier: str = "",
-) -> Agent:
+) -> Agent[OutputT]:
     """Make an agent of pydantic-ai durable. The agent itself is not changed.
+
+    The prompt of its runs is text, or a list of pydantic-ai's content parts.
 
     Args:
         agent: an agent; or a model by its name, such as `openai:gpt-5`, for an agent without tools.

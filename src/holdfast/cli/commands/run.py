@@ -12,10 +12,12 @@ from holdfast.cli.loading import build_app, build_model_app, load_object, select
 from holdfast.cli.options import (
     AgentOption,
     CodeStoreOption,
+    InputOption,
     JsonOption,
     LabelOption,
     ModelOption,
     QuietOption,
+    parse_inputs,
     parse_labels,
     read_prompt,
 )
@@ -46,6 +48,7 @@ def run(
         str, typer.Option("--run-id", metavar="ID", help="The run's id. An existing run is resumed.")
     ] = "",
     caller: Annotated[str, typer.Option("--caller", metavar="ID", help="The caller's id.")] = "",
+    inputs: InputOption = None,
     label: LabelOption = None,
     quiet: QuietOption = False,
     store: CodeStoreOption = "",
@@ -66,7 +69,7 @@ def run(
         app = build_app(load_object(code), code, store=store, create=True, listener=listener)
         target = [code]
     name = select_agent_name(app, agent)
-    text = read_prompt(prompt)
+    text, data = read_prompt(prompt), parse_inputs(inputs)
     run_id = check_run_id(run_id) if run_id else new_run_id()
     resume = format_resume_command(target, run_id, store)
     labels = {**parse_labels(label), "command": " ".join(target)}
@@ -74,7 +77,7 @@ def run(
         print_diagnostic("this App has no store: the run cannot be resumed")
 
     async def work() -> CommandResult:
-        execute = partial(app.run, name, text, run_id=run_id, caller_id=caller, labels=labels)
+        execute = partial(app.run, name, text, inputs=data, run_id=run_id, caller_id=caller, labels=labels)
         return await collect_result(app, run_id, execute, resume, format_unpark_command(run_id, store))
 
     on_force_quit = partial(print_diagnostic, f"stopped immediately. Resume with: {resume}")

@@ -12,7 +12,15 @@ from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.listing import summarize_run
-from holdfast.cli.options import JsonOption, LabelOption, StoreOption, parse_labels, read_prompt
+from holdfast.cli.options import (
+    InputOption,
+    JsonOption,
+    LabelOption,
+    StoreOption,
+    parse_inputs,
+    parse_labels,
+    read_prompt,
+)
 from holdfast.cli.output import print_json
 from holdfast.cli.runner import CommandResult, print_result
 from holdfast.cli.stores import get_record, open_client
@@ -39,6 +47,7 @@ def submit(
     caller: Annotated[
         str, typer.Option("--caller", metavar="ID", help="The caller's id. Workers serve the callers in turn.")
     ] = "",
+    inputs: InputOption = None,
     label: LabelOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the result and print it.")] = False,
     store: StoreOption = "",
@@ -53,7 +62,7 @@ def submit(
         agent_name=agent,
         caller_id=caller,
         labels=parse_labels(label),
-        inputs={"prompt": read_prompt(prompt)},
+        inputs={**parse_inputs(inputs), "prompt": read_prompt(prompt)},
     )
     result = asyncio.run(_submit(store, info, wait=wait))
     if result is not None:

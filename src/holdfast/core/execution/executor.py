@@ -17,6 +17,7 @@ from holdfast.core.execution.run import ExecutionServices, OnCancel, RunExecutio
 from holdfast.core.execution.shutdown import Drain, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
 from holdfast.core.ports import Ports, Resumption
+from holdfast.core.prompt import Prompt
 from holdfast.core.result import Result
 from holdfast.core.tool_threads import ToolThreads
 
@@ -66,7 +67,7 @@ class Executor:
     async def run(
         self,
         agent: AgentSource,
-        prompt: str,
+        prompt: Prompt,
         *,
         run_id: str | None = None,
         parent_run_id: str | None = None,

@@ -136,21 +136,21 @@ class _Pipeline:
 
     async def run(self) -> Any:
         """Return the output of the conversation, or of the last phase."""
-        run, prompt = self._run, self._run.info.prompt
+        run, info = self._run, self._run.info
         if run.resumed and (unknown := describe_unknown_phases(self._agent, run.state)):
             raise MissingDefinition(f"run {run.info.run_id} has {unknown}: it is left for a process with those phases")
         if not self._agent.phases:
             run.state.phase = ""  # an agent that had phases may have begun one without a message
-            return await self._run_loop(self._agent.profile(), prompt)
+            return await self._run_loop(self._agent.profile(), info.content)
         finished = run.state.phases
         # Finished phases are skipped by position: two may share a name, and both have to run.
         for phase in self._agent.phases[len(finished) :]:
             run.state.phase = phase.name
             await run.emit(RunEvent(kind="phase", step=run.state.steps, name=phase.name))
-            await self._run_phase(phase, phase.render(prompt, tuple(finished)))
+            await self._run_phase(phase, phase.render(info, tuple(finished)))
         return self._loop.load_output(finished[-1].output)
 
-    async def _run_phase(self, phase: Phase, prompt: str) -> None:
+    async def _run_phase(self, phase: Phase, prompt: str | list[Any]) -> None:
         run, state = self._run, self._run.state
         timer = self._start_phase_timer(phase.bounds)
         try:
@@ -165,7 +165,7 @@ class _Pipeline:
         state.finish_phase(phase.name, self._loop.dump_output(output))
         await run.save(force=True)
 
-    async def _run_loop(self, profile: Profile, prompt: str) -> Any:
+    async def _run_loop(self, profile: Profile, prompt: str | list[Any]) -> Any:
         context = StepContext(self._run, profile.with_tools(self._extra_tools), prompt)
         try:
             return await self._loop.run(context)

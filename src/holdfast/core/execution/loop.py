@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from holdfast.core.message import MessageCodec
+from holdfast.core.result import OutputT_co
 
 if TYPE_CHECKING:
     from holdfast.core.execution.steps import StepContext
@@ -30,8 +31,10 @@ class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
     error: bool = False
 
 
-class Loop(Protocol):
+class Loop(Protocol[OutputT_co]):
     """Executes conversations step by step. One object serves any number of runs.
+
+    A loop that accepts content parts in a prompt also is a `PromptEncoder`.
 
     The contract with the executor:
 
@@ -48,7 +51,7 @@ class Loop(Protocol):
         """Encodes this loop's messages."""
         ...
 
-    async def run(self, context: "StepContext") -> Any:
+    async def run(self, context: "StepContext") -> OutputT_co:
         """Execute the conversation to its end and return its output."""
         ...
 

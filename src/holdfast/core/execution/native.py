@@ -36,6 +36,7 @@ from holdfast.core.message import (
     Usage,
     User,
 )
+from holdfast.core.prompt import dump_json_parts, summarize_prompt
 from holdfast.core.tool import Tool
 
 
@@ -104,11 +105,14 @@ class NativeLoop:
     def load_output(self, stored: Any) -> Any:
         return stored
 
+    def dump_prompt(self, parts: Sequence[Any]) -> list[Any]:
+        return dump_json_parts(parts)
+
     async def run(self, context: StepContext) -> Any:
         """Return the text of the first reply that asks for no tools."""
         if not context.state.history:
             system = [System(context.profile.instructions)] if context.profile.instructions else []
-            await context.start([*system, User(context.prompt)])
+            await context.start([*system, _make_prompt_message(context.prompt)])
         conversation = _Conversation(context)
         reply = conversation.pending_reply()
         resumed = reply is not None
@@ -278,6 +282,10 @@ class _ToolCall(_Call):
                 raise ToolFailed(tool.name, exc) from exc
             return self.error_result(format_error(exc))
         return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
+
+
+def _make_prompt_message(prompt: str | list[Any]) -> User:
+    return User(prompt) if isinstance(prompt, str) else User(summarize_prompt(prompt), prompt)
 
 
 def _make_finished_call(call: ToolCall, result: ToolResult) -> FinishedCall:

@@ -104,8 +104,10 @@ class CallRequest:
 class StepContext:
     """One conversation of one run: the whole run, or one phase of it."""
 
-    def __init__(self, run: RunExecution, profile: Profile, prompt: str) -> None:
-        self.profile, self.prompt = profile, prompt
+    def __init__(self, run: RunExecution, profile: Profile, prompt: str | list[Any]) -> None:
+        #: The prompt: text, or content parts as `PromptEncoder.dump_prompt` made them.
+        self.prompt = prompt
+        self.profile = profile
         self.run, self.state = run, run.state
         #: Calls of the current batch without a result.
         self._outstanding = 0

@@ -1,0 +1,125 @@
+"""Arguments of the wrong type are refused where they are given, with what to give instead."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.scripted_model import ScriptedModel
+
+from holdfast import Agent, App, Bounds, Phase, Tool, tool
+from holdfast.core.errors import DefinitionError, InvalidRunId
+from holdfast.fanout import FanoutSettings
+from holdfast.stores.memory import MemoryStore
+
+MODEL = ScriptedModel("never")
+AGENT = Agent(name="a", model=MODEL)
+
+
+def look(city: str) -> str:
+    return city
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "value"),
+    [
+        (Bounds, "max_steps", "5"),
+        (Bounds, "max_steps", 1.5),
+        (Bounds, "max_steps", 0),
+        (Bounds, "max_repeats", None),
+        (Bounds, "max_runtime", 5),
+        (Bounds, "max_runtime", timedelta(0)),
+        (Phase, "name", 7),
+        (Phase, "prompt", 7),
+        (Phase, "bounds", 5),
+        (Agent, "name", 7),
+        (Agent, "model", "openai:gpt-5"),
+        (Agent, "instructions", None),
+        (Agent, "tools", look),
+        (Agent, "tools", [7]),
+        (Agent, "phases", ["one"]),
+        (Agent, "bounds", 5),
+        (Agent, "agent_id", 7),
+        (Agent, "model_tier", None),
+        (Agent, "compact", "yes"),
+        (Agent, "missing_tools", "ignore"),
+        (Tool, "function", "look"),
+        (Tool, "name", 7),
+        (Tool, "description", 7),
+        (Tool, "effect", 7),
+        (Tool, "reconcile", "yes"),
+        (Tool, "in_doubt", "ask"),
+        (Tool, "on_error", True),
+        (FanoutSettings, "max_concurrency", "4"),
+        (FanoutSettings, "max_per_provider", 0),
+        (FanoutSettings, "max_per_provider", {"openai": "4"}),
+        (FanoutSettings, "bounds", 5),
+        (FanoutSettings, "fanout_id", 7),
+        (FanoutSettings, "retry_failed", "no"),
+        (FanoutSettings, "shutdown_timeout", 30),
+        (FanoutSettings, "handle_signals", None),
+    ],
+)
+def test_a_definition_refuses_a_value_of_the_wrong_type(make: Any, field: str, value: Any) -> None:
+    required: dict[Any, dict[str, Any]] = {
+        Agent: {"name": "a", "model": MODEL}, Phase: {"name": "p"}, Tool: {"function": look}
+    }  # fmt: skip
+    with pytest.raises(DefinitionError, match=r"is |tool"):
+        make(**{**required.get(make, {}), field: value})
+
+
+def test_a_decorated_tool_refuses_an_option_of_the_wrong_type() -> None:
+    wrong: Any = "sometimes"
+    with pytest.raises(DefinitionError, match="on_error is 'sometimes': give one of report, raise"):
+        tool(on_error=wrong)(look)
+
+
+@pytest.mark.parametrize("agents", [AGENT, None, 7, "a", ["a"], [Agent], [None], [look]])
+def test_an_app_refuses_what_is_no_agent(agents: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"give a list of agents|is no agent"):
+        App(agents, None)
+
+
+@pytest.mark.parametrize("store", [7, ["sqlite:"], object(), MemoryStore])
+def test_an_app_refuses_what_is_no_store(store: Any) -> None:
+    with pytest.raises(DefinitionError, match="store is"):
+        App([AGENT], store)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "error"),
+    [
+        ("agent", 7, DefinitionError),
+        ("agent", None, DefinitionError),
+        ("run_id", 7, InvalidRunId),
+        ("run_id", "a b", DefinitionError),
+        ("caller_id", 7, DefinitionError),
+        ("channel_id", None, DefinitionError),
+        ("labels", ["a"], DefinitionError),
+        ("labels", {"a": 1}, DefinitionError),
+        ("labels", {1: "a"}, DefinitionError),
+        ("inputs", 7, DefinitionError),
+        ("prompt", 7, DefinitionError),
+    ],
+)
+async def test_run_and_submit_refuse_an_argument_of_the_wrong_type(
+    argument: str, value: Any, error: type[Exception]
+) -> None:
+    arguments: dict[str, Any] = {"agent": AGENT, "prompt": "go", argument: value}
+    async with App([AGENT], MemoryStore()) as app:
+        calls: list[Callable[..., Any]] = [app.run, app.submit]
+        for call in calls:
+            with pytest.raises(error):
+                await call(**arguments)
+    assert not MODEL.requests
+
+
+async def test_a_timeout_that_is_no_duration_and_an_unknown_on_cancel_are_refused() -> None:
+    wrong: Any = 5
+    async with App([AGENT], MemoryStore()) as app:
+        with pytest.raises(DefinitionError, match="timeout is 5: give a timedelta"):
+            await app.shutdown(timeout=wrong)
+        with pytest.raises(DefinitionError, match="on_cancel is 5: give one of"):
+            await app.run(AGENT, "go", on_cancel=wrong)
+        with pytest.raises(DefinitionError, match="on_cancel is 5: give one of"):
+            await app.resume("r", on_cancel=wrong)
