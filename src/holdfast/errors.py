@@ -5,7 +5,7 @@ HoldfastError
 │   ├── InvalidRunId, RunAlreadyRunning, NotDurable, InvalidReply, PayloadError
 │   ├── DefinitionError         UnknownTool, PersonaError, SkillError
 │   ├── BoundExceeded           StepsExceeded, RuntimeExceeded, RepeatedToolCalls
-│   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
+│   ├── ToolFailed, ToolTimeout, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               the run waits for a person or a condition
 │   ├── RunInterrupted          the run stopped and is resumed later: Shutdown, ShuttingDown, MissingDefinition,
 │   │                           SaveFailed, ModelUnavailable

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from holdfast.core.errors import DefinitionError, UnknownTool
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply
+from holdfast.core.retry import Retry
 from holdfast.core.state import PhaseOutput
 from holdfast.core.tool import Tool, ToolSchema
 
@@ -88,12 +89,18 @@ class Agent:
     model_tier: str = ""
     compact: Compact | None = None
     missing_tools: MissingTools = "defer"
+    #: How failed model calls are repeated. When they are exhausted the run is interrupted and resumes later.
+    retry: Retry = field(default_factory=Retry)
     #: Executes another kind of agent. `None`: the native loop.
     loop: "Loop | None" = None
 
     def __post_init__(self) -> None:
         if not self.name:
             raise DefinitionError("an agent needs a name: interrupted runs find their agent by it")
+        if not isinstance(self.retry, Retry):
+            raise DefinitionError(
+                f"agent {self.name}: retry is {self.retry!r}: give a holdfast Retry; with attempts=1 nothing is retried"
+            )
         object.__setattr__(self, "tools", tuple(_to_tool(each) for each in self.tools))
         object.__setattr__(self, "phases", tuple(self.phases))
         index_tools(self.tools)
@@ -114,6 +121,7 @@ class Agent:
             bounds=self.bounds,
             compact=self.compact,
             missing_tools=self.missing_tools,
+            retry=self.retry,
         )
         if phase is None:
             return own
@@ -125,6 +133,7 @@ class Agent:
             phase_bounds=phase.bounds,
             compact=own.compact,
             missing_tools=own.missing_tools,
+            retry=own.retry,
         )
 
 
@@ -159,6 +168,7 @@ class Profile:
     phase_bounds: Bounds | None = None
     compact: Compact | None = None
     missing_tools: MissingTools = "defer"
+    retry: Retry = field(default_factory=Retry)
 
     @property
     def max_repeats(self) -> int:

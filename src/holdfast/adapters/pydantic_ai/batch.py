@@ -1,7 +1,7 @@
 """The tool calls of one reply: announced together, made once, recorded one by one, or deferred to a person."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from holdfast.adapters.pydantic_ai.state import AdapterState, Deferral
 from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, ToolPolicies, ToolPolicy
 from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
+from holdfast.core.execution.attempts import retry_call
 from holdfast.core.execution.steps import CallRequest, StepContext
 
 
@@ -161,11 +162,17 @@ class Batch:
 
         async def execute() -> ModelRequest:
             nonlocal seen
-            work = _invoke(handler, args)
-            own = self._context.profile.tools.get(call.part.tool_name)
-            in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
-            run = self._context.run
-            seen, result = await await_outcome(run.await_uninterruptible(work) if in_thread else work, results)
+            run, name, policy = self._context.run, call.part.tool_name, call.policy
+            own = self._context.profile.tools.get(name)
+            in_thread = _runs_in_thread(ctx, name) if own is None else own.in_thread
+
+            def attempt() -> Awaitable[Any]:
+                work = _invoke(handler, args)
+                # The thread of a holdfast tool is awaited within.
+                return run.await_uninterruptible(work) if in_thread and own is None else work
+
+            work = attempt() if policy.retry is None else retry_call(run, policy.retry, name, call.call_id, attempt)
+            seen, result = await await_outcome(work, results)
             if is_error(result) and run.is_stopping and not in_thread:
                 raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
             self.count_usage()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect, InDoubt, Reconcile
 from holdfast.core.errors import RunParked, StepsExceeded
+from holdfast.core.execution.attempts import ModelRetries
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
@@ -96,6 +97,7 @@ class StepContext:
     def __init__(self, run: RunExecution, profile: Profile, prompt: str) -> None:
         self.profile, self.prompt = profile, prompt
         self.run, self.state = run, run.state
+        self.model_retries = ModelRetries(run, profile.retry)
         #: Calls of the current batch without a result.
         self._outstanding = 0
         self._in_doubt = _NO_CALLS
@@ -264,6 +266,7 @@ class StepContext:
             await run.emit(RunEvent(kind="tool_start", step=step, name=request.tool, call_id=request.call_id))
         started_at = run.clock.monotonic() if run.recorder is not None else 0.0
         token = _CURRENT_CALL.set(context)
+        run.calls_in_progress += 1
         try:
             result = await request.execute()
         except Exception as exc:
@@ -271,6 +274,7 @@ class StepContext:
             run.record_interruption(exc)
             raise
         finally:
+            run.calls_in_progress -= 1
             _CURRENT_CALL.reset(token)
             children.closed = True
             if children.outcomes:
