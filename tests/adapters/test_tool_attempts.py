@@ -43,7 +43,10 @@ async def test_a_tool_of_the_agent_is_retried(threaded: bool) -> None:
     async def fetch_async() -> str:
         return fetch()
 
-    agent.tool_plain(fetch if threaded else fetch_async, name="fetch")
+    if threaded:
+        agent.tool_plain(name="fetch")(fetch)
+    else:
+        agent.tool_plain(name="fetch")(fetch_async)
     result = await Executor().run(durable(agent, effects={"fetch": "pure"}, tool_retry={"fetch": QUICK}), "go")
     assert (get_results(result), made, result.usage.tool_calls) == ([("fetched", "success")], 3, 1)
 

@@ -48,7 +48,7 @@ async def test_a_run_that_an_outage_ended_at_hour_three_is_resumed_by_hand(harne
     harness.clear_flag("outage")
     async with harness.app(checkpoint=CheckpointSettings(failed_retention=DAY)) as app:
         # Asked for by its id it is what it was: failed. Only a person brings it back.
-        with pytest.raises(RunFailed, match="the provider is away"):
+        with pytest.raises(RunFailed, match="the model is gone"):
             await app.run("errand", "note note ask note", run_id="r")
         result = await app.resume("r")
         assert (result.output, result.steps) == ("did note note ask note", 5)
