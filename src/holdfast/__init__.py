@@ -5,11 +5,13 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.config import CheckpointSettings, Retention, WorkerSettings
 from holdfast.core.agent import Agent, Bounds, Model, Phase
 from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Effect
+from holdfast.core.errors import ModelUnavailable
 from holdfast.core.execution.executor import Executor
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.ports import Ports
 from holdfast.core.result import Result
+from holdfast.core.retry import Retry
 from holdfast.core.tool import Tool, ToolSchema, tool
 from holdfast.core.tool_context import ToolContext, current_call
 from holdfast.errors import HoldfastError
@@ -28,11 +30,13 @@ __all__ = [
     "HoldfastError",
     "Message",
     "Model",
+    "ModelUnavailable",
     "Phase",
     "Ports",
     "Reply",
     "Result",
     "Retention",
+    "Retry",
     "RunInfo",
     "StoreCheckpoints",
     "System",

@@ -5,7 +5,7 @@ HoldfastError
 │   ├── RunAlreadyRunning, NotDurable, InvalidReply, PayloadError
 │   ├── DefinitionError         a wrong argument: InvalidRunId, UnknownTool, PersonaError, SkillError
 │   ├── BoundExceeded           StepsExceeded, RuntimeExceeded, RepeatedToolCalls
-│   ├── ToolFailed, RunKilled, RunCancelled, RunFailed
+│   ├── ToolFailed, ToolTimeout, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               the run waits for a person or a condition
 │   ├── RunInterrupted          the run stopped and is resumed later: Shutdown, ShuttingDown, MissingDefinition,
 │   │                           ProcessExit, SaveFailed, ModelUnavailable

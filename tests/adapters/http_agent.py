@@ -12,7 +12,7 @@ from pydantic_ai import Agent as PydanticAIAgent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from holdfast import Agent, App
+from holdfast import Agent, App, Retry
 from holdfast.adapters.pydantic_ai import durable
 
 RUN = "http"
@@ -20,11 +20,11 @@ RUN = "http"
 
 @asynccontextmanager
 async def http_agent(
-    url: str, world: Path, *, stream: bool = False, retries: int = 2, timeout: float = 30.0
+    url: str, world: Path, *, stream: bool = False, retries: int = 2, timeout: float = 30.0, retry: Retry | None = None
 ) -> AsyncIterator[Agent]:
     """An agent whose tools write down what they do."""
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=retries, timeout=timeout) as client:
-        yield durable(_agent(client, world), stream=stream)
+        yield durable(_agent(client, world), stream=stream, retry=retry)
 
 
 def _agent(client: AsyncOpenAI, world: Path) -> PydanticAIAgent[None, str]:

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: What the server does instead of answering: an HTTP error, nothing at all, half an answer.
-Fault = Literal["429", "500", "hang", "cut"]
+#: Instead of an answer: an HTTP error, one with `Retry-After: 3600`, nothing at all, half an answer.
+Fault = Literal["429", "500", "later", "hang", "cut"]
 
 #: One turn of the script: an answer, or calls as (id, tool, arguments).
 Turn = str | Sequence[tuple[str, str, dict[str, Any]]]
@@ -100,6 +100,10 @@ def _request(body: dict[str, Any]) -> Request:
 async def _misbehave(request: Request, writer: asyncio.StreamWriter) -> bool:
     if request.outcome in ("429", "500"):
         writer.write(_json(int(request.outcome), {"error": {"message": "not now"}}, "retry-after-ms: 1\r\n"))
+        await writer.drain()
+        return True
+    if request.outcome == "later":
+        writer.write(_json(429, {"error": {"message": "in an hour"}}, "Retry-After: 3600\r\n"))
         await writer.drain()
         return True
     if request.outcome == "hang":

@@ -5,17 +5,20 @@ import json
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.adapters.http_agent import RUN, http_agent
 from tests.adapters.openai_server import Fault, OpenAIServer, Request
+from tests.core.null_listener import NullListener
 
-from holdfast import App
+from holdfast import App, Executor, ModelUnavailable, Ports, Retry, RunInfo
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.errors import ModelUnavailable
 from holdfast.core.message import Usage
+from holdfast.core.ports import RunEvent
+from holdfast.testing.clock import ManualClock
 
 TURNS = (
     [("c1", "look", {"city": "Lyon"}), ("c2", "pay", {"city": "Lyon"})],
@@ -23,6 +26,8 @@ TURNS = (
     [("c4", "pay", {"city": "Faro"})],
     "both are paid",
 )
+#: No attempt but the first.
+ONCE = Retry(attempts=1)
 DONE = ["look Lyon", "pay Lyon", "look Faro", "pay Faro"]
 
 
@@ -51,11 +56,62 @@ async def test_the_provider_asks_again_after_a_refusal(tmp_path: Path, fault: Fa
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_failed_is_made_again(tmp_path: Path, stream: bool) -> None:
+    quick = Retry(initial_delay=timedelta(milliseconds=1))
+    faults: dict[int, list[Fault]] = {0: ["429", "500"], 1: ["hang"], 2: ["cut", "cut"]}
+    async with OpenAIServer(TURNS, faults).serving() as server:
+        known = http_agent(server.url, tmp_path / "world", stream=stream, retries=0, timeout=0.5, retry=quick)
+        async with known as agent, App([agent], "memory:") as app:
+            result = await app.run(agent, "go")
+    usual = await unharmed(tmp_path, stream=stream)
+    # Of an answer that was cut off something had come: those requests count, though nothing of them is kept.
+    extra = Usage(requests=2) if stream else Usage()
+    assert (result.output.strip(), result.usage) == (usual.output.strip(), usual.usage + extra)
+    outcomes = ["429", "500", "answered", "hang", "answered", "cut", "cut", "answered", "answered"]
+    assert [request.outcome for request in server.log] == outcomes
+    assert len(set(server.finished())) == 4
+    assert sorted((tmp_path / "world").read_text().splitlines()) == sorted(DONE)
+
+
+async def test_the_provider_says_when_it_wants_to_be_asked_again(tmp_path: Path) -> None:
+    clock, hour = ManualClock(), timedelta(hours=1)
+    heard: asyncio.Queue[RunEvent] = asyncio.Queue()
+
+    class Listener(NullListener):
+        async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+            if event.kind == "retry":
+                heard.put_nowait(event)
+
+    async with OpenAIServer(TURNS[-1:], {0: ["later"]}).serving() as server:
+        patient = Retry(max_elapsed=hour)
+        async with http_agent(server.url, tmp_path / "world", retries=0, retry=patient) as agent:
+            run = asyncio.create_task(Executor(Ports(listener=Listener()), clock=clock).run(agent, "go"))
+            event = await heard.get()
+            assert (event.delay, event.attempt, event.step) == (hour, 1, 1)
+            assert "in an hour" in event.text
+            await clock.advance(hour)
+            assert (await run).output == TURNS[-1]
+
+
+async def test_a_longer_wait_than_the_limit_interrupts_the_run_for_that_time(tmp_path: Path) -> None:
+    async with OpenAIServer(TURNS, {0: ["later"]}).serving() as server:
+        known = http_agent(server.url, tmp_path / "world", retries=0)
+        async with known as agent, App([agent], "memory:") as app:
+            with pytest.raises(ModelUnavailable) as raised:
+                await app.run(agent, "go", run_id=RUN)
+            assert raised.value.retry_after == timedelta(hours=1)
+            assert app.store is not None
+            [record] = [each async for each in app.store.list_runs()]
+            assert record.status is RunStatus.INTERRUPTED
+            assert record.not_before - record.updated_at > timedelta(minutes=59)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["429", "500", "hang", "cut"])
 async def test_a_model_that_does_not_answer_interrupts_the_run(tmp_path: Path, fault: Fault, stream: bool) -> None:
     store = f"sqlite:{tmp_path / 'runs.db'}"
     async with OpenAIServer(TURNS, {2: [fault]}).serving() as server:
-        known = http_agent(server.url, tmp_path / "world", stream=stream, retries=0, timeout=0.5)
+        known = http_agent(server.url, tmp_path / "world", stream=stream, retries=0, timeout=0.5, retry=ONCE)
         async with known as agent, App([agent], store, worker=False) as app:
             with pytest.raises(ModelUnavailable):
                 await app.run(agent, "go", run_id=RUN)

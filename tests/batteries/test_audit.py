@@ -12,7 +12,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, CheckpointSettings, Ports, Reply, Usage, current_call, tool
+from holdfast import (
+    Agent,
+    App,
+    CheckpointSettings,
+    Executor,
+    ModelUnavailable,
+    Ports,
+    Reply,
+    Retry,
+    Usage,
+    current_call,
+    tool,
+)
 from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, MemoryAudit, TablesAudit
 from holdfast.batteries.audit.spans import Spans
 from holdfast.core.redaction import REDACTED, Redactor
@@ -306,4 +318,32 @@ async def test_children_are_found_under_their_parent() -> None:
     await SimulatedHost(ports=Ports(audit=audit)).executor.run(Agent(name="other", model=ScriptedModel("hi")), "go")
     tree = await audit.query(AuditQuery(tree_of="root"))
     assert {each.agent_name for each in tree} == {"parent", "child"}
+    await audit.close()
+
+
+async def test_retries_are_in_the_audit() -> None:
+    @tool(effect="pure", retry=Retry(attempts=2, jitter=0))
+    async def look() -> str:
+        raise TimeoutError("late")
+
+    failing = True
+
+    async def model(messages: Sequence[object], tools: Sequence[object]) -> Reply:
+        nonlocal failing
+        if failing:
+            failing = False
+            raise ModelUnavailable("away", timedelta(seconds=7))
+        return await script(messages, tools)  # type: ignore[arg-type]
+
+    script = ScriptedModel(tool_reply(call("1", "look")), "done")
+    clock, audit = ManualClock(), Audit(flush_interval=timedelta(days=1))
+    run = asyncio.create_task(
+        Executor(Ports(audit=audit), clock=clock).run(Agent(name="a", model=model, tools=[look]), "go")
+    )
+    await clock.advance(timedelta(seconds=8))
+    await run
+    assert [row.detail for row in await audit.query(AuditQuery(kind="event")) if row.name == "retry"] == [
+        "attempt 1 of the model failed, next in 7 s: ModelUnavailable: away",
+        "attempt 1 of look failed, next in 1 s: TimeoutError: late",
+    ]
     await audit.close()

@@ -1,10 +1,14 @@
 """holdfast ls, show and export."""
 
+import asyncio
 import json
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 import pytest
 from tests.cli.shell import Shell, kill
+
+from holdfast import Agent, App, ModelUnavailable, Reply, Retry, ToolCall, WorkerSettings, tool
 
 
 def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
@@ -139,3 +143,36 @@ def run_usage(requests: int, calls: int) -> dict[str, object]:
 def test_stored_text_cannot_take_over_the_terminal(shell: Shell) -> None:
     shell.ok("submit", "sampler", "\x1b[2Jnote", "--run-id", "r1")
     assert "\x1b" not in shell.ok("show", "r1")
+
+
+def test_show_says_how_often_a_run_was_retried_and_when_it_resumes(shell: Shell) -> None:
+    calls = 0
+
+    async def model(messages: Sequence[object], tools: Sequence[object]) -> Reply:
+        nonlocal calls
+        calls += 1
+        if calls in (2, 3):
+            return Reply(tool_calls=[ToolCall(id=f"c{calls}", name="look")])
+        raise ModelUnavailable("away")
+
+    @tool(effect="pure")
+    async def look() -> str:
+        return "seen"
+
+    async def run() -> None:
+        agent = Agent(name="a", model=model, tools=[look], retry=Retry(attempts=2, initial_delay=timedelta(0)))
+        settings = WorkerSettings(handle_signals=False)
+        async with App([agent], f"sqlite:{shell.folder / 'runs.db'}", worker=settings) as app:
+            with pytest.raises(ModelUnavailable):
+                await app.run(agent, "go", run_id="r1")
+
+    asyncio.run(run())
+    lines = shell.ok("show", "r1").splitlines()
+    assert any(line.startswith("status   interrupted: run r1 waits for its model after 2 attempts") for line in lines)
+    assert "retries  2, last after ModelUnavailable: away" in lines
+    assert any(line.startswith("resumes  after 20") for line in lines)
+    steps = [line for line in lines if line.startswith("--- step")]
+    assert ["1 retry" in line for line in steps] == [True, False]
+    shown = shell.json("show", "r1")
+    assert (shown["run"]["retries"], shown["run"]["retry_error"]) == (2, "ModelUnavailable: away")
+    assert [step["retries"] for step in shown["timeline"]] == [1, 1]

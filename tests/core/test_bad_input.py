@@ -171,8 +171,8 @@ async def test_hard_values_in_arguments_and_results_round_trip_through_a_resume(
         return value
 
     ask = Reply(tool_calls=[ToolCall(id="1", name="echo", arguments={"value": value})])
-    model = ScriptedModel(ask, ConnectionError("down"))
-    with pytest.raises(ConnectionError):
+    model = ScriptedModel(ask, LookupError("down"))
+    with pytest.raises(LookupError):
         await host.executor.run(Agent(name="a", model=model, tools=[echo]), "go", run_id="r")
     after = ScriptedModel("", "done")
     await SimulatedHost(host.inner).resume(Agent(name="a", model=after, tools=[echo]), "r")

@@ -256,8 +256,8 @@ async def test_a_cancel_that_a_tool_lets_out_after_a_failed_task_group_is_told_t
 
 
 async def test_an_error_of_the_model_comes_out_as_it_is() -> None:
-    with pytest.raises(ConnectionError, match="503"):
-        await Executor().run(Agent(name="a", model=ScriptedModel(ConnectionError("503"))), "go")
+    with pytest.raises(ValueError, match="400"):
+        await Executor().run(Agent(name="a", model=ScriptedModel(ValueError("400"))), "go")
 
 
 # -- what a tool can know ---------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ async def test_success_completes_and_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("broken"), RunKilled("stuck"), TimeoutError(), NotImplementedError()], ids=repr
+    "error", [ValueError("broken"), RunKilled("stuck"), LookupError(), NotImplementedError()], ids=repr
 )
 async def test_an_error_fails_the_run_and_comes_out_as_it_is(error: Exception) -> None:
     host = SimulatedHost()

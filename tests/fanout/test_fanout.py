@@ -15,6 +15,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, Phase, Reply, System, Usage, User, tool
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.core.errors import DefinitionError, InvalidRunId, ModelUnavailable
+from holdfast.core.retry import Retry
 from holdfast.fanout import (
     Fanout,
     FanoutBusy,
@@ -234,8 +235,13 @@ def test_an_event_loop_that_ends_leaves_every_model(tmp_path: Path, then: OSErro
     assert asyncio.run(runs_left(tmp_path)) == []
 
 
+def unavailable() -> Agent:
+    """A model that is not retried."""
+    return Agent(name="away", model=ScriptedModel(ModelUnavailable("not now")), retry=Retry(attempts=1))
+
+
 def test_an_event_loop_that_ends_while_failed_models_are_retried_leaves_them(tmp_path: Path) -> None:
-    away = ScriptedModel(ModelUnavailable("not now"))
+    away = unavailable()
     broken = ScriptedModel(tool_reply(call("1", "look")), RuntimeError("no luck"))
     fanout(tmp_path, {"away": away, "broken": broken}).run_sync()
     model = held()
@@ -292,7 +298,7 @@ async def test_failed_models_go_on_when_that_is_asked_for(tmp_path: Path) -> Non
 
 
 async def test_a_provider_that_does_not_answer_is_an_interruption(tmp_path: Path) -> None:
-    models = {"away": ScriptedModel(ModelUnavailable("not now")), "there": ScriptedModel("hello")}
+    models = {"away": unavailable(), "there": ScriptedModel("hello")}
     responses = await fanout(tmp_path, models).run()
     assert [(each.interrupted, each.ok) for each in responses] == [(True, False), (False, True)]
     assert "not now" in (responses[0].error or "")

@@ -63,14 +63,14 @@ class TaskAgents:
         self.other = Agent(name="other", model=self.model)
 
     async def model(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-        """Asks for one word of the prompt after the other. Its provider is away while the file `outage` is there."""
+        """Asks for one word of the prompt after the other. Its model is gone while the file `outage` is there."""
         words = next(message.text for message in messages if isinstance(message, User)).split()
         done = sum(isinstance(message, Reply) for message in messages)
         used = Usage(input_tokens=1)
         if done == len(words):
             return Reply(text=f"did {' '.join(words)}", usage=used)
         if words[done] == "ask" and (self.folder / "outage").exists():
-            raise ConnectionError("the provider is away")
+            raise LookupError("the model is gone")
         name, _, argument = words[done].partition("=")
         arguments = {"prompt": argument.replace("+", " ")} if argument else {}
         return Reply(tool_calls=[ToolCall(id=f"c{done}", name=name, arguments=arguments)], usage=used)

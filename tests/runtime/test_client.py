@@ -32,7 +32,7 @@ def store_of(harness: ProcessHarness, later: timedelta) -> SqliteStore:
 async def test_a_failed_run_is_gone_unless_the_host_keeps_it(harness: ProcessHarness) -> None:
     harness.set_flag("outage")
     async with harness.app() as app:
-        with pytest.raises(ConnectionError):
+        with pytest.raises(LookupError):
             await app.run("errand", "note ask", run_id="r")
         assert await load_records(app) == {}
 
@@ -40,15 +40,15 @@ async def test_a_failed_run_is_gone_unless_the_host_keeps_it(harness: ProcessHar
 async def test_a_run_that_an_outage_ended_at_hour_three_is_resumed_by_hand(harness: ProcessHarness) -> None:
     harness.set_flag("outage")
     async with harness.app(checkpoint=CheckpointSettings()) as app:
-        with pytest.raises(ConnectionError):
+        with pytest.raises(LookupError):
             await app.run("errand", "note note ask note", run_id="r")
         kept = (await load_records(app))["r"]
-        assert (kept.status, kept.reason) == (RunStatus.FAILED, "ConnectionError: the provider is away")
+        assert (kept.status, kept.reason) == (RunStatus.FAILED, "LookupError: the model is gone")
         assert (await app.recover()).statuses == {}
     harness.clear_flag("outage")
     async with harness.app(checkpoint=CheckpointSettings()) as app:
         # Asked for by its id it is what it was: failed. Only a person brings it back.
-        with pytest.raises(RunFailed, match="the provider is away"):
+        with pytest.raises(RunFailed, match="the model is gone"):
             await app.run("errand", "note note ask note", run_id="r")
         result = await app.resume("r")
         assert (result.output, result.steps) == ("did note note ask note", 5)

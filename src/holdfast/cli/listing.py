@@ -8,6 +8,7 @@ import msgspec
 from holdfast.checkpoint.codec import Progress, RunMeta, decode
 from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.core.execution.attempts import RETRY_KEY
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: Workers do not claim the run before this time.
     not_before: datetime
     cancel_requested: bool
+    #: Calls that were made again after a transient error, and the last such error.
+    retries: int
+    retry_error: str
     prompt: str
     labels: dict[str, str]
 
@@ -51,6 +55,7 @@ def summarize_run(record: RunRecord) -> RunSummary:
     meta, progress = RunMeta(run_id=record.run_id, agent_name=record.agent_name), Progress()
     with suppress(RecordDecodeError):  # a listing continues; `doctor` reports the error
         meta, progress = decode(record.meta, RunMeta), decode(record.progress, Progress)
+    retry = progress.annotations.get(RETRY_KEY, {})
     return RunSummary(
         run_id=record.run_id,
         status=display_status(record),
@@ -70,6 +75,8 @@ def summarize_run(record: RunRecord) -> RunSummary:
         reason=record.reason,
         not_before=record.not_before,
         cancel_requested=record.cancel_requested,
+        retries=retry.get("count", 0),
+        retry_error=retry.get("error", ""),
         prompt=meta.prompt,
         labels=meta.labels,
     )

@@ -179,7 +179,14 @@ def _format_event(event: RunEvent, took: timedelta, *, live: bool) -> tuple[str,
             return (f"resumed after step {event.step}" if event.step else "started", "cyan")
         case "steered":
             return (f"{step}steered: {one_line(event.text, _TEXT_LENGTH)}", "cyan")
+        case "retry":
+            return (f"{step}{_describe_retry(event)}: {one_line(event.text, _TEXT_LENGTH)}", "yellow")
     return None
+
+
+def _describe_retry(event: RunEvent) -> str:
+    pause = formatting.duration(event.delay)
+    return f"{event.name or 'the model'} failed {event.attempt} times, next attempt in {pause}"
 
 
 def _is_resumable(error: BaseException) -> bool:
@@ -198,6 +205,7 @@ class JsonEventPrinter(ProgressListener):
             call_id=event.call_id,
             text=event.text,
             error=event.error,
+            **({"attempt": event.attempt, "delay": event.delay} if event.kind == "retry" else {}),
         )
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
@@ -247,6 +255,8 @@ class LivePanels(LiveListener):
                 self._set_activity(info, panel, f"{step}{event.name}")
             case "tool_end" if event.error:
                 self._set_activity(info, panel, f"{step}{event.name} failed")
+            case "retry":
+                self._set_activity(info, panel, f"{step}{_describe_retry(event)}")
             case "resumed" if event.step:
                 self._set_activity(info, panel, f"resumed after step {event.step}")
 

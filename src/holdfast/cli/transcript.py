@@ -13,6 +13,7 @@ from holdfast.checkpoint.codec import Begin, Outcome, Progress, RecordedResult, 
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.cli import formatting
 from holdfast.cli.output import STYLES, Output, format_value, one_line
+from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, User
 from holdfast.core.state import PhaseOutput
 
@@ -51,6 +52,8 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     at: datetime | None = None
     tokens: int = 0
     cost_usd: float = 0.0
+    #: Of a step: the run's retries at that time.
+    retries: int = 0
 
 
 class Transcript:
@@ -169,6 +172,7 @@ def _read_step(entry: Entry) -> TranscriptItem:
         at=step.at,
         tokens=usage.total_tokens,
         cost_usd=usage.cost_usd,
+        retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
     )
 
 
@@ -184,6 +188,7 @@ class TranscriptPrinter:
         self._output, self._full = output, full
         self._last_step_at: datetime | None = None
         self._tokens = 0
+        self._retries = 0
 
     def print_item(self, item: TranscriptItem) -> None:
         match item.kind:
@@ -218,8 +223,10 @@ class TranscriptPrinter:
         used = f", {formatting.number(item.tokens - self._tokens)} tokens" if item.tokens > self._tokens else ""
         spent = f", {formatting.cost(item.cost_usd)} so far" if item.cost_usd else ""
         at = f" at {format_time(item.at)}" if item.at is not None else ""
-        self._last_step_at, self._tokens = item.at, item.tokens
-        self._output.print_line(f"--- step {item.step} finished{at}{took}{used}{spent}", "dim")
+        retries = item.retries - self._retries
+        retried = f", {retries} {'retry' if retries == 1 else 'retries'}" if retries > 0 else ""
+        self._last_step_at, self._tokens, self._retries = item.at, item.tokens, item.retries
+        self._output.print_line(f"--- step {item.step} finished{at}{took}{used}{retried}{spent}", "dim")
 
     def _print_reply(self, item: TranscriptItem) -> None:
         if item.text or not item.calls:

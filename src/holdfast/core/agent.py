@@ -13,6 +13,7 @@ from holdfast.core.errors import DefinitionError, UnknownTool
 from holdfast.core.info import RunInfo, new_run_id
 from holdfast.core.message import Message, Reply
 from holdfast.core.result import OutputT_co
+from holdfast.core.retry import Retry
 from holdfast.core.state import PhaseOutput
 from holdfast.core.tool import Tool, ToolSchema
 from holdfast.core.validation import check_callable, check_choice, check_count, check_duration, check_text, check_type
@@ -115,6 +116,8 @@ class Agent(Generic[OutputT_co]):
     model_tier: str = ""
     compact: Compact | None = None
     missing_tools: MissingTools = "defer"
+    #: How failed model calls are repeated. When they are exhausted the run is interrupted and resumes later.
+    retry: Retry = field(default_factory=Retry)
     #: Executes another kind of agent. `None`: the native loop.
     loop: "Loop[OutputT_co] | None" = None
 
@@ -123,6 +126,7 @@ class Agent(Generic[OutputT_co]):
         if not self.name:
             raise DefinitionError("an agent needs a name: interrupted runs find their agent by it")
         self._check_fields()
+        check_type(f"agent {self.name}: retry", self.retry, Retry)
         object.__setattr__(self, "tools", tuple(_to_tool(each) for each in self.tools))
         object.__setattr__(self, "phases", tuple(self.phases))
         index_tools(self.tools)
@@ -157,6 +161,7 @@ class Agent(Generic[OutputT_co]):
             bounds=self.bounds,
             compact=self.compact,
             missing_tools=self.missing_tools,
+            retry=self.retry,
         )
         if phase is None:
             return own
@@ -168,6 +173,7 @@ class Agent(Generic[OutputT_co]):
             phase_bounds=phase.bounds,
             compact=own.compact,
             missing_tools=own.missing_tools,
+            retry=own.retry,
         )
 
 
@@ -202,6 +208,7 @@ class Profile:
     phase_bounds: Bounds | None = None
     compact: Compact | None = None
     missing_tools: MissingTools = "defer"
+    retry: Retry = field(default_factory=Retry)
 
     @property
     def max_repeats(self) -> int:

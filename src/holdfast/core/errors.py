@@ -81,6 +81,25 @@ class ToolFailed(RunError):
         self.tool = tool
 
 
+class ToolTimeout(RunError):
+    """A tool did not finish within its `timeout`."""
+
+    def __init__(self, tool: str, timeout: timedelta, *, may_be_running: bool, effect_unknown: bool = False) -> None:
+        """Make the error.
+
+        Args:
+            may_be_running: the tool runs in a thread, which cannot be stopped.
+            effect_unknown: the tool was cancelled, and calling it again may repeat its effect.
+        """
+        detail = "It was cancelled."
+        if may_be_running:
+            detail = "Its thread cannot be stopped: the work may still be running and may still take effect."
+        elif effect_unknown:
+            detail = "It was cancelled: it may or may not have taken effect. Check before you call it again."
+        super().__init__(f"tool {tool} did not finish within {timeout.total_seconds():g} seconds. {detail}")
+        self.tool, self.timeout, self.may_be_running = tool, timeout, may_be_running
+
+
 class RunKilled(RunError):
     """A critic ended the run."""
 
@@ -145,11 +164,20 @@ class SaveFailed(RunInterrupted):
 
 
 class ModelUnavailable(RunInterrupted):
-    """The model's provider is unavailable. Recovery resumes the run after `retry_after`."""
+    """The model's provider is unavailable. Recovery resumes the run after `retry_after`.
 
-    def __init__(self, message: str, retry_after: timedelta = timedelta(seconds=30)) -> None:
+    A model may raise it: the call is retried as the agent's `Retry` says, and then the run is interrupted.
+    """
+
+    def __init__(self, message: str, retry_after: timedelta | None = None) -> None:
+        """Make the error.
+
+        Args:
+            retry_after: the wait that the provider asked for, if it did.
+        """
         super().__init__(message)
-        self.retry_after = retry_after
+        self.requested_delay = retry_after
+        self.retry_after = timedelta(seconds=30) if retry_after is None else retry_after
 
 
 class ShuttingDown(RunInterrupted):

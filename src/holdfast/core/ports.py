@@ -108,13 +108,17 @@ class CheckpointerFactory(Protocol):
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened in a run, for listeners in the executing process."""
 
-    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "resumed", "steered"]
+    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "resumed", "steered", "retry"]
     step: int = 0
-    #: The tool's or the phase's name.
+    #: The tool's or the phase's name. Of a retry: the tool's; empty for a model call.
     name: str = ""
     call_id: str = ""
+    #: Of a retry: the error.
     text: str = ""
     error: bool = False
+    #: Of a retry: the number of attempts that failed, and the pause before the next one.
+    attempt: int = 0
+    delay: timedelta = timedelta(0)
 
 
 class Recorder(Protocol):

@@ -5,6 +5,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, get_args, overload
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from holdfast.core.effects import Effect, InDoubt, OnError, Reconcile
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import JsonValue
+from holdfast.core.retry import Retry
 from holdfast.core.tool_threads import call_in_thread
 from holdfast.core.validation import check_callable, check_choice, check_text
 
@@ -99,7 +101,19 @@ class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
 class Tool:
     """A function with a name, a schema and an effect. Immutable; `@tool` makes one."""
 
-    __slots__ = ("_signature", "effect", "function", "in_doubt", "in_thread", "name", "on_error", "reconcile", "schema")
+    __slots__ = (
+        "_signature",
+        "effect",
+        "function",
+        "in_doubt",
+        "in_thread",
+        "name",
+        "on_error",
+        "reconcile",
+        "retry",
+        "schema",
+        "timeout",
+    )
 
     def __init__(
         self,
@@ -111,6 +125,8 @@ class Tool:
         reconcile: Reconcile | None = None,
         in_doubt: InDoubt = "report",
         on_error: OnError = "report",
+        retry: Retry | None = None,
+        timeout: timedelta | None = None,
     ) -> None:
         """Make a tool of `function`, sync or async. A sync one runs in a thread.
 
@@ -120,6 +136,9 @@ class Tool:
             reconcile: finds, after a crash, the outcome of a call whose result was never recorded.
             in_doubt: for such a call with an unknown outcome: report it to the model, or park the run for a person.
             on_error: report an exception to the model, or fail the run with it.
+            retry: repeat a call that raised a transient error, before the error is reported. Not for `once` tools.
+            timeout: of one attempt. A call that takes longer is reported as an error. An async one is cancelled; a
+                thread cannot be.
 
         Raises:
             DefinitionError: the signature cannot be described, or the options contradict each other.
@@ -143,6 +162,7 @@ class Tool:
         if reconcile is not None and self.effect is not Effect.ONCE:
             raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
         self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
+        self.retry, self.timeout = check_tool_retry(self.name, self.effect, retry), _check_timeout(self.name, timeout)
         self._signature = Signature(function)
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
@@ -176,6 +196,27 @@ class Tool:
         return f"Tool({self.name!r}, effect={self.effect.value!r})"
 
 
+def check_tool_retry(name: str, effect: Effect, retry: Any) -> Retry | None:
+    """Return the retry policy of a tool.
+
+    Raises:
+        DefinitionError: it is no `Retry`, or the tool is `once`.
+    """
+    if retry is not None and not isinstance(retry, Retry):
+        raise DefinitionError(f"tool {name}: retry is {retry!r}: give a holdfast Retry")
+    if retry is not None and effect is Effect.ONCE:
+        raise DefinitionError(
+            f"tool {name} is once: it cannot be retried; make it idempotent or pure if repeating it is safe"
+        )
+    return retry
+
+
+def _check_timeout(name: str, timeout: Any) -> timedelta | None:
+    if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
+        raise DefinitionError(f"tool {name}: timeout is {timeout!r}: give a positive timedelta")
+    return timeout
+
+
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
@@ -187,6 +228,8 @@ def tool(
     reconcile: Reconcile | None = None,
     in_doubt: InDoubt = "report",
     on_error: OnError = "report",
+    retry: Retry | None = None,
+    timeout: timedelta | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""

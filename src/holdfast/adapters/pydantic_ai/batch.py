@@ -1,7 +1,7 @@
 """The tool calls of one reply: announced together, made once, recorded one by one, or deferred to a person."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from holdfast.adapters.pydantic_ai.state import AdapterState, Deferral
 from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, ToolPolicies, ToolPolicy
 from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
+from holdfast.core.execution.attempts import retry_call
 from holdfast.core.execution.steps import CallRequest, StepContext
 from holdfast.core.tool_context import current_call
 
@@ -166,9 +167,16 @@ class Batch:
 
         async def execute() -> ModelRequest:
             nonlocal seen
-            work = _invoke(handler, args)
-            run = self._context.run
-            seen, result = await await_outcome(run.await_uninterruptible(work) if in_thread else work, results)
+            run, policy = self._context.run, call.policy
+
+            def attempt() -> Awaitable[Any]:
+                work = _invoke(handler, args)
+                # The thread of a holdfast tool is awaited within.
+                return run.await_uninterruptible(work) if in_thread and own is None else work
+
+            name, retry = call.part.tool_name, policy.retry
+            work = attempt() if retry is None else retry_call(run, retry, name, call.call_id, attempt)
+            seen, result = await await_outcome(work, results)
             if is_error(result) and run.is_stopping and not in_thread:
                 raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
             self.count_usage()

@@ -6,9 +6,11 @@ from typing import Any, Self
 from pydantic_ai import AgentRun, DeferredToolRequests, DeferredToolResults, RunContext
 from pydantic_ai.capabilities import AbstractCapability, WrapperCapability, on_event
 from pydantic_ai.capabilities.abstract import WrapToolExecuteHandler
+from pydantic_ai.exceptions import ModelRetry, RetryModelRequest, SkipModelRequest
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
+    ModelResponse,
     PartDeltaEvent,
     PartStartEvent,
     TextPart,
@@ -23,6 +25,9 @@ from holdfast.adapters.pydantic_ai.state import AdapterState
 from holdfast.adapters.pydantic_ai.transcript import Transcript, get_open_parts
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.ports import RunEvent
+
+#: pydantic-ai refuses more than 100 attempts of one request. After these the loop makes a new request.
+_MAX_ATTEMPTS = 50
 
 
 class DurableCapability(WrapperCapability[Any]):
@@ -77,6 +82,20 @@ class DurableCapability(WrapperCapability[Any]):
     async def _record_request(self, messages: Sequence[ModelMessage]) -> None:
         if self._transcript.add_request(get_open_parts(messages)):
             await self._context.run.save()
+
+    async def on_model_request_error(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
+    ) -> ModelResponse:
+        """Ask for another attempt after a transient error. Called before any part of a stream has arrived."""
+        try:
+            return await self.wrapped.on_model_request_error(ctx, request_context=request_context, error=error)
+        except (ModelRetry, RetryModelRequest, SkipModelRequest):
+            raise
+        except Exception as exc:  # the error, or one that the agent's own capability made of it
+            if request_context.attempt >= _MAX_ATTEMPTS:
+                raise
+            await self._context.model_retries.on_error(exc)
+        raise RetryModelRequest
 
     async def wrap_tool_execute(
         self,

@@ -39,6 +39,8 @@ class GraphRunner:
         self._deps.prompt = load_prompt(context.prompt)
         #: The unanswered reply that ends the saved conversation.
         self._resumed_reply: ModelResponse | None = None
+        #: The error of a request to the model.
+        self.request_error: Exception | None = None
         #: Set if the run ended with deferred calls.
         self.park_error: RunParked | None = None
 
@@ -75,7 +77,12 @@ class GraphRunner:
         if steered:
             node.request.parts = [*node.request.parts, *make_steering_parts(steered)]
             self._transcript.add_request(node.request.parts[-len(steered) :])
-        following = await self._run.next(node)
+        try:
+            following = await self._run.next(node)
+        except Exception as exc:
+            self.request_error = exc
+            raise
+        self._context.model_retries.on_reply()
         await self._record_reply(following)
         return following
 

@@ -4,18 +4,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncContextDecorator, AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from pydantic_ai import Agent as PydanticAIAgent
 from pydantic_ai import AgentRun
 from pydantic_ai.agent import AbstractAgent
-from pydantic_ai.exceptions import (
-    FallbackExceptionGroup,
-    ModelAPIError,
-    ModelQuotaExceededError,
-    ModelRequestRejectedError,
-)
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RunUsage, UsageLimits
 
@@ -29,12 +22,13 @@ from holdfast.adapters.pydantic_ai.tools import Effects, ToolPolicies, make_tool
 from holdfast.adapters.pydantic_ai.transcript import Transcript
 from holdfast.core.agent import Agent, Bounds, Compact, MissingTools
 from holdfast.core.effects import InDoubt, Reconcile
-from holdfast.core.errors import DefinitionError, ModelUnavailable
+from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.loop import FinishedCall, PendingCall
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec
 from holdfast.core.result import OutputT
+from holdfast.core.retry import Retry
 
 #: Makes a value for a run when it begins, and again at each resume.
 PerRunFactory = Callable[[RunInfo], Any | Awaitable[Any]]
@@ -49,6 +43,14 @@ class RunOptions:
     policies: ToolPolicies = field(default_factory=ToolPolicies)
     usage_limits: UsageLimits | None = None
     stream: bool = False
+
+
+class _RequestFailed(Exception):
+    """A request to the model failed: carries the error past the end of pydantic-ai's run."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 class PydanticAILoop:
@@ -107,23 +109,31 @@ class PydanticAILoop:
             RunParked: calls wait for an approval, or for their results.
             ModelUnavailable: the provider does not answer; recovery resumes the run.
         """
+        while True:
+            try:
+                return await self._run_once(context)
+            except _RequestFailed as failure:
+                error = failure.error
+            # A stream broke off, which pydantic-ai cannot retry. The conversation continues as it is recorded.
+            await context.model_retries.on_error(error)
+
+    async def _run_once(self, context: StepContext) -> Any:
         adapter_state, transcript = AdapterState(context.state), Transcript(context)
         if not transcript.has_started:
             adapter_state.start_phase()
         batch = Batch(context, adapter_state, self._options.policies, transcript.final_results())
         capability = StreamingDurableCapability if self._options.stream else DurableCapability
+        runner: GraphRunner | None = None
         try:
             async with AsyncExitStack() as stack:
                 run = await self._start_run(context, transcript, adapter_state.usage, stack)
                 capability.install(run, context, transcript, batch, adapter_state)
                 runner = GraphRunner(context, run, transcript, batch, adapter_state)
                 output = await runner.run()
-        except (ModelAPIError, FallbackExceptionGroup) as exc:
-            if not _is_transient(exc):
-                raise
-            wait = getattr(exc, "retry_after", None)
-            waits = [] if wait is None else [timedelta(seconds=wait)]
-            raise ModelUnavailable(f"run {context.run_id} waits for its model: {exc}", *waits) from exc
+        except Exception as exc:
+            if runner is not None and exc is runner.request_error:
+                raise _RequestFailed(exc) from exc
+            raise
         finally:
             batch.count_usage()  # also of a request that failed
         if runner.park_error is not None:
@@ -134,7 +144,7 @@ class PydanticAILoop:
         self, context: StepContext, transcript: Transcript, usage: RunUsage, stack: AsyncExitStack
     ) -> AgentRun[Any, Any]:
         begins = not transcript.has_started
-        toolsets = [make_toolset(context.profile.tools)] if context.profile.tools else None
+        toolsets = [make_toolset(context.profile.tools, context.run)] if context.profile.tools else None
         return await stack.enter_async_context(
             self._agent.iter(
                 load_prompt(context.prompt) if begins else None,
@@ -180,15 +190,6 @@ async def _call_factory(factory: PerRunFactory, info: RunInfo) -> Any:
     return await made if inspect.isawaitable(made) else made
 
 
-def _is_transient(error: BaseException) -> bool:
-    """Whether it is an error of the provider and not of the request: a later attempt may succeed."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_transient(each) for each in error.exceptions)
-    return isinstance(error, ModelAPIError) and not isinstance(
-        error, ModelRequestRejectedError | ModelQuotaExceededError
-    )
-
-
 def durable(
     agent: AbstractAgent[Any, OutputT] | str,
     *,
@@ -198,6 +199,8 @@ def durable(
     effects: Effects | None = None,
     reconcile: Mapping[str, Reconcile] | None = None,
     in_doubt: Mapping[str, InDoubt] | None = None,
+    retry: Retry | None = None,
+    tool_retry: Mapping[str, Retry] | None = None,
     bounds: Bounds | None = None,
     usage_limits: UsageLimits | None = None,
     compact: Compact | None = None,
@@ -220,6 +223,8 @@ def durable(
             theirs as `metadata={"effect": "pure"}`; the default is `once`.
         reconcile: by tool name: finds, after a crash, the outcome of a call whose result was never recorded.
         in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
+        retry: how failed model requests are repeated; without it the defaults of `Retry`.
+        tool_retry: by tool name: repeats calls of `pure` and `idempotent` tools that raised a transient error.
         usage_limits: pydantic-ai's, over the whole run, resumes included. Without them only `bounds` hold.
         compact: gets the messages before a step and returns fewer, or `None` to keep them.
         missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
@@ -233,12 +238,15 @@ def durable(
     name = name or agent.name
     if not name:
         raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")
-    policies = ToolPolicies(effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {})
+    policies = ToolPolicies(
+        effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {}, retry=tool_retry or {}
+    )
     options = RunOptions(deps=deps, history=history, policies=policies, usage_limits=usage_limits, stream=stream)
     return Agent(
         name=name,
         loop=PydanticAILoop(agent, options),
         bounds=bounds or Bounds(),
+        retry=Retry() if retry is None else retry,
         compact=compact,
         missing_tools=missing_tools,
         agent_id=agent_id,

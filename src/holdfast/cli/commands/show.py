@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.checkpoint.record import RunFilter, StoredRun
+from holdfast.checkpoint.record import RunFilter, RunStatus, StoredRun
 from holdfast.cli import formatting
 from holdfast.cli.listing import RunSummary, summarize_run, utc_now
 from holdfast.cli.loading import get_tool_effects, load_agents
@@ -63,7 +63,14 @@ def _to_json_value(
         "calls": transcript.calls,
         "phases": [{"name": item.text, "output": item.content, "step": item.step} for item in phases],
         "timeline": [
-            {"step": item.step, "at": item.at, "tokens": item.tokens, "cost_usd": item.cost_usd} for item in steps
+            {
+                "step": item.step,
+                "at": item.at,
+                "tokens": item.tokens,
+                "cost_usd": item.cost_usd,
+                "retries": item.retries,
+            }
+            for item in steps
         ],
         "outcome": next(
             ({"output": item.content, "error": item.text or None} for item in items if item.kind == "outcome"), None
@@ -88,12 +95,18 @@ def _print_summary(output: Output, run: RunSummary) -> None:
         ("size", formatting.size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
         ("strikes", f"{run.strikes}, not before {format_time(run.not_before)}" if run.strikes else ""),
+        ("retries", f"{run.retries}, last after {one_line(run.retry_error, 200)}" if run.retries else ""),
+        ("resumes", f"after {format_time(run.not_before)}" if _is_delayed(run) else ""),
         ("cancel", "requested" if run.cancel_requested else ""),
     ]
     for name, value in rows:
         if value:
             output.print_line(f"{name:<8} {value}", "bold" if name in ("run", "status") else "")
     output.print_line()
+
+
+def _is_delayed(run: RunSummary) -> bool:
+    return run.status == RunStatus.INTERRUPTED and not run.strikes and run.not_before > utc_now()
 
 
 def _print_open_calls_and_children(output: Output, transcript: Transcript, children: list[RunSummary]) -> None:

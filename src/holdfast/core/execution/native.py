@@ -2,12 +2,12 @@
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from holdfast.core.agent import AgentSource
+from holdfast.core.agent import AgentSource, Model
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import (
     DefinitionError,
@@ -19,6 +19,7 @@ from holdfast.core.errors import (
     ToolFailed,
     format_error,
 )
+from holdfast.core.execution.attempts import call_tool
 from holdfast.core.execution.loop import FinishedCall, Loop, PendingCall
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.execution.steps import StepContext
@@ -164,7 +165,7 @@ class _Conversation:
             self._history.extend([User(text) for text in steered])
         if context.profile.model is None:  # `Agent` checks this; a user's own profile may not
             raise DefinitionError(f"run {context.run_id}: its agent has no model")
-        reply = _validate_reply(await context.profile.model(self._history, self._schemas))
+        reply = await self._request_reply(context.profile.model)
         self._history.append(reply)
         context.add_usage(_ensure_request_counted(reply.usage))
         if self._run.has_listeners:
@@ -172,6 +173,18 @@ class _Conversation:
         if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
             raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)
         return reply
+
+    async def _request_reply(self, model: Model) -> Reply:
+        """Call the model until it replies, as the agent's `Retry` says."""
+        retries = self._context.model_retries
+        while True:
+            try:
+                reply = await model(self._history, self._schemas)
+            except Exception as exc:  # a provider may raise anything
+                await retries.on_error(exc)
+            else:
+                retries.on_reply()
+                return _validate_reply(reply)
 
     async def _compact(self) -> None:
         compact = self._context.profile.compact
@@ -265,8 +278,7 @@ class _ToolCall(_Call):
     async def execute(self) -> ToolResult:
         tool, run = self._tool, self._run
         try:
-            work = tool.call(self._validated_arguments)
-            returned = await (run.await_uninterruptible(work) if tool.in_thread else work)
+            returned = await call_tool(run, tool, self.call_id, self._start)
             content = to_json_value(returned, f"the result of {tool.name}")
         except (Exception, asyncio.CancelledError) as exc:  # user code may raise anything: it is a result for the model
             if run.is_resumable_after(exc):
@@ -282,6 +294,11 @@ class _ToolCall(_Call):
                 raise ToolFailed(tool.name, exc) from exc
             return self.error_result(format_error(exc))
         return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
+
+    def _start(self) -> Coroutine[Any, Any, Any]:
+        """Start an attempt. The tool may have changed the arguments of an earlier one."""
+        arguments = self._validated_arguments if self._tool.retry is None else self._tool.check(self.arguments)
+        return self._tool.call(arguments)
 
 
 def _make_prompt_message(prompt: str | list[Any]) -> User:

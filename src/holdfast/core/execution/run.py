@@ -94,6 +94,10 @@ class RunExecution:
         self._writing = False
         #: Writes that other tasks than the run's own have started.
         self._background_writes: set[asyncio.Task[None]] = set()
+        #: Tool calls that are being made now.
+        self.calls_in_progress = 0
+        #: Set to end a pause.
+        self._pauses: list[asyncio.Event] = []
         #: When the run would have started if it had never been interrupted.
         self._started_at = self.clock.monotonic() - self.state.elapsed.total_seconds()
         self._steps_at_start = self.state.steps
@@ -185,6 +189,33 @@ class RunExecution:
     def is_resumable_after(self, error: BaseException) -> bool:
         """Whether another attempt, here or elsewhere, continues the run when it stops with `error`."""
         return self.classify_error(error) not in (CheckpointAction.COMPLETE, CheckpointAction.FAIL)
+
+    def drain(self) -> None:
+        """Stop the run at its next step boundary, or at once if it only pauses before a retry: the host shuts down."""
+        self.stop_state.draining = True
+        if self.calls_in_progress <= 1:
+            for over in self._pauses:
+                over.set()
+
+    async def pause(self, delay: timedelta) -> None:
+        """Wait before a retry. A stop of the run ends the pause at once.
+
+        Raises:
+            Shutdown: the host shuts down. But while other tool calls of the run are in progress the pause continues:
+                stopping them could leave a `once` call in doubt.
+        """
+        if self.calls_in_progress <= 1:
+            self.raise_if_stopped()
+        over = asyncio.Event()
+        timer = self.clock.call_later(delay, over.set)
+        self._pauses.append(over)
+        try:
+            await over.wait()
+        finally:
+            timer.cancel()
+            self._pauses.remove(over)
+        if self.calls_in_progress <= 1:
+            self.raise_if_stopped()
 
     @property
     def is_waiting_for_store(self) -> bool:

@@ -81,7 +81,7 @@ class Drain:
     async def finish(self, timeout: timedelta) -> None:
         """Return when all runs have stopped."""
         for run in self._runs.values():
-            run.stop_state.draining = True
+            run.drain()
         self._timer = self._clock.call_later(timeout, self._stop_all)
         try:
             await self._idle.wait()

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect, InDoubt, Reconcile
 from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded
+from holdfast.core.execution.attempts import ModelRetries
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
@@ -109,6 +110,7 @@ class StepContext:
         self.prompt = prompt
         self.profile = profile
         self.run, self.state = run, run.state
+        self.model_retries = ModelRetries(run, profile.retry)
         #: Calls of the current batch without a result.
         self._outstanding = 0
         self._in_doubt = _NO_CALLS
@@ -285,6 +287,7 @@ class StepContext:
         started_at = run.clock.monotonic() if run.recorder is not None else 0.0
         token = _CURRENT_CALL.set(context)
         self._not_started.discard(request.call_id)
+        run.calls_in_progress += 1
         try:
             result = await request.execute()
         except (SystemExit, KeyboardInterrupt) as exc:
@@ -297,6 +300,7 @@ class StepContext:
             run.record_interruption(exc)
             raise
         finally:
+            run.calls_in_progress -= 1
             _CURRENT_CALL.reset(token)
             children.closed = True
             if children.outcomes:
