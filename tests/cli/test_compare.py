@@ -78,7 +78,7 @@ def left(shell: Shell) -> list[str]:
     path = shell.folder / ".holdfast" / "compare" / "last.checkpoint.json"
     if not path.exists():
         return []
-    return ["completed" if each["completed"] else "interrupted" for each in json.loads(path.read_text())["snapshots"]]
+    return ["completed" if each["completed"] else "interrupted" for each in json.loads(path.read_text())["responses"]]
 
 
 def test_what_was_killed_is_not_thrown_away_unasked_and_goes_on(shell: Shell) -> None:

@@ -1,15 +1,16 @@
 """The checkpoint of a whole fan-out, in its file."""
 
+import json
 import resource
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fanout.strategies import RESPONSES, TEXT
 
 from holdfast.fanout import CorruptCheckpoint, IncrementalSaver, build, clear, load, save
-from holdfast.fanout.snapshot import ModelResponse, Snapshot
+from holdfast.fanout.snapshot import ModelResponse, PartialResponse, Snapshot
 
 
 def checkpoint_of(*snapshots: Snapshot) -> object:
@@ -32,6 +33,38 @@ def test_a_model_that_has_not_begun_counts_as_interrupted() -> None:
     assert built.snapshots == (DONE_A, LEFT_B)
 
 
+def test_a_response_is_stored_as_its_snapshot() -> None:
+    answered, failed = ModelResponse(model_id="a", text="because"), ModelResponse(model_id="b", error="no")
+    built = build("why?", ["a", "b", "c"], [answered, failed, PartialResponse(model_id="c", text="hm")])
+    assert built is not None
+    assert built.snapshots == (DONE_A, FAILED_B, Snapshot(model_id="c", text="hm", interrupted=True))
+    assert build("why?", ["a", "b"], [answered, failed]) is None
+
+
+def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
+    built = build("why?", ["a", "b"], [DONE_A], fanout_id="f")
+    assert built is not None
+    save(tmp_path / "checkpoint.json", built)
+    stored = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert list(stored) == ["version", "fanout_id", "prompt", "timestamp", "adapter_ids", "verbose", "responses"]
+    assert [(each["model_id"], each["completed"]) for each in stored["responses"]] == [("a", True), ("b", False)]
+
+
+@pytest.mark.parametrize("version", ['"version":1,', ""])
+@pytest.mark.parametrize("key", ["responses", "snapshots"])
+def test_files_of_earlier_versions_are_loaded(tmp_path: Path, version: str, key: str) -> None:
+    path = tmp_path / "checkpoint.json"
+    path.write_text(
+        f'{{{version}"prompt":"why?","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a","b"],'
+        f'"{key}":[{{"model_id":"a","text":"because","completed":true}},{{"model_id":"b","interrupted":true}}]}}'
+    )
+    loaded = load(path)
+    assert loaded is not None
+    assert (loaded.version, loaded.prompt, loaded.snapshots) == (1, "why?", (DONE_A, LEFT_B))
+
+
+# A loaded machine makes drawing and fsync slow, which says nothing about the checkpoint.
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(TEXT, st.lists(RESPONSES, min_size=1, max_size=5, unique_by=lambda each: each.model_id), st.booleans())
 def test_what_is_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, prompt: str, responses: list[ModelResponse], verbose: bool
@@ -69,6 +102,12 @@ def test_no_file_is_no_checkpoint_and_to_clear_it_again_is_fine(tmp_path: Path) 
         (b"\xff\xfe not JSON", "malformed"),
         (b'{"version":1}', "missing required field"),
         (b'{"version":99,"prompt":"x"}', "version is 99"),
+        (b'{"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"]}', "missing required field"),
+        (b'{"version":1,"responses":[]}', "missing required field"),
+        (
+            b'{"version":1,"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"responses":[]}',
+            "snapshots do not match",
+        ),
         (
             b'{"version":1,"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"snapshots":[]}',
             "snapshots do not match",

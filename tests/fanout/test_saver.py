@@ -12,7 +12,16 @@ import pytest
 from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.fanout import FanoutBusy, FanoutError, IncrementalSaver, ModelResponse, PartialResponse, build, load
+from holdfast.fanout import (
+    FanoutBusy,
+    FanoutError,
+    IncrementalSaver,
+    ModelResponse,
+    PartialResponse,
+    Snapshot,
+    build,
+    load,
+)
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.storage import CheckpointFile, CheckpointRun
 from holdfast.stores.memory import MemoryStore
@@ -127,6 +136,24 @@ def test_a_model_that_is_not_among_them_is_refused(tmp_path: Path) -> None:
     saver.close()
     with pytest.raises(FanoutError, match="closed"):
         saver.update(partial("a", 1))
+
+
+def test_an_update_may_name_the_model_and_give_a_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    saver = IncrementalSaver(path, "why?", ["a", "b", "c"])
+    under_way = Snapshot(model_id="a", text="hm", interrupted=True)
+    assert saver.update("a", under_way).wait(TIMEOUT)
+    assert saver.update("b", ModelResponse(model_id="b", text="because")).wait(TIMEOUT)
+    assert saver.update("c", partial("c", 1)).wait(TIMEOUT)
+    kept = load(path)
+    assert kept is not None
+    assert kept.snapshots[0] == under_way
+    assert [each.status for each in kept.snapshots] == ["interrupted", "completed", "interrupted"]
+    with pytest.raises(FanoutError, match="is of 'a', not of 'b'"):
+        saver.update("b", under_way)
+    with pytest.raises(FanoutError, match="give a snapshot"):
+        saver.update("b")
+    saver.close()
 
 
 async def test_a_store_keeps_it_as_one_small_run(tmp_path: Path) -> None:

@@ -170,11 +170,12 @@ class Fanout:
 
     def _make_saver(self, location: CheckpointLocation, checkpoint: FanoutCheckpoint | None) -> IncrementalSaver:
         snapshots = checkpoint.snapshots if checkpoint is not None else ()
+        verbose = self._settings.verbose or (checkpoint is not None and checkpoint.verbose)
         return IncrementalSaver(
             location,
             self._prompt,
             self.adapter_ids,
-            self._settings.verbose,
+            verbose,
             snapshots=[self._reopen_if_failed(snapshot) for snapshot in snapshots],
             fanout_id=checkpoint.fanout_id if checkpoint is not None else self._new_id(),
             timestamp=checkpoint.timestamp if checkpoint is not None else None,
