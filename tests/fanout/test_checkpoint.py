@@ -63,6 +63,26 @@ def test_files_of_earlier_versions_are_loaded(tmp_path: Path, version: str, key:
     assert (loaded.version, loaded.prompt, loaded.snapshots) == (1, "why?", (DONE_A, LEFT_B))
 
 
+def test_a_file_of_errata_is_loaded(tmp_path: Path) -> None:
+    """It has no version, and no response of a model that has not begun."""
+    path = tmp_path / "checkpoint.json"
+    path.write_text(
+        '{"prompt":"why?","timestamp":"2026-02-24T10:00:00.123456789+01:00","adapter_ids":["a","b","c"],"responses":['
+        '{"model_id":"a","text":"because","latency_ms":12,"input_tokens":3,"output_tokens":4,"cache_read_tokens":1,'
+        '"cost_usd":0.5,"proposed_writes":[{"path":"x.txt","content":"x"}],"interrupted":false,"completed":true},'
+        '{"model_id":"c","latency_ms":1,"input_tokens":1,"output_tokens":0,"cost_usd":0,"interrupted":true,'
+        '"completed":false}],"verbose":true}'
+    )
+    loaded = load(path)
+    assert loaded is not None
+    assert [(each.model_id, each.status) for each in loaded.snapshots] == [
+        ("a", "completed"),
+        ("b", "interrupted"),
+        ("c", "interrupted"),
+    ]
+    assert (loaded.verbose, loaded.snapshots[0].proposed_writes[0].path) == (True, "x.txt")
+
+
 # A loaded machine makes drawing and fsync slow, which says nothing about the checkpoint.
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(TEXT, st.lists(RESPONSES, min_size=1, max_size=5, unique_by=lambda each: each.model_id), st.booleans())
@@ -105,12 +125,13 @@ def test_no_file_is_no_checkpoint_and_to_clear_it_again_is_fine(tmp_path: Path) 
         (b'{"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"]}', "missing required field"),
         (b'{"version":1,"responses":[]}', "missing required field"),
         (
-            b'{"version":1,"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"responses":[]}',
-            "snapshots do not match",
+            b'{"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"responses":[{"model_id":"b"}]}',
+            "responses do not match",
         ),
         (
-            b'{"version":1,"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"snapshots":[]}',
-            "snapshots do not match",
+            b'{"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],'
+            b'"snapshots":[{"model_id":"a"},{"model_id":"a"}]}',
+            "responses do not match",
         ),
     ],
 )

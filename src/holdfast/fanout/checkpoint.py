@@ -46,8 +46,7 @@ def build(
 
     A response is stored as its snapshot. A model without a snapshot has not started, which counts as interrupted.
     """
-    known = {each.model_id: Snapshot.create(each) for each in snapshots}
-    ordered = tuple(known.get(model) or Snapshot(model_id=model, interrupted=True) for model in adapter_ids)
+    ordered = _order_snapshots(map(Snapshot.create, snapshots), adapter_ids)
     if not any(snapshot.interrupted for snapshot in ordered):
         return None
     return FanoutCheckpoint(
@@ -120,6 +119,13 @@ def decode(data: bytes | msgspec.Raw, location: str) -> FanoutCheckpoint:
             checkpoint = msgspec.json.decode(data, type=FanoutCheckpoint)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise CorruptCheckpoint(location, str(exc)) from exc
-    if [each.model_id for each in checkpoint.snapshots] != list(checkpoint.adapter_ids):
-        raise CorruptCheckpoint(location, "its snapshots do not match its models")
-    return checkpoint
+    models = [each.model_id for each in checkpoint.snapshots]
+    if len(set(models)) < len(models) or not set(models) <= set(checkpoint.adapter_ids):
+        raise CorruptCheckpoint(location, "its responses do not match its models")
+    return msgspec.structs.replace(checkpoint, snapshots=_order_snapshots(checkpoint.snapshots, checkpoint.adapter_ids))
+
+
+def _order_snapshots(snapshots: Iterable[Snapshot], adapter_ids: Sequence[str]) -> tuple[Snapshot, ...]:
+    """Return a snapshot for every model. A model without one has not started."""
+    known = {each.model_id: each for each in snapshots}
+    return tuple(known.get(model) or Snapshot(model_id=model, interrupted=True) for model in adapter_ids)
