@@ -96,6 +96,7 @@ def test_what_is_saved_is_loaded(
         assert not any(response.interrupted for response in responses)
         return
     assert [each.model_id for each in built.snapshots] == ids
+    assert (built.prompt, built.verbose) == (prompt, verbose)
     save(path, built)
     assert load(path) == built
     assert [each.name for each in path.parent.iterdir()] == ["checkpoint.json"]
