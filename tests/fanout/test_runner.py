@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from tests.fanout.test_fanout import NO_SIGNALS, fanout, held, look, runs_left, 
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, Bounds, Phase, Reply, Usage
+from holdfast import Agent, Bounds, Phase, Reply, Usage, tool
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.info import RunInfo
@@ -221,6 +222,33 @@ async def test_bounds_and_budget_hold_for_every_model(tmp_path: Path) -> None:
     assert "nothing is left" in (response.error or "")
 
 
+async def test_the_response_of_a_stopped_model_has_the_text_of_its_unfinished_step(tmp_path: Path) -> None:
+    reached = asyncio.Event()
+
+    @tool(effect="pure")
+    async def hang() -> str:
+        reached.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    model = ScriptedModel(tool_reply(call("1", "look"), text="first"), tool_reply(call("1", "hang"), text="second"))
+    fan = fanout(tmp_path, {"a": model}, tools=[look, hang])
+    task = asyncio.create_task(fan.run())
+    await reached.wait()
+    await fan.stop(timedelta(0))
+    (response,) = await task
+    assert (response.interrupted, response.text) == (True, "second")
+    kept = load(tmp_path / "checkpoint.json")
+    assert kept is not None
+    assert kept.snapshots[0].to_response() == response
+
+
+async def test_a_checkpoint_file_may_be_in_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "one" / "two" / "c.json"
+    fan = Fanout("why?", {"a": ScriptedModel("x")}, store=MemoryStore(), checkpoint=checkpoint, settings=NO_SIGNALS)
+    assert texts(await fan.run()) == {"a": "x"}
+
+
 async def test_the_text_of_a_failed_model_is_its_last_one(tmp_path: Path) -> None:
     used = Usage(input_tokens=3, output_tokens=2, reasoning_tokens=1, cost_usd=0.5)
     broken = ScriptedModel(
@@ -251,13 +279,17 @@ async def test_an_agent_whose_writes_cannot_be_restored_is_refused_when_it_is_bu
     assert "phases or compaction" in (response.error or "")
 
 
+async def keep_all(messages: Sequence[Any]) -> Sequence[Any]:
+    return messages
+
+
 @pytest.mark.parametrize(
     ("models", "options", "why"),
     [
         ([SimpleNamespace(name="", build=None)], {}, "has no name"),
         ([SimpleNamespace(name=7, build=None)], {}, "has no name"),
         (
-            [Agent(name="a", model=ScriptedModel("x"), compact=lambda messages: messages)],
+            [Agent(name="a", model=ScriptedModel("x"), compact=keep_all)],
             {"workspace": "."},
             "phases or compaction",
         ),

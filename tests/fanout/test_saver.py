@@ -152,7 +152,7 @@ def test_an_update_may_name_the_model_and_give_a_snapshot(tmp_path: Path) -> Non
     with pytest.raises(FanoutError, match="is of 'a', not of 'b'"):
         saver.update("b", under_way)
     with pytest.raises(FanoutError, match="give a snapshot"):
-        saver.update("b")
+        saver.update("b")  # type: ignore[call-overload]
     saver.close()
 
 
