@@ -5,9 +5,9 @@ import resource
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.fanout.strategies import RESPONSES, TEXT
+from tests.fanout.strategies import RESPONSES, TEXT, untimed
 
 from holdfast.fanout import CorruptCheckpoint, IncrementalSaver, build, clear, load, save
 from holdfast.fanout.snapshot import ModelResponse, PartialResponse, Snapshot
@@ -83,8 +83,7 @@ def test_a_file_of_errata_is_loaded(tmp_path: Path) -> None:
     assert (loaded.verbose, loaded.snapshots[0].proposed_writes[0].path) == (True, "x.txt")
 
 
-# A loaded machine makes drawing and fsync slow, which says nothing about the checkpoint.
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@untimed
 @given(TEXT, st.lists(RESPONSES, min_size=1, max_size=5, unique_by=lambda each: each.model_id), st.booleans())
 def test_what_is_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, prompt: str, responses: list[ModelResponse], verbose: bool
