@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import fcntl
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -75,6 +77,40 @@ def test_updates_during_a_flush_share_the_next_one() -> None:
     assert texts(gate.written[1]) == dict.fromkeys(IDS, "3")
     saver.close()
     assert len(gate.written) == 2
+
+
+def test_a_wait_for_a_flush_may_have_a_limit() -> None:
+    gate = Gate()
+    saver = IncrementalSaver(gate, "why?", ["a"])
+    pending = saver.update(partial("a", 1))
+    with pytest.raises(TimeoutError):
+        pending.wait(timedelta(0))
+    gate.let_through.release(10)
+    assert pending.wait()
+    saver.close()
+
+
+def test_a_saver_that_was_not_closed_does_not_keep_its_process_alive(tmp_path: Path) -> None:
+    program = """
+import sys
+from holdfast.fanout import IncrementalSaver, PartialResponse
+saver = IncrementalSaver(sys.argv[1], "why?", ["a"])
+assert saver.update(PartialResponse(model_id="a")).wait()
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "c.json")], check=True, timeout=60)
+
+
+async def test_a_finished_fanout_is_kept_if_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    saver = IncrementalSaver(path, "why?", ["a"], keep_finished=True)
+    assert await saver.mark_completed(ModelResponse(model_id="a", text="because"))
+    kept = load(path)
+    assert kept is not None
+    assert [each.status for each in kept.snapshots] == ["completed"]
+    await saver.clear()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FanoutError, match="closed"):
+        saver.update(partial("a", 1))
 
 
 def test_a_failed_flush_is_logged_and_the_next_one_carries_it(caplog: pytest.LogCaptureFixture) -> None:
