@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests.cli.shell import COMMAND, Shell, kill, until
+from tests.cli.shell import COMMAND, Shell, kill, line_with, until
 
 TWO = ["--agent", "rivals:quick", "--agent", "rivals:slow"]
 
@@ -153,6 +153,18 @@ def test_a_resume_finds_the_store_and_the_prompt_from_stdin(shell: Shell) -> Non
     report = json.loads(shell.ok("compare", "--resume", "--json"))
     assert (report["prompt"], [row["status"] for row in report["rows"]]) == ("Say hello.", ["completed"] * 2)
     assert requests(shell).count("slow 0") == 1
+
+
+def test_the_password_of_a_store_is_neither_stored_nor_printed(shell: Shell) -> None:
+    url = "postgresql://user:hunter2@127.0.0.1:1/runs"
+    process = shell.start("compare", "Say hello.", *TWO, "--store", url)
+    line = line_with(process.stderr, "resume with")
+    kill(process)
+    assert line.endswith("holdfast compare --resume --store 'postgresql://user:***@127.0.0.1:1/runs'\n")
+    stored = (shell.folder / ".holdfast" / "compare" / "last.arguments.json").read_text()
+    assert ("hunter2" in stored, "user:***@" in stored) == (False, True)
+    refused = shell.run("compare", "--resume")
+    assert (refused.returncode, "name that store with --store" in refused.stderr) == (2, True)
 
 
 def test_verbose_prints_every_step_and_so_does_the_resume(shell: Shell) -> None:

@@ -20,6 +20,7 @@ from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.info import RunInfo
 from holdfast.fanout import Fanout, FanoutError, FanoutSettings, ModelResponse, load
 from holdfast.fanout.cells import make_cell_run_id
+from holdfast.fanout.progress import to_milliseconds
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 
@@ -299,6 +300,10 @@ async def keep_all(messages: Sequence[Any]) -> Sequence[Any]:
 def test_more_nonsense_is_refused(tmp_path: Path, models: Any, options: Any, why: str) -> None:
     with pytest.raises(DefinitionError, match=why):
         fanout(tmp_path, models, **options)
+
+
+def test_latency_is_in_milliseconds() -> None:
+    assert to_milliseconds(timedelta(seconds=2, microseconds=500)) == 2000.5
 
 
 def test_one_of_each_is_allowed(tmp_path: Path) -> None:

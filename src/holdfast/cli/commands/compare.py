@@ -185,7 +185,8 @@ def _prepare_files(
     if resume and file.load() is not None:
         return
     if not resume:
-        asyncio.run(discard_all(interrupted, make_store(arguments.store, create=True)))
+        if interrupted:
+            asyncio.run(discard_all(interrupted, make_store(arguments.store)))
         for task in comparison.tasks:
             comparison.task_files(task).remove_results()
     prompt = comparison.tasks[0].prompt if arguments.prompt else ""  # the text that was read from stdin for "-"
