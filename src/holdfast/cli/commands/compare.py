@@ -186,7 +186,7 @@ def _prepare_files(
         return
     if not resume:
         if interrupted:
-            asyncio.run(discard_all(interrupted, make_store(arguments.store)))
+            asyncio.run(discard_all(interrupted, make_store(arguments.store, create=True)))
         for task in comparison.tasks:
             comparison.task_files(task).remove_results()
     prompt = comparison.tasks[0].prompt if arguments.prompt else ""  # the text that was read from stdin for "-"
