@@ -31,6 +31,7 @@ def test_a_model_that_has_not_begun_counts_as_interrupted() -> None:
     built = build("why?", ["a", "b"], [DONE_A])
     assert built is not None
     assert built.snapshots == (DONE_A, LEFT_B)
+    assert (built.snapshot("a"), built.snapshot("b"), built.snapshot("c")) == (DONE_A, LEFT_B, None)
 
 
 def test_a_response_is_stored_as_its_snapshot() -> None:

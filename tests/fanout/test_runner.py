@@ -14,7 +14,7 @@ from tests.fanout.test_fanout import NO_SIGNALS, fanout, held, look, runs_left, 
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, Bounds, Phase, Reply, Usage, tool
+from holdfast import Agent, Bounds, Phase, Reply, StoreCheckpoints, Usage, tool
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.info import RunInfo
@@ -300,6 +300,22 @@ async def keep_all(messages: Sequence[Any]) -> Sequence[Any]:
 def test_more_nonsense_is_refused(tmp_path: Path, models: Any, options: Any, why: str) -> None:
     with pytest.raises(DefinitionError, match=why):
         fanout(tmp_path, models, **options)
+
+
+async def test_a_model_whose_run_was_cancelled_has_failed(tmp_path: Path) -> None:
+    model = held()
+    await stop_when_reached(fanout(tmp_path, {"a": model}, fanout_id="f"), model)
+    store = SqliteStore(tmp_path / "runs.db")
+    await store.open()
+    checkpoints = StoreCheckpoints(store)
+    await checkpoints.cancel(make_cell_run_id("a", "f"))
+    await checkpoints.close()
+    await store.close()
+    (response,) = await fanout(tmp_path, {"a": model}, fanout_id="f").run()
+    assert "cancelled" in (response.error or "")
+    assert (response.interrupted, response.text, response.input_tokens) == (False, "let me see", 7)
+    assert len(model.script.requests) == 1
+    assert await runs_left(tmp_path) == []
 
 
 def test_latency_is_in_milliseconds() -> None:

@@ -220,14 +220,14 @@ async def test_a_store_keeps_it_as_one_small_run(tmp_path: Path) -> None:
 
 async def test_a_file_belongs_to_one_at_a_time(tmp_path: Path) -> None:
     one, other = (CheckpointFile(tmp_path / "checkpoint.json") for _ in range(2))
-    await one.open()
     files = os.listdir("/proc/self/fd")
+    await one.open()
     with pytest.raises(FanoutBusy):
         await other.open()
-    assert os.listdir("/proc/self/fd") == files
     await one.close()
     await other.open()
     await other.close()
+    assert os.listdir("/proc/self/fd") == files
     assert list(tmp_path.iterdir()) == []
 
 
