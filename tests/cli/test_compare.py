@@ -2,9 +2,10 @@
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
-from tests.cli.shell import Shell, kill, until
+from tests.cli.shell import COMMAND, Shell, kill, line_with, until
 
 TWO = ["--agent", "rivals:quick", "--agent", "rivals:slow"]
 
@@ -68,9 +69,9 @@ def test_ctrl_c_stops_it_and_resume_asks_nobody_twice(shell: Shell) -> None:
     shell.open_gate()
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "resume with: holdfast compare 'Say hello.'" in stderr
+    assert stderr.splitlines()[-1] == "resume with: holdfast compare --resume"
     assert "interrupted" in stdout
-    shell.ok(*command, "--resume")
+    shell.ok("compare", "--resume")
     assert sorted(requests(shell)) == ["quick 0", "quick 1", "slow 0", "slow 1", "slow 2"]
 
 
@@ -78,7 +79,7 @@ def left(shell: Shell) -> list[str]:
     path = shell.folder / ".holdfast" / "compare" / "last.checkpoint.json"
     if not path.exists():
         return []
-    return ["completed" if each["completed"] else "interrupted" for each in json.loads(path.read_text())["snapshots"]]
+    return ["completed" if each["completed"] else "interrupted" for each in json.loads(path.read_text())["responses"]]
 
 
 def test_what_was_killed_is_not_thrown_away_unasked_and_goes_on(shell: Shell) -> None:
@@ -86,13 +87,16 @@ def test_what_was_killed_is_not_thrown_away_unasked_and_goes_on(shell: Shell) ->
     process = shell.start(*command)
     until(lambda: "slow 1" in requests(shell) and "completed" in left(shell), "the quick one to be done")
     kill(process)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "if this is interrupted, resume with: holdfast compare --resume\n"
     refused = shell.run(*command)
     assert (refused.returncode, refused.stderr) == (
         1,
-        "holdfast: a comparison was interrupted: continue with --resume, or discard it with --fresh\n",
+        "holdfast: a comparison was interrupted: resume it with `holdfast compare --resume`, "
+        "or discard it with --fresh\n",
     )
     shell.open_gate()
-    rows = json.loads(shell.ok(*command, "--resume", "--json"))["rows"]
+    rows = json.loads(shell.ok("compare", "--resume", "--json"))["rows"]
     assert [(row["status"], row["cost_usd"], row["writes"]) for row in rows] == [
         ("completed", 1.0, ["+hello.txt"]),
         ("completed", 1.5, ["+hello.txt"]),
@@ -103,6 +107,74 @@ def test_what_was_killed_is_not_thrown_away_unasked_and_goes_on(shell: Shell) ->
     assert len(requests(shell)) == 6
     shell.ok(*command)
     assert len(requests(shell)) == 11
+
+
+def interrupt(shell: Shell, *command: str) -> None:
+    """Start a comparison and kill it while the slow model is asked for the second time."""
+    before = requests(shell).count("slow 1")
+    process = shell.start(*command)
+    until(lambda: requests(shell).count("slow 1") > before, "the slow one to be asked")
+    kill(process)
+
+
+def test_a_recipe_is_resumed_or_discarded_with_all_its_tasks(shell: Shell) -> None:
+    (shell.folder / "recipe.md").write_text(RECIPE)
+    command = ["compare", "--recipe", "recipe.md", "--folder", str(work(shell)), "--name", "greetings"]
+    interrupt(shell, *command)
+    refused = shell.run("compare", "Something else.", *TWO, "--name", "greetings")
+    assert refused.returncode == 1
+    assert "resume it with `holdfast compare --resume --name greetings`" in refused.stderr
+    shell.open_gate()
+    reports = json.loads(shell.ok("compare", "--resume", "--name", "greetings", "--json"))
+    assert [[row["status"] for row in report["rows"]] for report in reports] == [["completed"] * 2] * 2
+    (shell.folder / "open").unlink()
+    interrupt(shell, *command)
+    shell.open_gate()
+    assert shell.states() != {}
+    shell.ok("compare", "Something else.", *TWO, "--name", "greetings", "--fresh")
+    assert not list(shell.folder.glob(".holdfast/compare/*.checkpoint.json"))
+    assert shell.states() == {}
+
+
+def test_a_resume_finds_the_store_and_the_prompt_from_stdin(shell: Shell) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "compare", "-", *TWO, "--folder", str(work(shell)), "--store", "sqlite:other.db"],
+        cwd=shell.folder, env=shell.env, text=True, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    shell.started.append(process)
+    assert process.stdin is not None
+    process.stdin.write("Say hello.")
+    process.stdin.close()
+    until(lambda: "slow 1" in requests(shell), "the slow one to be asked")
+    kill(process)
+    elsewhere = shell.run("compare", "--resume", "--store", "sqlite:runs.db")
+    assert (elsewhere.returncode, "sqlite:other.db" in elsewhere.stderr) == (2, True)
+    shell.open_gate()
+    report = json.loads(shell.ok("compare", "--resume", "--json"))
+    assert (report["prompt"], [row["status"] for row in report["rows"]]) == ("Say hello.", ["completed"] * 2)
+    assert requests(shell).count("slow 0") == 1
+
+
+def test_the_password_of_a_store_is_neither_stored_nor_printed(shell: Shell) -> None:
+    url = "postgresql://user:hunter2@127.0.0.1:1/runs"
+    process = shell.start("compare", "Say hello.", *TWO, "--store", url)
+    line = line_with(process.stderr, "resume with")
+    kill(process)
+    assert line.endswith("holdfast compare --resume --store 'postgresql://user:***@127.0.0.1:1/runs'\n")
+    stored = (shell.folder / ".holdfast" / "compare" / "last.arguments.json").read_text()
+    assert ("hunter2" in stored, "user:***@" in stored) == (False, True)
+    refused = shell.run("compare", "--resume")
+    assert (refused.returncode, "name that store with --store" in refused.stderr) == (2, True)
+
+
+def test_verbose_prints_every_step_and_so_does_the_resume(shell: Shell) -> None:
+    command = ["compare", "Say hello.", *TWO, "--folder", str(work(shell)), "--verbose"]
+    interrupt(shell, *command)
+    shell.open_gate()
+    done = shell.run("compare", "--resume")
+    assert done.returncode == 0
+    assert "holdfast: rivals:slow: step 2: read_file done\n" in done.stderr
+    assert "holdfast: rivals:slow: step 3: model answered: slow says hello\n" in done.stderr
 
 
 def test_a_proposal_touches_the_disk_when_it_is_applied(shell: Shell) -> None:
@@ -153,6 +225,7 @@ def test_wrong_usage_is_told_in_a_line(shell: Shell) -> None:
     for arguments, message in [
         (["Say hello."], "no models: name them"),
         (["-m", "openai:gpt-5"], "the prompt is missing"),
+        (["--resume"], "there is no comparison to resume: start one"),
         (["--recipe", "missing.md"], "missing.md: "),
         (["x", "--agent", "rivals:quick", "--name", "a/b"], "'a/b' is not a valid name"),
         (["--apply", "x"], "no comparison of this name has finished"),
@@ -162,3 +235,4 @@ def test_wrong_usage_is_told_in_a_line(shell: Shell) -> None:
         assert done.returncode in (1, 2)
         assert len(done.stderr.splitlines()) == 1
         assert message in done.stderr
+    assert not list(shell.folder.glob(".holdfast/compare/*")), "a comparison that did not start has no files"

@@ -1,11 +1,15 @@
 """Nothing gets out of the work folder."""
 
+import errno
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.fanout import Overlay, PathRefused, ProposedWrite, Workspace
+from holdfast.fanout.workspace import MAX_FILE_BYTES
 
 
 @pytest.fixture
@@ -173,3 +177,75 @@ def test_nothing_is_applied_if_something_is_in_the_way(tmp_path: Path, last: Pro
         Workspace(tmp_path).apply(writes)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "deleted", "file", "folder", "pipe"]
     assert (tmp_path / "changed").read_text() == "mine"
+
+
+def test_a_workspace_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "missing"):
+        with pytest.raises(PathRefused, match="is not a folder"):
+            Workspace(tmp_path / name)
+
+
+def test_the_largest_file_is_read_and_a_larger_one_is_not(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"x" * MAX_FILE_BYTES)
+    (tmp_path / "larger").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
+    folder = Workspace(tmp_path)
+    assert len(folder.read("large") or "") == MAX_FILE_BYTES
+    with pytest.raises(PathRefused, match="too large"):
+        folder.read("larger")
+
+
+def test_a_path_below_a_file_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = Workspace(tmp_path)
+    assert (folder.read("file/below"), folder.read("missing"), folder.kind("file/below")) == (None, None, "")
+    assert folder.apply([ProposedWrite(path="file/below", delete=True)]) == ["file/below"]
+
+
+def test_files_are_listed_without_links_and_excluded_folders(tmp_path: Path) -> None:
+    for name in ("b/z.txt", "b/a.txt", "a.txt", ".git/config", "b/node_modules/x.js"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to("a.txt")
+    assert list(Workspace(tmp_path).files()) == ["a.txt", "b/a.txt", "b/z.txt"]
+
+
+def test_what_is_applied_is_synced_before_and_after_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    sync, rename, unlink = os.fsync, os.rename, os.unlink
+
+    def record_sync(fd: int) -> None:
+        made.append("fsync folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else f"fsync {os.fstat(fd).st_size}")
+        sync(fd)
+
+    def record_rename(*args: Any, **options: Any) -> None:
+        made.append("rename")
+        rename(*args, **options)
+
+    def record_unlink(*args: Any, **options: Any) -> None:
+        made.append("unlink")
+        unlink(*args, **options)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    monkeypatch.setattr(os, "unlink", record_unlink)
+    folder = Workspace(tmp_path)
+    folder.apply([ProposedWrite(path="new/file", content="12345")])
+    assert made == ["fsync folder", "fsync 5", "rename", "fsync folder"]
+    made.clear()
+    folder.apply([ProposedWrite(path="new/file", delete=True)])
+    assert made == ["unlink", "fsync folder"]
+
+
+def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("old")
+
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(PathRefused, match="file: Input/output error"):
+        Workspace(tmp_path).apply([ProposedWrite(path="file", content="new")])
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from holdfast.fanout.snapshot import ModelResponse, PartialResponse, ProposedWrite
+
+#: A loaded machine makes drawing and fsync slow, which says nothing about what is tested.
+untimed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 #: What JSON in UTF-8 can hold.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

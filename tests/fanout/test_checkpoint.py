@@ -1,15 +1,16 @@
 """The checkpoint of a whole fan-out, in its file."""
 
+import json
 import resource
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fanout.strategies import RESPONSES, TEXT
+from tests.fanout.strategies import RESPONSES, TEXT, untimed
 
 from holdfast.fanout import CorruptCheckpoint, IncrementalSaver, build, clear, load, save
-from holdfast.fanout.snapshot import ModelResponse, Snapshot
+from holdfast.fanout.snapshot import ModelResponse, PartialResponse, Snapshot
 
 
 def checkpoint_of(*snapshots: Snapshot) -> object:
@@ -30,8 +31,60 @@ def test_a_model_that_has_not_begun_counts_as_interrupted() -> None:
     built = build("why?", ["a", "b"], [DONE_A])
     assert built is not None
     assert built.snapshots == (DONE_A, LEFT_B)
+    assert (built.snapshot("a"), built.snapshot("b"), built.snapshot("c")) == (DONE_A, LEFT_B, None)
 
 
+def test_a_response_is_stored_as_its_snapshot() -> None:
+    answered, failed = ModelResponse(model_id="a", text="because"), ModelResponse(model_id="b", error="no")
+    built = build("why?", ["a", "b", "c"], [answered, failed, PartialResponse(model_id="c", text="hm")])
+    assert built is not None
+    assert built.snapshots == (DONE_A, FAILED_B, Snapshot(model_id="c", text="hm", interrupted=True))
+    assert build("why?", ["a", "b"], [answered, failed]) is None
+
+
+def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
+    built = build("why?", ["a", "b"], [DONE_A], fanout_id="f")
+    assert built is not None
+    save(tmp_path / "checkpoint.json", built)
+    stored = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert list(stored) == ["version", "fanout_id", "prompt", "timestamp", "adapter_ids", "verbose", "responses"]
+    assert [(each["model_id"], each["completed"]) for each in stored["responses"]] == [("a", True), ("b", False)]
+
+
+@pytest.mark.parametrize("version", ['"version":1,', ""])
+@pytest.mark.parametrize("key", ["responses", "snapshots"])
+def test_files_of_earlier_versions_are_loaded(tmp_path: Path, version: str, key: str) -> None:
+    path = tmp_path / "checkpoint.json"
+    path.write_text(
+        f'{{{version}"prompt":"why?","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a","b"],'
+        f'"{key}":[{{"model_id":"a","text":"because","completed":true}},{{"model_id":"b","interrupted":true}}]}}'
+    )
+    loaded = load(path)
+    assert loaded is not None
+    assert (loaded.version, loaded.prompt, loaded.snapshots) == (1, "why?", (DONE_A, LEFT_B))
+
+
+def test_a_file_of_errata_is_loaded(tmp_path: Path) -> None:
+    """It has no version, and no response of a model that has not begun."""
+    path = tmp_path / "checkpoint.json"
+    path.write_text(
+        '{"prompt":"why?","timestamp":"2026-02-24T10:00:00.123456789+01:00","adapter_ids":["a","b","c"],"responses":['
+        '{"model_id":"a","text":"because","latency_ms":12,"input_tokens":3,"output_tokens":4,"cache_read_tokens":1,'
+        '"cost_usd":0.5,"proposed_writes":[{"path":"x.txt","content":"x"}],"interrupted":false,"completed":true},'
+        '{"model_id":"c","latency_ms":1,"input_tokens":1,"output_tokens":0,"cost_usd":0,"interrupted":true,'
+        '"completed":false}],"verbose":true}'
+    )
+    loaded = load(path)
+    assert loaded is not None
+    assert [(each.model_id, each.status) for each in loaded.snapshots] == [
+        ("a", "completed"),
+        ("b", "interrupted"),
+        ("c", "interrupted"),
+    ]
+    assert (loaded.verbose, loaded.snapshots[0].proposed_writes[0].path) == (True, "x.txt")
+
+
+@untimed
 @given(TEXT, st.lists(RESPONSES, min_size=1, max_size=5, unique_by=lambda each: each.model_id), st.booleans())
 def test_what_is_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, prompt: str, responses: list[ModelResponse], verbose: bool
@@ -43,6 +96,7 @@ def test_what_is_saved_is_loaded(
         assert not any(response.interrupted for response in responses)
         return
     assert [each.model_id for each in built.snapshots] == ids
+    assert (built.prompt, built.verbose) == (prompt, verbose)
     save(path, built)
     assert load(path) == built
     assert [each.name for each in path.parent.iterdir()] == ["checkpoint.json"]
@@ -69,9 +123,16 @@ def test_no_file_is_no_checkpoint_and_to_clear_it_again_is_fine(tmp_path: Path) 
         (b"\xff\xfe not JSON", "malformed"),
         (b'{"version":1}', "missing required field"),
         (b'{"version":99,"prompt":"x"}', "version is 99"),
+        (b'{"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"]}', "missing required field"),
+        (b'{"version":1,"responses":[]}', "missing required field"),
         (
-            b'{"version":1,"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"snapshots":[]}',
-            "snapshots do not match",
+            b'{"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],"responses":[{"model_id":"b"}]}',
+            "responses do not match",
+        ),
+        (
+            b'{"prompt":"x","timestamp":"2026-01-01T00:00:00Z","adapter_ids":["a"],'
+            b'"snapshots":[{"model_id":"a"},{"model_id":"a"}]}',
+            "responses do not match",
         ),
     ],
 )

@@ -209,6 +209,26 @@ async def test_what_was_stopped_goes_on_and_the_rest_is_left_alone(tmp_path: Pat
     assert not (tmp_path / "checkpoint.json").exists()
 
 
+async def test_verbose_logs_the_steps_and_is_restored_on_resume(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "holdfast.fanout")
+    model = held()
+    await stop_when_reached(fanout(tmp_path, {"held": model}, verbose=True), model)
+    assert caplog.messages == [
+        "held: step 1: model answered: let me see",
+        "held: step 1: look started",
+        "held: step 1: look done",
+    ]
+    caplog.clear()
+    model.hold.set()
+    await fanout(tmp_path, {"held": model}).run()
+    assert caplog.messages == ["held: step 2: model answered: done"]
+    caplog.clear()
+    assert texts(await fanout(tmp_path, {"held": ScriptedModel("quiet")}).run()) == {"held": "quiet"}
+    assert caplog.messages == []
+
+
 async def _reached(fan: Fanout, *models: Stoppable, then: Exception | None = None) -> None:
     """Return, or raise `then`, while these are held. An event loop that ends cancels every task there is."""
     running = asyncio.create_task(fan.run())

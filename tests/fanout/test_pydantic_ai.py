@@ -65,3 +65,13 @@ async def test_a_stopped_agent_goes_on_with_what_it_had_proposed(tmp_path: Path)
     assert response.tool_calls == {"edit_file": 1, "write_file": 1, "read_file": 1}
     assert model.turns == [0, 1, 1, 2]
     assert (tmp_path / "work" / "a.txt").read_text() == "hello world"
+
+
+async def test_an_output_that_is_no_text_is_json(tmp_path: Path) -> None:
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[ToolCallPart(info.output_tools[0].name, {"response": [1, 2]}, "1")])
+
+    agent = PydanticAIAgent(FunctionModel(answer), name="numbers", output_type=list[int])
+    settings = FanoutSettings(handle_signals=False)
+    (response,) = await Fanout("why?", [agent], store="memory:", settings=settings).run()
+    assert (response.text, response.error) == ("[1,2]", None)

@@ -3,6 +3,9 @@
 import asyncio
 import errno
 import fcntl
+import os
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +15,16 @@ import pytest
 from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.fanout import FanoutBusy, FanoutError, IncrementalSaver, ModelResponse, PartialResponse, build, load
+from holdfast.fanout import (
+    FanoutBusy,
+    FanoutError,
+    IncrementalSaver,
+    ModelResponse,
+    PartialResponse,
+    Snapshot,
+    build,
+    load,
+)
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.storage import CheckpointFile, CheckpointRun
 from holdfast.stores.memory import MemoryStore
@@ -66,6 +78,40 @@ def test_updates_during_a_flush_share_the_next_one() -> None:
     assert texts(gate.written[1]) == dict.fromkeys(IDS, "3")
     saver.close()
     assert len(gate.written) == 2
+
+
+def test_a_wait_for_a_flush_may_have_a_limit() -> None:
+    gate = Gate()
+    saver = IncrementalSaver(gate, "why?", ["a"])
+    pending = saver.update(partial("a", 1))
+    with pytest.raises(TimeoutError):
+        pending.wait(timedelta(0))
+    gate.let_through.release(10)
+    assert pending.wait()
+    saver.close()
+
+
+def test_a_saver_that_was_not_closed_does_not_keep_its_process_alive(tmp_path: Path) -> None:
+    program = """
+import sys
+from holdfast.fanout import IncrementalSaver, PartialResponse
+saver = IncrementalSaver(sys.argv[1], "why?", ["a"])
+assert saver.update(PartialResponse(model_id="a")).wait()
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "c.json")], check=True, timeout=60)
+
+
+async def test_a_finished_fanout_is_kept_if_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    saver = IncrementalSaver(path, "why?", ["a"], keep_finished=True)
+    assert await saver.mark_completed(ModelResponse(model_id="a", text="because"))
+    kept = load(path)
+    assert kept is not None
+    assert [each.status for each in kept.snapshots] == ["completed"]
+    await saver.clear()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FanoutError, match="closed"):
+        saver.update(partial("a", 1))
 
 
 def test_a_failed_flush_is_logged_and_the_next_one_carries_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,6 +175,24 @@ def test_a_model_that_is_not_among_them_is_refused(tmp_path: Path) -> None:
         saver.update(partial("a", 1))
 
 
+def test_an_update_may_name_the_model_and_give_a_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    saver = IncrementalSaver(path, "why?", ["a", "b", "c"])
+    under_way = Snapshot(model_id="a", text="hm", interrupted=True)
+    assert saver.update("a", under_way).wait(TIMEOUT)
+    assert saver.update("b", ModelResponse(model_id="b", text="because")).wait(TIMEOUT)
+    assert saver.update("c", partial("c", 1)).wait(TIMEOUT)
+    kept = load(path)
+    assert kept is not None
+    assert kept.snapshots[0] == under_way
+    assert [each.status for each in kept.snapshots] == ["interrupted", "completed", "interrupted"]
+    with pytest.raises(FanoutError, match="is of 'a', not of 'b'"):
+        saver.update("b", under_way)
+    with pytest.raises(FanoutError, match="give a snapshot"):
+        saver.update("b")  # type: ignore[call-overload]
+    saver.close()
+
+
 async def test_a_store_keeps_it_as_one_small_run(tmp_path: Path) -> None:
     store = store_from_url(f"sqlite:{tmp_path / 'runs.db'}")
     await store.open()
@@ -156,12 +220,14 @@ async def test_a_store_keeps_it_as_one_small_run(tmp_path: Path) -> None:
 
 async def test_a_file_belongs_to_one_at_a_time(tmp_path: Path) -> None:
     one, other = (CheckpointFile(tmp_path / "checkpoint.json") for _ in range(2))
+    files = os.listdir("/proc/self/fd")
     await one.open()
     with pytest.raises(FanoutBusy):
         await other.open()
     await one.close()
     await other.open()
     await other.close()
+    assert os.listdir("/proc/self/fd") == files
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.errors import CommandError, UsageError, format_error
 from holdfast.cli.loading import load_object
 from holdfast.cli.progress import ProgressListener
@@ -17,9 +18,11 @@ from holdfast.compare.recipe import Recipe, Task
 from holdfast.compare.report import Report, build_report
 from holdfast.fanout import Fanout, FanoutSettings, ModelResponse, Variant, Workspace, load
 from holdfast.fanout.atomic_file import remove_file, write_atomically
+from holdfast.fanout.fanout import discard
 
 #: Beside the default store.
 COMPARE_DIR = Path(".holdfast") / "compare"
+DEFAULT_NAME = "last"
 PREFERENCES_FILE = "preferences.jsonl"
 
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,60}")
@@ -34,12 +37,60 @@ class TaskResults(msgspec.Struct, frozen=True, kw_only=True):
     responses: list[ModelResponse]
 
 
+class CompareArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a comparison, stored so that `--resume` needs none of them."""
+
+    #: Empty if the prompts are in the recipe.
+    prompt: str = ""
+    models: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    recipe: str = ""
+    task: str = ""
+    folder: str = ""
+    verbose: bool = False
+    #: The URL of the store, without its password.
+    store: str = ""
+    #: The names of the tasks.
+    tasks: tuple[str, ...] = ()
+
+    @property
+    def names_models_or_prompt(self) -> bool:
+        return bool(self.prompt or self.models or self.agents or self.recipe)
+
+
+class ArgumentsFile:
+    """The arguments of the newest comparison of one name."""
+
+    def __init__(self, name: str) -> None:
+        _check_name(name)
+        self._name = name
+        self._path = COMPARE_DIR / f"{name}.arguments.json"
+
+    def load(self) -> CompareArguments | None:
+        """Return the arguments, or `None` if there was no comparison of this name."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=CompareArguments)
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise CommandError(f"{self._path} cannot be read: {exc}") from exc
+
+    def save(self, arguments: CompareArguments) -> None:
+        write_atomically(self._path, msgspec.json.encode(arguments))
+
+    def find_interrupted(self, tasks: Sequence[Task]) -> list[Path]:
+        """Return the checkpoints of `tasks` and of the tasks of the newest comparison."""
+        stored = self.load()
+        names = dict.fromkeys([*(stored.tasks if stored is not None else ()), *(task.name for task in tasks)])
+        files = [TaskFiles(self._name, task) for task in names]
+        return [each.checkpoint_path for each in files if each.is_interrupted]
+
+
 class TaskFiles:
     """The checkpoint and the results of one task."""
 
     def __init__(self, name: str, task: str = "") -> None:
-        if not _NAME_PATTERN.fullmatch(name):
-            raise UsageError(f"{name!r} is not a valid name: use letters, digits, dots and dashes")
+        _check_name(name)
         stem = f"{name}.{task}" if task else name
         self.checkpoint_path = COMPARE_DIR / f"{stem}.checkpoint.json"
         self._results_path = COMPARE_DIR / f"{stem}.results.json"
@@ -64,12 +115,29 @@ class TaskFiles:
         return load(self.checkpoint_path) is not None
 
 
+def _check_name(name: str) -> None:
+    if not _NAME_PATTERN.fullmatch(name):
+        raise UsageError(f"{name!r} is not a valid name: use letters, digits, dots and dashes")
+
+
+async def discard_all(checkpoints: Sequence[Path], store: CheckpointStore) -> None:
+    """Remove the checkpoints and the runs of their models."""
+    await store.open()
+    try:
+        for path in checkpoints:
+            await discard(path, store)
+    finally:
+        await store.close()
+
+
 class Comparison:
     """The models, tasks and files of one comparison."""
 
-    def __init__(self, recipe: Recipe, workspace: Path | None, name: str, store: str, *, retry_failed: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, workspace: Path | None, name: str, store: str, *, retry_failed: bool, verbose: bool
+    ) -> None:
         self._recipe, self._workspace, self._name, self._store = recipe, workspace, name, store
-        self._retry_failed = retry_failed
+        self._retry_failed, self._verbose = retry_failed, verbose
         self._models = _load_models(recipe)
         self._variants = [
             Variant(name=each.name, instructions=each.instructions, prompt=each.prompt) for each in recipe.variants
@@ -101,6 +169,7 @@ class Comparison:
                     max_concurrency=self._recipe.limit,
                     max_per_provider=self._recipe.per_provider,
                     retry_failed=self._retry_failed,
+                    verbose=self._verbose,
                     handle_signals=False,
                     listener=listener,
                 ),

@@ -14,13 +14,15 @@ _STALE_TEMP_SECONDS = 60.0
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace the content of the file. Once this returns it survives a power cut.
 
+    Only the owner can read the file, and the folders that are created for it.
+
     Raises:
         OSError: the file could not be written. Its old content is unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    create_folder(path.parent)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             rest = memoryview(data)
             while rest:
@@ -34,6 +36,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.unlink()
         raise
     fsync_dir(path.parent)
+
+
+def create_folder(folder: Path) -> None:
+    """Create the folder and its parents, readable by the owner only. It may exist."""
+    for each in reversed([folder, *folder.parents]):
+        each.mkdir(mode=0o700, exist_ok=True)
 
 
 def remove_file(path: Path) -> None:

@@ -170,7 +170,8 @@ class FanoutSettings:
     fanout_id: str = ""
     #: On a resume, resume failed models too.
     retry_failed: bool = False
-    #: Stored in the checkpoint.
+    #: Log each step of each model at INFO level, with the logger `holdfast.fanout`. Stored in the checkpoint: a
+    #: resumed fan-out is verbose if either of them is.
     verbose: bool = False
     #: Time that the models get to finish their step when the fan-out is stopped.
     shutdown_timeout: timedelta = timedelta(seconds=30)

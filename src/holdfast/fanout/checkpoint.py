@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.fanout import atomic_file
 from holdfast.fanout.errors import CorruptCheckpoint
-from holdfast.fanout.snapshot import Snapshot
+from holdfast.fanout.snapshot import ModelResponse, PartialResponse, Snapshot
 
 VERSION = 1
 
@@ -24,9 +24,10 @@ class FanoutCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: datetime
     #: In the order in which the models were given.
     adapter_ids: tuple[str, ...]
+    #: Whether the models' steps are logged. A resumed fan-out logs them too.
     verbose: bool = False
-    #: In the order of the adapter ids.
-    snapshots: tuple[Snapshot, ...]
+    #: In the order of the adapter ids. The JSON key is `responses`.
+    snapshots: tuple[Snapshot, ...] = msgspec.field(name="responses")
 
     def snapshot(self, model_id: str) -> Snapshot | None:
         return next((each for each in self.snapshots if each.model_id == model_id), None)
@@ -35,7 +36,7 @@ class FanoutCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 def build(
     prompt: str,
     adapter_ids: Sequence[str],
-    snapshots: Iterable[Snapshot],
+    snapshots: Iterable[Snapshot | ModelResponse | PartialResponse],
     *,
     verbose: bool = False,
     fanout_id: str = "",
@@ -43,10 +44,9 @@ def build(
 ) -> FanoutCheckpoint | None:
     """Return the checkpoint of these snapshots, or `None` if none is interrupted.
 
-    A model without a snapshot has not started, which counts as interrupted.
+    A response is stored as its snapshot. A model without a snapshot has not started, which counts as interrupted.
     """
-    known = {snapshot.model_id: snapshot for snapshot in snapshots}
-    ordered = tuple(known.get(model) or Snapshot(model_id=model, interrupted=True) for model in adapter_ids)
+    ordered = _order_snapshots(map(Snapshot.create, snapshots), adapter_ids)
     if not any(snapshot.interrupted for snapshot in ordered):
         return None
     return FanoutCheckpoint(
@@ -88,8 +88,18 @@ def clear(path: Path | str) -> None:
     atomic_file.remove_file(Path(path))
 
 
-class _VersionHeader(msgspec.Struct):
-    version: int
+class _Header(msgspec.Struct):
+    """The fields that differ between versions."""
+
+    version: int = VERSION
+    #: The former key of `responses`.
+    snapshots: msgspec.Raw = msgspec.Raw()
+
+
+class _FormerCheckpoint(FanoutCheckpoint, frozen=True, kw_only=True):
+    """A checkpoint whose snapshots have their former key."""
+
+    snapshots: tuple[Snapshot, ...] = msgspec.field(name="snapshots")
 
 
 def decode(data: bytes | msgspec.Raw, location: str) -> FanoutCheckpoint:
@@ -99,12 +109,23 @@ def decode(data: bytes | msgspec.Raw, location: str) -> FanoutCheckpoint:
         CorruptCheckpoint: `data` is not a checkpoint, or a newer holdfast wrote it.
     """
     try:
-        version = msgspec.json.decode(data, type=_VersionHeader).version
-        if version != VERSION:
-            raise CorruptCheckpoint(location, f"its version is {version}, this holdfast reads {VERSION}")
-        checkpoint = msgspec.json.decode(data, type=FanoutCheckpoint)
+        header = msgspec.json.decode(data, type=_Header)
+        if header.version != VERSION:
+            raise CorruptCheckpoint(location, f"its version is {header.version}, this holdfast reads {VERSION}")
+        if bytes(header.snapshots):
+            former = msgspec.json.decode(data, type=_FormerCheckpoint)
+            checkpoint = FanoutCheckpoint(**{name: getattr(former, name) for name in former.__struct_fields__})
+        else:
+            checkpoint = msgspec.json.decode(data, type=FanoutCheckpoint)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise CorruptCheckpoint(location, str(exc)) from exc
-    if [each.model_id for each in checkpoint.snapshots] != list(checkpoint.adapter_ids):
-        raise CorruptCheckpoint(location, "its snapshots do not match its models")
-    return checkpoint
+    models = [each.model_id for each in checkpoint.snapshots]
+    if len(set(models)) < len(models) or not set(models) <= set(checkpoint.adapter_ids):
+        raise CorruptCheckpoint(location, "its responses do not match its models")
+    return msgspec.structs.replace(checkpoint, snapshots=_order_snapshots(checkpoint.snapshots, checkpoint.adapter_ids))
+
+
+def _order_snapshots(snapshots: Iterable[Snapshot], adapter_ids: Sequence[str]) -> tuple[Snapshot, ...]:
+    """Return a snapshot for every model. A model without one has not started."""
+    known = {each.model_id: each for each in snapshots}
+    return tuple(known.get(model) or Snapshot(model_id=model, interrupted=True) for model in adapter_ids)

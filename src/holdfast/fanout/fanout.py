@@ -125,7 +125,7 @@ class Fanout:
             try:
                 checkpoint = await location.open()
                 if checkpoint is not None and not resume:
-                    await self._discard(checkpoint, location)
+                    await _discard(checkpoint, location, self._store)
                     checkpoint = None
                 return await self._run(location, checkpoint)
             finally:
@@ -157,11 +157,6 @@ class Fanout:
             return self._stable_id()
         return f"fanout-{new_run_id()}"
 
-    async def _discard(self, checkpoint: FanoutCheckpoint, location: CheckpointLocation) -> None:
-        for cell_id in checkpoint.adapter_ids:
-            await self._store.remove(make_cell_run_id(cell_id, checkpoint.fanout_id))
-        await asyncio.to_thread(location.write, None)
-
     def _check_match(self, checkpoint: FanoutCheckpoint) -> None:
         if (checkpoint.prompt, checkpoint.adapter_ids) != (self._prompt, self.adapter_ids):
             raise FanoutMismatch(
@@ -171,11 +166,12 @@ class Fanout:
 
     def _make_saver(self, location: CheckpointLocation, checkpoint: FanoutCheckpoint | None) -> IncrementalSaver:
         snapshots = checkpoint.snapshots if checkpoint is not None else ()
+        verbose = self._settings.verbose or (checkpoint is not None and checkpoint.verbose)
         return IncrementalSaver(
             location,
             self._prompt,
             self.adapter_ids,
-            self._settings.verbose,
+            verbose,
             snapshots=[self._reopen_if_failed(snapshot) for snapshot in snapshots],
             fanout_id=checkpoint.fanout_id if checkpoint is not None else self._new_id(),
             timestamp=checkpoint.timestamp if checkpoint is not None else None,
@@ -243,6 +239,30 @@ class Fanout:
             budget=self._settings.budget,
             listener=recorder,
         )
+
+
+async def discard(path: Path | str, store: CheckpointStore) -> None:
+    """Remove the checkpoint in this file and the runs of its models, which are in the open `store`.
+
+    Raises:
+        CorruptCheckpoint: the checkpoint cannot be read.
+        FanoutBusy: a process executes the fan-out.
+        StoreError: the store failed.
+    """
+    location = CheckpointFile(Path(path))
+    try:
+        checkpoint = await location.open()
+        if checkpoint is not None:
+            await _discard(checkpoint, location, store)
+    finally:
+        await location.close()
+
+
+async def _discard(checkpoint: FanoutCheckpoint, location: CheckpointLocation, store: CheckpointStore) -> None:
+    # The checkpoint last: it has the ids of the runs.
+    for cell_id in checkpoint.adapter_ids:
+        await store.remove(make_cell_run_id(cell_id, checkpoint.fanout_id))
+    await asyncio.to_thread(location.write, None)
 
 
 async def _run_all(runner: CellRunner, cells: Sequence[Cell], app: App) -> None:

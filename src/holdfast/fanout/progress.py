@@ -1,5 +1,6 @@
 """Records the progress of each cell: text, tool calls and proposed writes, reported to the saver after every step."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -17,6 +18,8 @@ from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.saver import IncrementalSaver
 from holdfast.fanout.snapshot import PartialResponse, ProposedWrite, Snapshot
 from holdfast.fanout.workspace import Workspace
+
+log = logging.getLogger("holdfast.fanout")
 
 
 class ProgressRecorder:
@@ -79,6 +82,8 @@ class ProgressRecorder:
         recorder = self._recorders.get(info.run_id)
         if recorder is not None and event.kind == "reply" and event.text:
             recorder.text = event.text
+        if recorder is not None and self._saver.verbose and (line := _format_event(event)):
+            log.info("%s: step %d: %s", self._cells[info.run_id].id, event.step, line)
         if self._listener is not None:
             await self._listener.on_event(info, event)
 
@@ -148,6 +153,18 @@ class CellRecorder(NullRecorder):
             tool_calls=dict(self.tool_calls),
             error=error,
         )
+
+
+def _format_event(event: RunEvent) -> str:
+    """Return the event as a line for the log, or an empty string."""
+    match event.kind:
+        case "reply":
+            return f"model answered: {event.text}" if event.text else "model answered"
+        case "tool_start":
+            return f"{event.name} started"
+        case "tool_end":
+            return f"{event.name} failed" if event.error else f"{event.name} done"
+    return ""
 
 
 def to_milliseconds(duration: timedelta) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -78,7 +78,8 @@ class IncrementalSaver:
         self._adapter_ids = tuple(adapter_ids)
         self.fanout_id = fanout_id or new_run_id()
         self._location, self._owns_location = _resolve_location(location, self.fanout_id)
-        self._header = (prompt, timestamp or datetime.now(UTC), verbose)
+        self.verbose = verbose
+        self._prompt, self._timestamp = prompt, timestamp or datetime.now(UTC)
         self._keep_finished = keep_finished
         self._newest: dict[str, Snapshot] = {}
         self._changed: set[str] = set()
@@ -94,9 +95,29 @@ class IncrementalSaver:
 
     # -- from any task or thread --------------------------------------------------------------------------------
 
-    def update(self, partial: PartialResponse) -> PendingFlush:
-        """Record a finished step of a model. Ignored if the model has finished."""
-        return self._enqueue(Snapshot.from_partial(partial))
+    @overload
+    def update(self, partial: PartialResponse, /) -> PendingFlush: ...
+
+    @overload
+    def update(self, model_id: str, snapshot: Snapshot | ModelResponse | PartialResponse, /) -> PendingFlush: ...
+
+    def update(
+        self, given: PartialResponse | str, snapshot: Snapshot | ModelResponse | PartialResponse | None = None, /
+    ) -> PendingFlush:
+        """Record a finished step of a model: its response so far, or its id and a snapshot.
+
+        An interrupted snapshot is ignored if the model has finished.
+
+        Raises:
+            FanoutError: the snapshot is missing or of another model, or the saver is closed.
+        """
+        if isinstance(given, PartialResponse):
+            return self._enqueue(Snapshot.from_partial(given))
+        if snapshot is None:
+            raise FanoutError(f"nothing to record for {given!r}: give a snapshot, or a PartialResponse alone")
+        if snapshot.model_id != given:
+            raise FanoutError(f"the snapshot is of {snapshot.model_id!r}, not of {given!r}: give the id of its model")
+        return self._enqueue(Snapshot.create(snapshot))
 
     def mark_completed(self, response: ModelResponse) -> PendingFlush:
         """Record the final response of a model: its answer or its error."""
@@ -189,15 +210,14 @@ class IncrementalSaver:
         return True
 
     def _encode_checkpoint(self) -> bytes:
-        prompt, timestamp, verbose = self._header
         checkpoint = _EncodedCheckpoint(
             version=VERSION,
             fanout_id=self.fanout_id,
-            prompt=prompt,
-            timestamp=timestamp,
+            prompt=self._prompt,
+            timestamp=self._timestamp,
             adapter_ids=self._adapter_ids,
-            verbose=verbose,
-            snapshots=[self._encoded.get(each) or _encode_not_started(each) for each in self._adapter_ids],
+            verbose=self.verbose,
+            responses=[self._encoded.get(each) or _encode_not_started(each) for each in self._adapter_ids],
         )
         return msgspec.json.encode(checkpoint)
 
@@ -211,7 +231,7 @@ class _EncodedCheckpoint(msgspec.Struct, kw_only=True):
     timestamp: datetime
     adapter_ids: tuple[str, ...]
     verbose: bool
-    snapshots: list[msgspec.Raw]
+    responses: list[msgspec.Raw]
 
 
 def _encode_not_started(model: str) -> msgspec.Raw:

@@ -61,6 +61,13 @@ class Snapshot(ResponseData, frozen=True, kw_only=True):
     completed: bool = False
 
     @classmethod
+    def create(cls, source: "Snapshot | ModelResponse | PartialResponse") -> "Snapshot":
+        """Return the snapshot of a response. A snapshot is returned as it is."""
+        if isinstance(source, Snapshot):
+            return source
+        return cls.from_response(source) if isinstance(source, ModelResponse) else cls.from_partial(source)
+
+    @classmethod
     def from_response(cls, response: ModelResponse) -> "Snapshot":
         return cls(**_field_values(response), completed=response.ok)
 

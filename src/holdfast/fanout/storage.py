@@ -60,7 +60,7 @@ class CheckpointFile:
         self._lock_fd: int | None = None
 
     async def open(self) -> FanoutCheckpoint | None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_file.create_folder(self._path.parent)
         self._acquire_lock()
         try:
             checkpoint = checkpoints.load(self._path)
@@ -72,7 +72,7 @@ class CheckpointFile:
 
     def _acquire_lock(self) -> None:
         while True:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as exc:

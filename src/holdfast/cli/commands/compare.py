@@ -1,6 +1,7 @@
 """holdfast compare"""
 
 import asyncio
+import logging
 import shlex
 import sys
 from pathlib import Path
@@ -11,17 +12,21 @@ import typer
 
 from holdfast.cli.compare_session import (
     COMPARE_DIR,
+    DEFAULT_NAME,
     PREFERENCES_FILE,
+    ArgumentsFile,
+    CompareArguments,
     Comparison,
     TaskFiles,
     apply_response,
+    discard_all,
 )
 from holdfast.cli.errors import CommandError, UsageError
 from holdfast.cli.options import JsonOption, QuietOption, StoreOption, read_prompt
 from holdfast.cli.output import Output, print_diagnostic, print_json
 from holdfast.cli.progress import LivePanels, ProgressListener
 from holdfast.cli.runner import SignalHandler
-from holdfast.cli.stores import make_store, resolve_store_url
+from holdfast.cli.stores import make_store, redact_url, resolve_store_url
 from holdfast.compare.preferences import compute_scores
 from holdfast.compare.recipe import Recipe, Task, read_recipe
 from holdfast.compare.report import COLUMNS, NUMERIC_COLUMNS, Report, format_rows
@@ -47,7 +52,9 @@ def compare(
     folder: Annotated[
         str, typer.Option("--folder", metavar="DIR", help="The workspace: models may read it and propose changes.")
     ] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted comparison.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume an interrupted comparison: its prompt and models are known.")
+    ] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume: resume failed models too.")
     ] = False,
@@ -56,76 +63,157 @@ def compare(
         str, typer.Option("--apply", metavar="MODEL", help="Apply the changes that this model proposed, and exit.")
     ] = "",
     wins: Annotated[bool, typer.Option("--wins", help="Show how often each model was applied, and exit.")] = False,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the comparison.")] = "last",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the comparison.")] = DEFAULT_NAME,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print each step of each model instead of panels.")
+    ] = False,
     quiet: QuietOption = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Ask several models the same prompt and compare the answers.
 
-    Ctrl-C stops it after the current steps. The same command with --resume continues; it does not ask models again
-    that have answered. The models' writes are proposals until you --apply one.
+    Ctrl-C stops it after the current steps. holdfast compare --resume continues, with the same prompt and models; it
+    does not ask models again that have answered. The models' writes are proposals until you --apply one.
     """
     if wins:
         sys.exit(_print_wins(as_json_text=as_json))
     if apply_cell:
         sys.exit(_print_applied(apply_response(TaskFiles(name, task), apply_cell), apply_cell, as_json_text=as_json))
-    built = _build_recipe(recipe, prompt, task, model or [], agent or [])
-    workspace = Path(folder) if folder else Path() if "files" in built.tools else None
-    make_store(store, create=True)
-    comparison = Comparison(built, workspace, name, resolve_store_url(store), retry_failed=retry_failed)
-    _check_interrupted(comparison, resume=resume, fresh=fresh)
+    given = CompareArguments(
+        prompt=prompt,
+        models=tuple(model or ()),
+        agents=tuple(agent or ()),
+        recipe=recipe,
+        task=task,
+        folder=folder,
+        verbose=verbose,
+        store=store,
+    )
+    arguments = _restore_arguments(name, given) if resume else given
+    comparison = _build_comparison(_build_recipe(arguments), arguments, name, retry_failed=retry_failed)
+    resume_command = _format_resume_command(name, store)
+    _prepare_files(comparison, arguments, name, resume=resume, fresh=fresh, resume_command=resume_command)
+    if not quiet:
+        print_diagnostic(f"if this is interrupted, resume with: {resume_command}")
     reports: list[Report] = []
-    stopped = False
     for each in comparison.tasks:
-        if not stopped:
-            report, stopped = asyncio.run(_run_task(comparison, each, resume=resume, quiet=quiet))
-            reports.append(report)
-            if not as_json:
-                _print_report(each, report)
+        listener = _make_listener(comparison, each, quiet=quiet, verbose=arguments.verbose)
+        report, stopped = asyncio.run(_run_task(comparison, each, listener, resume_command, resume=resume))
+        reports.append(report)
+        if not as_json:
+            _print_report(each, report)
+        if stopped:
+            break
     if as_json:
-        print_json(reports if recipe else reports[0])
+        print_json(reports if arguments.recipe else reports[0])
     all_started = len(reports) == len(comparison.tasks)
     if not all_started or any(row.status == "interrupted" for report in reports for row in report.rows):
-        print_diagnostic(f"resume with: {_format_resume_command()}")
+        print_diagnostic(f"resume with: {resume_command}")
     sys.exit(0 if all_started and all(report.ok for report in reports) else 1)
 
 
-def _build_recipe(path: str, prompt: str, task: str, models: list[str], agents: list[str]) -> Recipe:
+def _restore_arguments(name: str, given: CompareArguments) -> CompareArguments:
+    """Complete the arguments of a resume by those of the interrupted comparison."""
+    stored = ArgumentsFile(name).load()
+    if stored is None:
+        if given.names_models_or_prompt:
+            return given
+        raise UsageError("there is no comparison to resume: start one with a prompt and models, or give its --name")
+    store = given.store
+    if not store and "***" not in stored.store:
+        store = stored.store
+    elif redact_url(resolve_store_url(store)) != stored.store:
+        raise UsageError(f"the runs of the comparison are in {stored.store}: name that store with --store")
+    restored = given if given.names_models_or_prompt else stored
+    return msgspec.structs.replace(
+        restored, store=store, verbose=given.verbose or stored.verbose, folder=given.folder or stored.folder
+    )
+
+
+def _build_recipe(arguments: CompareArguments) -> Recipe:
     """Combine the recipe file with the command's arguments."""
-    read = read_recipe(path) if path else Recipe()
+    read = read_recipe(arguments.recipe) if arguments.recipe else Recipe()
+    task = arguments.task
     tasks = [each for each in read.tasks if not task or each.name == task]
     if task and not tasks:
         raise UsageError(f"the recipe has no task {task!r}: it has {', '.join(each.name for each in read.tasks)}")
-    if prompt or not tasks:
-        tasks = [Task(name="", prompt=read_prompt(prompt))]
+    if arguments.prompt or not tasks:
+        tasks = [Task(name="", prompt=read_prompt(arguments.prompt))]
     combined = msgspec.structs.replace(
-        read, tasks=tuple(tasks), models=(*read.models, *models), agents=(*read.agents, *agents)
+        read,
+        tasks=tuple(tasks),
+        models=(*read.models, *arguments.models),
+        agents=(*read.agents, *arguments.agents),
     )
     if not combined.models and not combined.agents:
         raise UsageError("no models: name them with -m PROVIDER:NAME, or agents with --agent MODULE:ATTR")
     return combined
 
 
-def _check_interrupted(comparison: Comparison, *, resume: bool, fresh: bool) -> None:
-    """Refuse to discard an interrupted comparison without --fresh: its answers cost money."""
-    interrupted = any(comparison.task_files(task).is_interrupted for task in comparison.tasks)
+def _build_comparison(recipe: Recipe, arguments: CompareArguments, name: str, *, retry_failed: bool) -> Comparison:
+    folder = arguments.folder
+    workspace = Path(folder) if folder else Path() if "files" in recipe.tools else None
+    make_store(arguments.store, create=True)
+    url = resolve_store_url(arguments.store)
+    comparison = Comparison(recipe, workspace, name, url, retry_failed=retry_failed, verbose=arguments.verbose)
+    for task in comparison.tasks:
+        comparison.build_fanout(task)  # refuses an unknown model before any file is written
+    return comparison
+
+
+def _prepare_files(
+    comparison: Comparison,
+    arguments: CompareArguments,
+    name: str,
+    *,
+    resume: bool,
+    fresh: bool,
+    resume_command: str,
+) -> None:
+    """Store the arguments of a new comparison.
+
+    Raises:
+        CommandError: another comparison was interrupted. It is not discarded without --fresh: its answers cost money.
+    """
+    file = ArgumentsFile(name)
+    interrupted = file.find_interrupted(comparison.tasks)
     if interrupted and not resume and not fresh:
-        raise CommandError("a comparison was interrupted: continue with --resume, or discard it with --fresh")
+        raise CommandError(
+            f"a comparison was interrupted: resume it with `{resume_command}`, or discard it with --fresh"
+        )
+    if resume and file.load() is not None:
+        return
     if not resume:
+        if interrupted:
+            asyncio.run(discard_all(interrupted, make_store(arguments.store, create=True)))
         for task in comparison.tasks:
             comparison.task_files(task).remove_results()
+    prompt = comparison.tasks[0].prompt if arguments.prompt else ""  # the text that was read from stdin for "-"
+    url = redact_url(resolve_store_url(arguments.store))
+    tasks = tuple(task.name for task in comparison.tasks)
+    file.save(msgspec.structs.replace(arguments, prompt=prompt, store=url, tasks=tasks))
 
 
-async def _run_task(comparison: Comparison, task: Task, *, resume: bool, quiet: bool) -> tuple[Report, bool]:
+def _make_listener(comparison: Comparison, task: Task, *, quiet: bool, verbose: bool) -> ProgressListener:
+    if verbose:
+        logging.getLogger("holdfast.fanout").setLevel(logging.INFO)
+    return ProgressListener() if quiet or verbose else LivePanels(comparison.build_fanout(task).adapter_ids)
+
+
+async def _run_task(
+    comparison: Comparison, task: Task, listener: ProgressListener, resume_command: str, *, resume: bool
+) -> tuple[Report, bool]:
     """Return the report on one task, and whether a signal stopped it."""
-    cells = comparison.build_fanout(task).adapter_ids
-    finished = comparison.load_finished(task, cells) if resume else None
+    fanout = comparison.build_fanout(task, listener)
+    finished = comparison.load_finished(task, fanout.adapter_ids) if resume else None
     if finished is not None:
         return await comparison.evaluate(task, finished), False
-    listener = ProgressListener() if quiet else LivePanels(cells)
-    fanout = comparison.build_fanout(task, listener)
-    handler = SignalHandler(fanout.stop, listener, _report_force_quit)
+
+    def report_force_quit() -> None:
+        print_diagnostic(f"stopped immediately. Resume with: {resume_command}")
+
+    handler = SignalHandler(fanout.stop, listener, report_force_quit)
     with listener:
         handler.install()
         try:
@@ -135,13 +223,10 @@ async def _run_task(comparison: Comparison, task: Task, *, resume: bool, quiet: 
     return await comparison.evaluate(task, responses), handler.stopped
 
 
-def _report_force_quit() -> None:
-    print_diagnostic(f"stopped immediately. Resume with: {_format_resume_command()}")
-
-
-def _format_resume_command() -> str:
-    arguments = [argument for argument in sys.argv[1:] if argument not in ("--resume", "--fresh")]
-    return shlex.join(["holdfast", *arguments, "--resume"])
+def _format_resume_command(name: str, store: str) -> str:
+    named = ["--name", name] if name != DEFAULT_NAME else []
+    stored = ["--store", redact_url(store)] if store else []
+    return shlex.join(["holdfast", "compare", "--resume", *named, *stored])
 
 
 def _print_report(task: Task, report: Report) -> None:
