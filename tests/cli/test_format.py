@@ -34,6 +34,7 @@ def test_costs(dollars: float, shown: str) -> None:
 def test_text_is_cut_and_cleaned() -> None:
     assert one_line("a\n  b", 10) == "a b"
     assert one_line("abcdef", 4) == "abc…"
+    assert sanitize("a\u202eb\u2067\x7f\u2028") == "a\ufffdb\ufffd\ufffd\ufffd"
     assert sanitize("a\x1b[2J\tb\n\x9b\ud800") == "a\ufffd[2J\tb\n\ufffd\ufffd"
 
 

@@ -1,10 +1,17 @@
 """holdfast ls, show and export."""
 
+import asyncio
 import json
 from datetime import datetime
+from pathlib import Path
 
 import pytest
-from tests.cli.shell import Shell, kill
+from tests.cli.modules import approving
+from tests.cli.shell import SOURCE, Shell, kill
+
+from holdfast import App, WorkerSettings
+from holdfast.adapters.pydantic_ai import durable
+from holdfast.core.errors import RunParked
 
 
 def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
@@ -107,13 +114,42 @@ def test_show_has_phases_and_children(shell: Shell) -> None:
     assert "phase draft: done: note" in shell.ok("show", "r1").splitlines()
 
 
-def test_show_prints_messages_it_does_not_know_as_they_are(shell: Shell) -> None:
-    shell.open_gate()
-    shell.ok("submit", "foreign", "hello", "--run-id", "r1")
-    shell.ok("recover", "foreign:agent", "-q")
-    shown = shell.ok("show", "r1", "--full")
-    assert '"part_kind":"user-prompt"' in shown
-    assert "answer: " in shown
+def test_show_reads_runs_of_pydantic_ai_without_their_code(shell: Shell) -> None:
+    asyncio.run(run_until_approval(shell.folder / "runs.db"))
+    shown = shell.run("show", "r1", PYTHONPATH=str(SOURCE))
+    lines = shown.stdout.splitlines()
+    assert lines[1] == "status   parked: approval: pay c3, pay c4"
+    start = lines.index("system: You book.")
+    assert [line for line in lines[start:] if not line.startswith("---")] == [
+        "system: You book.",
+        "user: book",
+        "thinking: search first",
+        "model: Let me look.",
+        "  lookup(word=Lisbon) c1",
+        "  lookup(word=) c2",
+        '  lookup c1 done: {"found":"Lisbon"}',
+        "  lookup c2 error: give a word",
+        "  pay(amount=40) c3",
+        "  pay(amount=5) c4",
+        "",
+        "needs approval: pay(amount=40) c3",
+        "needs approval: pay(amount=5) c4",
+    ]
+    assert "answer with: holdfast unpark --app MODULE:ATTR --resolve c3=true --resolve c4=true r1" in shown.stderr
+    calls = shell.json("show", "r1")["calls"]
+    assert [(call["arguments"], call["state"], call["result"]) for call in calls] == [
+        ({"word": "Lisbon"}, "done", {"found": "Lisbon"}),
+        ({"word": ""}, "error", "give a word"),
+        ({"amount": 40}, "needs approval", None),
+        ({"amount": 5}, "needs approval", None),
+    ]
+
+
+async def run_until_approval(path: Path) -> None:
+    agent = durable(approving.agent)
+    async with App([agent], f"sqlite:{path}", worker=WorkerSettings(recover_on_start=False)) as app:
+        with pytest.raises(RunParked):
+            await app.run(agent, "book", run_id="r1")
 
 
 def test_export_gives_every_entry(shell: Shell) -> None:
@@ -137,5 +173,12 @@ def run_usage(requests: int, calls: int) -> dict[str, object]:
 
 
 def test_stored_text_cannot_take_over_the_terminal(shell: Shell) -> None:
-    shell.ok("submit", "sampler", "\x1b[2Jnote", "--run-id", "r1")
-    assert "\x1b" not in shell.ok("show", "r1")
+    unsafe = "\x1b[2J\x7f\x9b31m\u202eabc\u2066\u2028\U000e0041"
+    shell.ok("submit", "sampler", f"{unsafe}note ünïcødé 👩‍🚀", "--run-id", "r1")
+    for command in (["show", "r1"], ["show", "r1", "--json"], ["ls", "--json"], ["export", "r1"]):
+        printed = shell.ok(*command)
+        assert not set(printed) & set(unsafe) - set("[2J31mabc"), command
+        assert "ünïcødé 👩‍🚀" in printed
+    assert shell.json("ls")[0]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
+    begin = json.loads(shell.ok("export", "r1").splitlines()[1])
+    assert begin["body"]["meta"]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"

@@ -13,12 +13,12 @@ from holdfast.checkpoint.store import CheckpointStore, SupportsHealthCheck
 from holdfast.cli import formatting
 from holdfast.cli.errors import format_error
 from holdfast.cli.listing import display_status
-from holdfast.cli.transcript import Transcript
 from holdfast.core.agent import Agent, AgentSource
 from holdfast.core.effects import Effect
 from holdfast.core.execution.lifecycle import describe_unknown_phases
 from holdfast.core.execution.loop import PendingCall
 from holdfast.core.execution.native import get_loop
+from holdfast.runtime.transcript import Transcript
 
 
 class AnyMessageCodec:
@@ -159,7 +159,9 @@ class Doctor:
         else:
             transcript = Transcript()
             transcript.read(stored.entries)
-            preflight = PreflightResult(in_doubt=[f"{call.tool} {call.call_id}" for call in transcript.unanswered])
+            transcript.close(record)
+            in_doubt = [call for call in transcript.unanswered if call.state == "in doubt"]
+            preflight = PreflightResult(in_doubt=[f"{call.tool} {call.call_id}" for call in in_doubt])
             # The agent of a child run is known only to the tool that starts it.
             if self._agents is not None and record.parent_run_id is None:
                 self._missing_agents[record.run_id] = (

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
+from holdfast.cli.output import sanitize
 from holdfast.errors import HoldfastError
 
 
@@ -43,7 +44,7 @@ def _prepare_streams() -> None:
 
 
 def _exit_with_message(message: str, code: int) -> NoReturn:
-    print(f"holdfast: {message}", file=sys.stderr)
+    print(f"holdfast: {sanitize(message)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -5,14 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.checkpoint.record import RunFilter, StoredRun
+from holdfast.checkpoint.record import RunFilter, RunStatus, StoredRun
 from holdfast.cli import formatting
 from holdfast.cli.listing import RunSummary, summarize_run, utc_now
 from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
-from holdfast.cli.output import Output, one_line, print_json
+from holdfast.cli.output import STYLES, Output, format_value, one_line, print_diagnostic, print_json
+from holdfast.cli.runner import format_command
 from holdfast.cli.stores import open_store
-from holdfast.cli.transcript import Transcript, TranscriptItem, TranscriptPrinter, format_call, format_time
+from holdfast.cli.transcript import TranscriptPrinter, format_call, format_time
+from holdfast.runtime.transcript import Call, Transcript, TranscriptItem
 
 
 def show(
@@ -32,7 +34,7 @@ def show(
     stored, children = asyncio.run(_load(store, run))
     transcript = Transcript(get_tool_effects(load_agents(app).get(stored.record.agent_name)))
     items = transcript.read(stored.entries)
-    transcript.close(owner_alive=stored.record.owner_alive, terminal=stored.record.is_terminal)
+    transcript.close(stored.record)
     summary = summarize_run(stored.record)
     if as_json:
         print_json(_to_json_value(summary, items, transcript, children))
@@ -43,6 +45,9 @@ def show(
     for item in items:
         printer.print_item(item)
     _print_open_calls_and_children(output, transcript, children)
+    waiting = [call for call in transcript.unanswered if call.state in ("needs approval", "needs result")]
+    if waiting and stored.record.status is RunStatus.PARKED:
+        print_diagnostic(f"answer with: {_format_answer_command(run, waiting, store)}")
 
 
 async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary]]:
@@ -100,8 +105,16 @@ def _print_open_calls_and_children(output: Output, transcript: Transcript, child
     if transcript.unanswered:
         output.print_line()
         for call in transcript.unanswered:
-            output.print_line(f"{call.state}: {format_call(call)}", "bold yellow" if call.state == "in doubt" else "")
+            said = f" {one_line(format_value(call.metadata), 200)}" if call.metadata else ""
+            output.print_line(f"{call.state}: {format_call(call)}{said}", STYLES.get(call.state, ""))
     if children:
         output.print_line()
         rows = [[child.run_id, child.status, child.agent, formatting.number(child.steps)] for child in children]
         output.print_table(["CHILD", "STATUS", "AGENT", "STEPS"], rows, right=("STEPS",))
+
+
+def _format_answer_command(run_id: str, calls: list[Call], store: str) -> str:
+    """Return the command that answers the calls. The agent's code encodes the answers."""
+    answers = [f"{call.call_id}={'true' if call.state == 'needs approval' else 'RESULT'}" for call in calls]
+    options = [part for answer in answers for part in ("--resolve", answer)]
+    return format_command("unpark", store, "--app", "MODULE:ATTR", *options, run_id)

@@ -15,7 +15,8 @@ from holdfast.cli.listing import display_status
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import Output, print_diagnostic, print_json_line
 from holdfast.cli.stores import open_store
-from holdfast.cli.transcript import Transcript, TranscriptItem, TranscriptPrinter
+from holdfast.cli.transcript import TranscriptPrinter
+from holdfast.runtime.transcript import Transcript, TranscriptItem
 
 #: Stores send no notification for an append.
 _POLL_INTERVAL = 0.2
