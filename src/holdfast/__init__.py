@@ -13,6 +13,7 @@ from holdfast.core.result import Result
 from holdfast.core.tool import Tool, ToolSchema, tool
 from holdfast.core.tool_context import ToolContext, current_call
 from holdfast.errors import HoldfastError
+from holdfast.runtime.reading import RunDetails, RunList, RunSummary
 from holdfast.stores.url import store_from_url
 
 __all__ = [
@@ -32,7 +33,10 @@ __all__ = [
     "Ports",
     "Reply",
     "Result",
+    "RunDetails",
     "RunInfo",
+    "RunList",
+    "RunSummary",
     "StoreCheckpoints",
     "System",
     "Tool",

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import holdfast
-from holdfast.cli.listing import display_status
 from holdfast.cli.stores import open_store
+from holdfast.runtime.reading import present_status
 
 MODULES = Path(__file__).parent / "modules"
 #: Of the holdfast that the tests themselves import, wherever that is installed.
@@ -68,7 +68,7 @@ class Shell:
 
         async def look() -> dict[str, str]:
             async with open_store(f"sqlite:{self.folder / 'runs.db'}") as store:
-                return {record.run_id: display_status(record) async for record in store.list_runs()}
+                return {record.run_id: present_status(record) async for record in store.list_runs()}
 
         return asyncio.run(look())
 

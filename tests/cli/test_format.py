@@ -1,12 +1,12 @@
 """Amounts as they are shown, and text as it is typed."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from holdfast.cli import formatting
 from holdfast.cli.errors import UsageError
-from holdfast.cli.options import parse_labels, parse_resolutions
+from holdfast.cli.options import parse_labels, parse_resolutions, parse_time
 from holdfast.cli.output import one_line, sanitize
 from holdfast.cli.stores import redact_url
 
@@ -45,6 +45,28 @@ def test_answers_are_json_or_text() -> None:
     assert parse_labels(["a=b=c"]) == {"a": "b=c"}
     with pytest.raises(UsageError, match="--resolve CALL=RESULT"):
         parse_resolutions(["=x"])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("30m", "2026-05-10T11:30"),
+        ("2h", "2026-05-10T10:00"),
+        ("1.5d", "2026-05-09T00:00"),
+        ("1w", "2026-05-03T12:00"),
+        ("2026-05-01T09:00Z", "2026-05-01T09:00"),
+        ("2026-05-01T09:00+02:00", "2026-05-01T07:00"),
+    ],
+)
+def test_times_are_durations_ago_or_iso(given: str, expected: str) -> None:
+    now = datetime(2026, 5, 10, 12, tzinfo=UTC)
+    assert parse_time(given, "--since", now) == datetime.fromisoformat(f"{expected}+00:00")
+
+
+@pytest.mark.parametrize("given", ["yesterday", "2", "-2h", "99999999999w"])
+def test_other_times_are_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="--since"):
+        parse_time(given, "--since", datetime(2026, 5, 10, tzinfo=UTC))
 
 
 def test_no_password_is_shown() -> None:

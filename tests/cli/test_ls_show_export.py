@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from tests.cli.modules import approving
+from tests.cli.modules import approving, sample
 from tests.cli.shell import SOURCE, Shell, kill
 
 from holdfast import App, WorkerSettings
@@ -21,8 +21,10 @@ def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
     (running,) = shell.json("ls")
     assert (running["status"], running["owner_alive"]) == ("running", True)
     kill(process)
-    shell.ok("submit", "other", "note", "--run-id", "queued", "--caller", "me")
-    first, second = shell.json("ls")
+    shell.ok(
+        "submit", "other", "note", "--run-id", "queued", "--caller", "me", "--label", "team=a", "--label", "env=test"
+    )
+    second, first = shell.json("ls")
     assert first["cost_usd"] == pytest.approx(0.002)
     assert {name: first[name] for name in ("run_id", "status", "agent", "steps", "tokens", "owner_alive")} == {
         "run_id": "killed", "status": "interrupted", "agent": "sampler", "steps": 1, "tokens": 30, "owner_alive": False,
@@ -35,9 +37,31 @@ def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
         (["--status", "interrupted", "--status", "running"], ["killed"]),
         (["--status", "running"], []),
         (["--agent", "other", "--caller", "me"], ["queued"]),
-        (["--limit", "1"], ["queued"]),
+        (["--label", "team=a", "--label", "env=test"], ["queued"]),
+        (["--label", "team=b"], []),
     ]:
         assert [run["run_id"] for run in shell.json("ls", *options)] == found, options
+
+
+def test_ls_lists_the_newest_runs_and_says_that_there_are_more(shell: Shell) -> None:
+    asyncio.run(submit_runs(shell.folder / "runs.db", 51))
+    newest = shell.run("ls")
+    rows = newest.stdout.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [f"r{number}" for number in range(50, 0, -1)]
+    assert newest.stderr == "there are more than these 50 runs: use --limit N, or --all for all of them\n"
+    limited = shell.run("ls", "--limit", "2", "--json")
+    assert [run["run_id"] for run in json.loads(limited.stdout)] == ["r50", "r49"]
+    assert "there are more than these 2 runs" in limited.stderr
+    everything = shell.run("ls", "--all", "--since", "1h")
+    assert len(everything.stdout.splitlines()) == 52
+    assert everything.stderr == ""
+
+
+async def submit_runs(path: Path, count: int) -> None:
+    agent = sample.agent
+    async with App([agent], f"sqlite:{path}", worker=WorkerSettings(recover_on_start=False)) as app:
+        for number in range(count):
+            await app.submit(agent, "note", run_id=f"r{number}")
 
 
 def test_ls_as_a_table(shell: Shell) -> None:
@@ -182,3 +206,32 @@ def test_stored_text_cannot_take_over_the_terminal(shell: Shell) -> None:
     assert shell.json("ls")[0]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
     begin = json.loads(shell.ok("export", "r1").splitlines()[1])
     assert begin["body"]["meta"]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
+
+
+def test_finished_runs_are_shown_exported_and_forked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shell.folder)
+    asyncio.run(finish_runs(shell.folder / "runs.db"))
+    for run_id, status, last in [
+        ("good", "done", "answer: done: note"),
+        ("bad", "failed: RuntimeError: the model is down", "error: RuntimeError: the model is down"),
+        ("ended", "cancelled", "error: RunCancelled: run ended was cancelled"),
+    ]:
+        lines = shell.ok("show", run_id).splitlines()
+        assert lines[1].startswith(f"status   {status}")
+        assert any(line.startswith("expires  ") and ", in " in line for line in lines), run_id
+        assert lines[-1] == last
+    assert json.loads(shell.ok("export", "bad").splitlines()[-1])["kind"] == "outcome"
+    shell.ok("fork", "good", "--at", "1", "--run-id", "again")
+    assert [run["run_id"] for run in shell.json("ls", "--status", "failed", "--status", "queued")] == ["again", "bad"]
+
+
+async def finish_runs(path: Path) -> None:
+    agent = sample.agent
+    async with App([agent], f"sqlite:{path}", worker=WorkerSettings(recover_on_start=False)) as app:
+        await app.submit(agent, "note", run_id="good")
+        await app.resume("good")
+        await app.submit(agent, "boom", run_id="bad")
+        with pytest.raises(RuntimeError):
+            await app.resume("bad")
+        await app.submit(agent, "note", run_id="ended")
+        await app.cancel("ended")

@@ -12,12 +12,12 @@ from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore, SupportsHealthCheck
 from holdfast.cli import formatting
 from holdfast.cli.errors import format_error
-from holdfast.cli.listing import display_status
 from holdfast.core.agent import Agent, AgentSource
 from holdfast.core.effects import Effect
 from holdfast.core.execution.lifecycle import describe_unknown_phases
 from holdfast.core.execution.loop import PendingCall
 from holdfast.core.execution.native import get_loop
+from holdfast.runtime.reading import present_status
 from holdfast.runtime.transcript import Transcript
 
 
@@ -133,7 +133,7 @@ class Doctor:
         ]
 
     async def _check_run(self, record: RunRecord) -> None:
-        self._statuses[display_status(record)] += 1
+        self._statuses[present_status(record)] += 1
         self._size += record.size
         if record.status is RunStatus.RUNNING and record.owner is not None:
             self._owners[record.owner_alive][record.owner] += 1

@@ -162,6 +162,7 @@ STYLES = {
     "done": "green",
     "ok": "green",
     "queued": "cyan",
+    "waiting": "cyan",
     "interrupted": "yellow",
     "parked": "yellow",
     "in doubt": "bold yellow",

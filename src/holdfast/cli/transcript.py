@@ -32,7 +32,7 @@ class TranscriptPrinter:
             case "result" | "resolution":
                 self._print_result(item)
             case "outcome":
-                line = f"failed: {item.text}" if item.error else f"answer: {self._truncate(format_value(item.content))}"
+                line = f"error: {item.text}" if item.error else f"answer: {self._truncate(format_value(item.content))}"
                 self._output.print_line(line, "red" if item.error else "bold green")
             case "message":
                 self._output.print_line(self._truncate(format_value(item.content)))

@@ -1,19 +1,21 @@
 """holdfast show"""
 
 import asyncio
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from holdfast.checkpoint.record import RunFilter, RunStatus, StoredRun
 from holdfast.cli import formatting
-from holdfast.cli.listing import RunSummary, summarize_run, utc_now
+from holdfast.cli.listing import to_json_object, utc_now
 from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import STYLES, Output, format_value, one_line, print_diagnostic, print_json
 from holdfast.cli.runner import format_command
 from holdfast.cli.stores import open_store
 from holdfast.cli.transcript import TranscriptPrinter, format_call, format_time
+from holdfast.runtime.reading import RunSummary, summarize_run
 from holdfast.runtime.transcript import Call, Transcript, TranscriptItem
 
 
@@ -63,7 +65,7 @@ def _to_json_value(
     steps = [item for item in items if item.kind == "step"]
     phases = [item for item in items if item.kind == "phase"]
     return {
-        "run": summary,
+        "run": to_json_object(summary),
         "transcript": [item for item in items if item.kind not in ("begin", "step", "phase", "outcome")],
         "calls": transcript.calls,
         "phases": [{"name": item.text, "output": item.content, "step": item.step} for item in phases],
@@ -73,12 +75,14 @@ def _to_json_value(
         "outcome": next(
             ({"output": item.content, "error": item.text or None} for item in items if item.kind == "outcome"), None
         ),
-        "children": children,
+        "children": [to_json_object(child) for child in children],
     }
 
 
 def _print_summary(output: Output, run: RunSummary) -> None:
     now = utc_now()
+    expires = f"{format_time(run.expires_at)}, in {formatting.duration(run.expires_at - now)}" if run.expires_at else ""
+    tokens, cost = formatting.number(run.usage.total_tokens), formatting.cost(run.usage.cost_usd)
     rows = [
         ("run", run.run_id),
         ("status", run.status + (f": {run.reason}" if run.reason else "")),
@@ -89,16 +93,28 @@ def _print_summary(output: Output, run: RunSummary) -> None:
         ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items())),
         ("created", f"{format_time(run.created_at)}, {formatting.duration(now - run.created_at)} ago"),
         ("updated", f"{format_time(run.updated_at)}, {formatting.duration(now - run.updated_at)} ago"),
-        ("used", f"{run.steps} steps, {formatting.number(run.tokens)} tokens {formatting.cost(run.cost_usd)}".strip()),
+        ("expires", expires),
+        ("waits", _format_waiting(run, now)),
+        ("used", f"{run.steps} steps, {tokens} tokens {cost}".strip()),
         ("size", formatting.size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
-        ("strikes", f"{run.strikes}, not before {format_time(run.not_before)}" if run.strikes else ""),
+        ("strikes", str(run.strikes) if run.strikes else ""),
         ("cancel", "requested" if run.cancel_requested else ""),
     ]
     for name, value in rows:
         if value:
             output.print_line(f"{name:<8} {value}", "bold" if name in ("run", "status") else "")
     output.print_line()
+
+
+def _format_waiting(run: RunSummary, now: datetime) -> str:
+    """Format what the run waits for, unless its status says it."""
+    if run.status is RunStatus.WAITING:
+        until = f", until {format_time(run.wake_at)}" if run.wake_at else ""
+        return f"for {run.waits_for}{until}"
+    if run.status in (RunStatus.QUEUED, RunStatus.INTERRUPTED) and run.not_before > now:
+        return f"for {run.waits_for}, not before {format_time(run.not_before)}"
+    return ""
 
 
 def _print_open_calls_and_children(output: Output, transcript: Transcript, children: list[RunSummary]) -> None:
