@@ -65,7 +65,7 @@ class Database(SqliteFile):
             SchemaTooNew: a newer holdfast wrote the file. Nothing was changed.
             StoreError: the file is no database, or another program's. Nothing was changed.
         """
-        self.create_folder()
+        self.create()
         connection = self.connect()
         try:
             with self.mapped_errors(connection):

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -176,7 +175,7 @@ class Reader:
                 yield record
 
     async def check_health(self) -> StoreHealth:
-        return await self._threads.submit(partial(_check_health, self._database.path))
+        return await self._threads.submit(partial(_check_health, self._database))
 
     async def close(self) -> None:
         """Finish the reads under way, then stop the threads."""
@@ -278,18 +277,18 @@ def _find_cancellations(worker_id: str, execute: Execute) -> tuple[str, ...]:
     return tuple(run_id for (run_id,) in execute(statement("pending_cancellations"), (worker_id,)).fetchall())
 
 
-def _check_health(path: Path, execute: Execute) -> StoreHealth:
+def _check_health(database: Database, execute: Execute) -> StoreHealth:
     """Check the whole file."""
     version, page_size, free_pages = (
         execute(f"PRAGMA {name}").get for name in ("user_version", "page_size", "freelist_count")
     )
-    files = [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))]
     return StoreHealth(
         version=version,
         known_version=len(load_migrations()),
-        size=sum(file.stat().st_size for file in files if file.exists()),
+        size=sum(file.stat().st_size for file in database.list_files()),
         free=page_size * free_pages,
         problems=_find_problems(execute),
+        warnings=database.describe_permissions(),
     )
 
 
