@@ -132,6 +132,24 @@ class SqliteFile:
                     raise self._errors.other(f"{self.path} cannot be used in WAL mode: put it on a local disk")
                 return
 
+    def refuse_truncated(self, connection: apsw.Connection) -> None:
+        """Raise an error if the file ends too early. Reads only.
+
+        SQLite reads the missing part of the last page as zeros, and a file without a whole page as an empty database.
+        """
+        # In a transaction, so that no other process shortens the file between the two sizes.
+        connection.execute("BEGIN")
+        try:
+            expected = connection.pragma("page_count") * connection.pragma("page_size")
+            wal = self.path.with_name(self.path.name + "-wal")
+            has_wal = wal.exists() and wal.stat().st_size > 0
+            size = self.path.stat().st_size
+        finally:
+            connection.execute("COMMIT")
+        # A WAL may have the missing pages.
+        if not has_wal and (size < expected or (size > 0 and expected == 0)):
+            raise apsw.CorruptError(f"it has {size} bytes and not {expected}")
+
     def refuse_foreign(self, connection: apsw.Connection) -> None:
         """Raise an error if another program made the file. Reads only."""
         is_filled = connection.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema)").get
@@ -159,7 +177,10 @@ class SqliteFile:
         if isinstance(exc, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
             return self._errors.locked(f"{path} is locked by another process: try again ({exc})")
         if isinstance(exc, apsw.NotADBError | apsw.CorruptError | UnicodeDecodeError):
-            return self._errors.other(f"{path} is damaged, or is no SQLite database; it was left as it is ({exc})")
+            return self._errors.other(
+                f"{path} is damaged or truncated, or is no SQLite database; it was left as it is: restore a backup, or"
+                f" move it away to begin a new one ({exc})"
+            )
         if isinstance(exc, apsw.TooBigError):
             return self._errors.other(f"a value is larger than SQLite can hold; nothing was written to {path} ({exc})")
         kind = self._errors.io if isinstance(exc, apsw.IOError) else self._errors.other

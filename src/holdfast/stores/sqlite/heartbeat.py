@@ -261,5 +261,4 @@ class Heartbeat:
         version = connection.pragma("data_version")
         if version != self._data_version:
             self._data_version = version
-            _, change_number = connection.execute(statement("read_counters")).get
-            self._on_change(change_number)
+            self._on_change(Transaction(connection, self._clock.now()).read_change_number())

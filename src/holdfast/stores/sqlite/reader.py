@@ -212,7 +212,10 @@ class Reader:
             name = "list_runs"
         rows = execute(statement(name), bindings).fetchall()
         alive = Liveness(execute, self._clock.now(), self._lease_timeout).alive_workers()
-        records = [_make_record(row, row[8] in alive) for row in rows]
+        try:
+            records = [_make_record(row, row[8] in alive) for row in rows]
+        except (ValueError, OverflowError, TypeError) as exc:
+            raise apsw.CorruptError(f"the record of a run is not what was written: {exc}") from exc
         if filter.interrupted:
             records = [record for record in records if record.is_interrupted]
         return records, rows[-1][0] if len(rows) == _PAGE_SIZE else None

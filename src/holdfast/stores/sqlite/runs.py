@@ -40,6 +40,8 @@ def find_run(run_id: str, transaction: Transaction) -> RunRow | None:
     if row is None:
         return None
     run_key, token, status, *rest = row
+    if status is None:
+        raise apsw.CorruptError(f"the record of run {run_id} is missing")
     return RunRow(run_key, token, RunStatus(status), *rest)
 
 
