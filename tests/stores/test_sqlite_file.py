@@ -316,7 +316,7 @@ async def test_a_truncated_file_is_refused_and_left_alone(tmp_path: Path) -> Non
     for length in _list_truncations(len(whole)):
         if length < len(whole):
             path.write_bytes(whole[:length])
-            with pytest.raises(StoreError, match="truncated.*backup"):
+            with pytest.raises(StoreError, match=r"truncated.*backup"):
                 await SqliteStore(path).open()
             assert path.read_bytes() == whole[:length], length
 
@@ -374,3 +374,25 @@ async def test_a_failed_connect_of_the_tables_is_raised(tmp_path: Path) -> None:
     other.close()
     await tables.open(schema)
     await tables.close()
+
+
+async def _make_log(path: Path, steps: int) -> tuple[bytes, bytes]:
+    """Return the file and its log as a crash leaves them after so many saves."""
+    async with opened(path) as store:
+        claim = await create_claimed(store, await add_worker(store))
+        for seq in range(1, steps + 1):
+            await store.append(claim, make_append(seq, b"%d" % seq))
+        return path.read_bytes(), path.with_name(path.name + "-wal").read_bytes()
+
+
+async def test_a_damaged_log_loses_the_commits_from_the_damage_on_and_no_others(tmp_path: Path) -> None:
+    file, log = await _make_log(tmp_path / "whole.db", 20)
+    path, found = tmp_path / "runs.db", []
+    for place in (len(log) - 1000, len(log) - 200_000):
+        path.write_bytes(file)
+        path.with_name("runs.db-wal").write_bytes(log[:place] + b"\xff" + log[place + 1 :])
+        async with opened(path) as store:
+            found.append(await load_bodies(store))
+    assert len(found[1]) < len(found[0]) < 21
+    for bodies in found:
+        assert bodies == [b"begin", *(b"%d" % seq for seq in range(1, len(bodies)))]

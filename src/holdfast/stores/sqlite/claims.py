@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Collection, Iterable, Sequence
-from datetime import timedelta
 from itertools import chain, islice, zip_longest
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.errors import RunBusy, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.record import RunStatus
 from holdfast.stores.sqlite.database import statement
-from holdfast.stores.sqlite.heartbeat import Liveness
+from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.runs import find_run
 from holdfast.stores.sqlite.transaction import Transaction, to_micros
 
@@ -39,7 +38,7 @@ def claim(
     worker_id: str,
     statuses: Collection[RunStatus],
     steal: bool,
-    lease_timeout: timedelta,
+    liveness: Liveness,
     transaction: Transaction,
 ) -> Claim:
     run = find_run(run_id, transaction)
@@ -47,7 +46,7 @@ def claim(
         raise RunNotFound(run_id)
     counts_as = {run.status}
     if run.status is RunStatus.RUNNING:
-        if not Liveness(transaction.execute, transaction.now, lease_timeout).is_alive(run.owner):
+        if not liveness.is_alive(run.owner, transaction.execute):
             counts_as.add(RunStatus.INTERRUPTED)
         elif run.owner is not None and not steal:
             raise RunBusy(run_id, run.owner)
@@ -70,8 +69,8 @@ class FairQueue:
     The order is kept in memory, for each process separately.
     """
 
-    def __init__(self, lease_timeout: timedelta) -> None:
-        self._lease_timeout = lease_timeout
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
         #: Callers by the time they were last served, the latest last.
         self._served_callers: dict[str, None] = {}
         #: The caller that the next scan starts with.
@@ -87,7 +86,7 @@ class FairQueue:
         """
         if limit <= 0:
             return (), None
-        scan = _CandidateScan(sorted(set(agents)), transaction, self._lease_timeout)
+        scan = _CandidateScan(sorted(set(agents)), transaction, self._liveness)
         start, position = cursor or ScanCursor(self._position, self._position)
         callers, cursor = scan.next_callers(start, position, max(limit, _CALLERS_PER_SCAN))
         self._position = cursor.position if cursor else ""
@@ -112,11 +111,10 @@ class FairQueue:
 class _CandidateScan:
     """Finds runs of some agents without a live owner, within one transaction."""
 
-    def __init__(self, agents: Sequence[str], transaction: Transaction, lease_timeout: timedelta) -> None:
+    def __init__(self, agents: Sequence[str], transaction: Transaction, liveness: Liveness) -> None:
         self._transaction = transaction
-        liveness = Liveness(transaction.execute, transaction.now, lease_timeout)
         owners = [owner for (owner,) in transaction.execute(statement("running_owners")).fetchall()]
-        dead = [owner for owner in owners if not liveness.is_alive(owner)]
+        dead = [owner for owner in owners if not liveness.is_alive(owner, transaction.execute)]
         #: An agent, and the dead owner of its runs; `None` for runs without an owner.
         self._sources = [(agent, owner) for agent in agents for owner in (None, *dead)]
         self._caller_sources: dict[str, list[tuple[str, str | None]]] = {}

@@ -6,7 +6,6 @@ import json
 import threading
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from operator import itemgetter
 from queue import Empty, SimpleQueue
@@ -18,9 +17,8 @@ from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
-from holdfast.clock import Clock
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
-from holdfast.stores.sqlite.heartbeat import Liveness
+from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.transaction import Execute, from_micros
 from holdfast.stores.sqlite.writer import resolve_future
 
@@ -155,10 +153,9 @@ class ReaderThreads:
 class Reader:
     """Reads runs and records."""
 
-    def __init__(self, database: Database, clock: Clock, lease_timeout: timedelta) -> None:
+    def __init__(self, database: Database, liveness: Liveness) -> None:
         self._database = database
-        self._clock = clock
-        self._lease_timeout = lease_timeout
+        self._liveness = liveness
         self._threads = ReaderThreads(database, asyncio.get_running_loop())
 
     async def load(self, run_id: str, after: int) -> StoredRun:
@@ -188,9 +185,9 @@ class Reader:
         if row is None:
             raise RunNotFound(run_id)
         first_seq, last_segment, *columns = row
-        liveness = Liveness(execute, self._clock.now(), self._lease_timeout)
         try:
-            record = _make_record(columns, columns[5] == RunStatus.RUNNING and liveness.is_alive(columns[8]))
+            is_running = columns[5] == RunStatus.RUNNING
+            record = _make_record(columns, is_running and self._liveness.is_alive(columns[8], execute))
         except (ValueError, OverflowError, TypeError) as exc:
             raise RunDamaged(run_id, f"its record is not what was written ({exc})") from exc
         seqs = range(max(first_seq, after + 1), record.next_seq)
@@ -211,7 +208,7 @@ class Reader:
         else:
             name = "list_runs"
         rows = execute(statement(name), bindings).fetchall()
-        alive = Liveness(execute, self._clock.now(), self._lease_timeout).alive_workers()
+        alive = self._liveness.alive_workers(execute)
         try:
             records = [_make_record(row, row[8] in alive) for row in rows]
         except (ValueError, OverflowError, TypeError) as exc:

@@ -12,7 +12,7 @@ from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFoun
 from holdfast.checkpoint.journal import Append, Entry, Segment, pack_segment
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
 from holdfast.stores.sqlite.database import statement
-from holdfast.stores.sqlite.heartbeat import Liveness
+from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.transaction import Transaction, to_micros
 
 #: Appends in one statement. SQLite does not cache longer statements.
@@ -131,14 +131,14 @@ def release(claim: Claim, release: Release, transaction: Transaction) -> None:
     transaction.notify = True
 
 
-def remove(run_id: str, claim: Claim | None, lease_timeout: timedelta, transaction: Transaction) -> None:
+def remove(run_id: str, claim: Claim | None, liveness: Liveness, transaction: Transaction) -> None:
     run = find_run(run_id, transaction)
     if claim is not None and (run is None or run.token != claim.token):
         raise ClaimLost(run_id, claim.token, None if run is None else run.token)
     if run is None:
         return
-    liveness = Liveness(transaction.execute, transaction.now, lease_timeout)
-    if claim is None and run.status is RunStatus.RUNNING and run.owner and liveness.is_alive(run.owner):
+    is_running = run.status is RunStatus.RUNNING
+    if claim is None and is_running and run.owner and liveness.is_alive(run.owner, transaction.execute):
         raise RunBusy(run_id, run.owner)
     _delete_tree(run_id, transaction)
 

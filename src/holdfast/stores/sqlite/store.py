@@ -14,6 +14,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.stores.sqlite import claims, heartbeat, runs
 from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
+from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.writer import Writer
 
@@ -45,14 +46,15 @@ class SqliteStore:
         Args:
             path: the file. It and its folder are created if they do not exist. A relative path is resolved here.
             durability: `full`: acknowledged writes survive a power cut. `process`: only the end of the process.
-            lease_timeout: a worker on another host, or in another container, is dead when its last heartbeat is older.
+            lease_timeout: a worker in another container is dead when this store has not seen a heartbeat for this long.
                 On this host a dead process is detected at once.
             timeout: how long a write waits for a lock of another process before it fails with `StoreUnavailable`.
         """
         self._clock = clock
         self._lease_timeout = lease_timeout
         self._database = Database(path, durability=durability, timeout=timeout)
-        self._fair_queue = claims.FairQueue(lease_timeout)
+        self._liveness = Liveness(clock, lease_timeout)
+        self._fair_queue = claims.FairQueue(self._liveness)
         self._is_open = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -65,9 +67,14 @@ class SqliteStore:
         self._notifier = ChangeNotifier(loop, self._clock)
         self._writer = Writer(self._database, self._clock, self._notifier.notify)
         self._notifier.start(await self._writer.start(loop))
-        self._reader = Reader(self._database, self._clock, self._lease_timeout)
+        self._reader = Reader(self._database, self._liveness)
         self._heartbeat = Heartbeat(
-            self._database, self._clock, self._lease_timeout, self._notifier.notify, can_write=self._writer.is_running
+            self._database,
+            self._clock,
+            self._lease_timeout,
+            self._liveness,
+            self._notifier.notify,
+            can_write=self._writer.is_running,
         )
         self._is_open = True
 
@@ -92,7 +99,7 @@ class SqliteStore:
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         self._check_open()
-        await self._writer.submit(None, heartbeat.register_worker, worker, self._lease_timeout)
+        await self._writer.submit(None, heartbeat.register_worker, worker, self._liveness)
         self._heartbeat.add(worker)
 
     async def deregister_worker(self, worker_id: str) -> None:
@@ -129,7 +136,7 @@ class SqliteStore:
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         self._check_open()
-        await self._writer.submit(run_id, runs.remove, run_id, claim, self._lease_timeout)
+        await self._writer.submit(run_id, runs.remove, run_id, claim, self._liveness)
 
     # -- finding and claiming -----------------------------------------------------------------------------------------
 
@@ -143,7 +150,7 @@ class SqliteStore:
     ) -> Claim:
         self._check_open()
         return await self._writer.submit(
-            run_id, claims.claim, run_id, worker_id, frozenset(statuses), steal, self._lease_timeout
+            run_id, claims.claim, run_id, worker_id, frozenset(statuses), steal, self._liveness
         )
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:

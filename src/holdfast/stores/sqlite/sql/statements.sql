@@ -233,8 +233,10 @@ WITH RECURSIVE callers (caller_id) AS (
 SELECT caller_id FROM callers WHERE caller_id IS NOT NULL LIMIT ?3
 
 -- name: claimable_runs
+-- A record of the future was written by a clock that was ahead: its backoff is ignored, rather than waited for all that time.
 SELECT run_key, run_id, strikes FROM runs
-WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id = ?2 AND not_before <= ?3
+WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id = ?2
+    AND (not_before <= ?3 OR updated_at > ?3 + 10000000)
     AND NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
@@ -243,7 +245,8 @@ ORDER BY run_key LIMIT ?4
 
 -- name: orphaned_runs
 SELECT run_key, run_id, strikes FROM runs
-WHERE status = 'running' AND owner = ?5 AND agent_name = ?1 AND caller_id = ?2 AND not_before <= ?3
+WHERE status = 'running' AND owner = ?5 AND agent_name = ?1 AND caller_id = ?2
+    AND (not_before <= ?3 OR updated_at > ?3 + 10000000)
     AND NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
@@ -256,6 +259,11 @@ ORDER BY run_key LIMIT ?4
 INSERT INTO workers (worker_id, host, pid, started, heartbeat_at) VALUES (?1, ?2, ?3, ?4, ?5)
 ON CONFLICT (worker_id) DO UPDATE SET
     host = excluded.host, pid = excluded.pid, started = excluded.started, heartbeat_at = excluded.heartbeat_at
+
+-- name: beat
+-- An update: a heartbeat does not bring back a worker that was deregistered. It changes the value even if the clock stands
+-- still or was set back.
+UPDATE workers SET heartbeat_at = max(heartbeat_at + 1, ?2) WHERE worker_id = ?1
 
 -- name: deregister_worker
 DELETE FROM workers WHERE worker_id = ?1
