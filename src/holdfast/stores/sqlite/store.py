@@ -8,13 +8,24 @@ from os import PathLike
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    NewRun,
+    Release,
+    RunFilter,
+    RunPage,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
 from holdfast.checkpoint.store import Durability, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.stores.sqlite import claims, heartbeat, runs
 from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
 from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.mail import post
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.writer import Writer
 
@@ -120,7 +131,8 @@ class SqliteStore:
 
     async def append(self, claim: Claim, write: Append) -> None:
         self._check_open()
-        await self._writer.submit(claim.run_id, runs.append, claim, write)
+        work = runs.append_and_consume if write.consumed else runs.append
+        await self._writer.submit(claim.run_id, work, claim, write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         self._check_open()
@@ -145,6 +157,12 @@ class SqliteStore:
         async for record in self._reader.list_runs(filter or RunFilter()):
             yield record
 
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        self._check_open()
+        return await self._reader.list_page(filter or RunFilter(), limit, cursor)
+
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
@@ -163,6 +181,20 @@ class SqliteStore:
             )
             if claimed or cursor is None:
                 return claimed
+
+    # -- mail ---------------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        self._check_open()
+        return await self._writer.submit(run_id, post, run_id, mail)
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        self._check_open()
+        return await self._reader.read_mail(run_id)
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        self._check_open()
+        return await self._reader.pending_mail(worker_id)
 
     # -- changes by other processes ------------------------------------------------------------------------------------
 
