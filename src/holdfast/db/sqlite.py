@@ -1,6 +1,7 @@
 """SQLite files: connections, pragmas, waiting for locks, error mapping; and a battery's tables in such a file."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -38,6 +39,11 @@ _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.0002, 0.002
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
+#: Of the default store, in the working directory.
+DEFAULT_FOLDER = ".holdfast"
+#: Of new files and folders: transcripts are for their owner alone.
+_FILE_MODE, _FOLDER_MODE = 0o600, 0o700
+
 
 class ErrorTypes(NamedTuple):
     """The exceptions that one user of a SQLite file raises, by the kind of problem."""
@@ -72,15 +78,42 @@ class SqliteFile:
         connection.set_busy_handler(_BusyHandler(self._timeout_s, may_wait))
         return connection
 
-    def create_folder(self) -> None:
-        """Create the missing folders above the file, durably."""
+    def create(self) -> None:
+        """Create the file and the missing folders above it, durably, and readable by their owner alone.
+
+        Modes of an existing file and of existing folders do not change.
+        """
         with self.mapped_errors():
-            missing = [folder for folder in self.path.parents if not folder.exists()]
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in reversed([folder for folder in self.path.parents if not folder.exists()]):
+                folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+                _fsync_folder(folder.parent)
             if self.path.is_dir():
                 raise self._errors.other(f"{self.path} is a folder: name a file in it")
-            for folder in missing:
-                _fsync_folder(folder.parent)
+            if not self.path.exists():
+                self._create_file()
+
+    def _create_file(self) -> None:
+        # SQLite creates the WAL and its index with the mode of the file. O_EXCL: closing a descriptor of a file in use
+        # would release the locks that this process has on it.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(os.path.realpath(self.path), os.O_CREAT | os.O_EXCL | os.O_RDWR, _FILE_MODE))
+
+    def list_files(self) -> list[Path]:
+        """Return the file, its WAL and the index of its WAL, as far as they exist."""
+        files = [self.path, *(self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-shm"))]
+        return [file for file in files if file.exists()]
+
+    def describe_permissions(self) -> list[str]:
+        """Return a warning for each file that other users of the machine may read, and for the default folder."""
+        folder = self.path.parent
+        checked = [(file, _FILE_MODE) for file in self.list_files()]
+        if folder.name == DEFAULT_FOLDER:
+            checked.append((folder, _FOLDER_MODE))
+        return [
+            f"other users of this machine may read {path}: chmod {mode:o} {path}"
+            for path, mode in checked
+            if path.stat().st_mode & 0o077
+        ]
 
     def set_format(self, connection: apsw.Connection) -> None:
         """Set page size and vacuum mode of a new file, and WAL mode of any file."""
@@ -98,6 +131,24 @@ class SqliteFile:
                 if mode != "wal":
                     raise self._errors.other(f"{self.path} cannot be used in WAL mode: put it on a local disk")
                 return
+
+    def refuse_truncated(self, connection: apsw.Connection) -> None:
+        """Raise an error if the file ends too early. Reads only.
+
+        SQLite reads the missing part of the last page as zeros, and a file without a whole page as an empty database.
+        """
+        # In a transaction, so that no other process shortens the file between the two sizes.
+        connection.execute("BEGIN")
+        try:
+            expected = connection.pragma("page_count") * connection.pragma("page_size")
+            wal = self.path.with_name(self.path.name + "-wal")
+            has_wal = wal.exists() and wal.stat().st_size > 0
+            size = self.path.stat().st_size
+        finally:
+            connection.execute("COMMIT")
+        # A WAL may have the missing pages.
+        if not has_wal and (size < expected or (size > 0 and expected == 0)):
+            raise apsw.CorruptError(f"it has {size} bytes and not {expected}")
 
     def refuse_foreign(self, connection: apsw.Connection) -> None:
         """Raise an error if another program made the file. Reads only."""
@@ -126,7 +177,10 @@ class SqliteFile:
         if isinstance(exc, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
             return self._errors.locked(f"{path} is locked by another process: try again ({exc})")
         if isinstance(exc, apsw.NotADBError | apsw.CorruptError | UnicodeDecodeError):
-            return self._errors.other(f"{path} is damaged, or is no SQLite database; it was left as it is ({exc})")
+            return self._errors.other(
+                f"{path} is damaged or truncated, or is no SQLite database; it was left as it is: restore a backup, or"
+                f" move it away to begin a new one ({exc})"
+            )
         if isinstance(exc, apsw.TooBigError):
             return self._errors.other(f"a value is larger than SQLite can hold; nothing was written to {path} ({exc})")
         kind = self._errors.io if isinstance(exc, apsw.IOError) else self._errors.other
@@ -313,7 +367,7 @@ class SqliteTables:
     def _connect(self) -> None:
         if self._connection is not None:
             return
-        self._file.create_folder()
+        self._file.create()
         connection = self._file.connect()
         try:
             self._file.set_format(connection)
