@@ -81,7 +81,7 @@ def test_show_tells_a_run_without_its_agents_code(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "send+fail note transfer", "--run-id", "r1")
     shell.wait_for_effect("transfer c3-1")
     kill(process)
-    shown = shell.run("show", "r1", PYTHONPATH="")
+    shown = shell.run("show", "r1", PYTHONPATH=str(SOURCE))
     assert shown.returncode == 0
     lines = shown.stdout.splitlines()
     assert lines[:2] == ["run      r1", "status   interrupted"]

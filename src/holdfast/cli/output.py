@@ -142,7 +142,8 @@ class Output:
                 cell.rjust(width) if column in right else cell.ljust(width)
                 for column, width, cell in zip(columns, widths, row, strict=True)
             )
-            print("  ".join(padded).rstrip(), file=self._stream, flush=True)
+            print("  ".join(padded).rstrip(), file=self._stream)
+        self._stream.flush()
 
 
 class Stderr(Output):
