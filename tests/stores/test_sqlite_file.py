@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.stores.sqlite_fixture import describe
 
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, SchemaTooNew, StoreError, StorePermissionError
-from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.db.sqlite import PAGE_SIZE, SqliteTables
 from holdfast.db.tables import Schema, TablesUnavailable
 from holdfast.stores.sqlite import SqliteStore
@@ -173,6 +175,22 @@ async def test_the_skip_pointers_of_earlier_versions_are_not_needed(tmp_path: Pa
         assert await load_bodies(store) == [b"begin", b"saved"]
 
 
+def _strip_comments(sql: str) -> str:
+    return " ".join(re.sub("--.*", "", sql).split())
+
+
+async def test_a_migrated_file_has_the_schema_of_a_new_one(tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "sqlite-v1.db", tmp_path / "old.db")
+    schemas = []
+    for name in ("old.db", "new.db"):
+        async with opened(tmp_path / name):
+            connection = apsw.Connection(str(tmp_path / name))
+            rows = connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY 1, 2").fetchall()
+            connection.close()
+            schemas.append([(kind, name, _strip_comments(str(sql))) for kind, name, sql in rows])
+    assert schemas[0] == schemas[1]
+
+
 def test_migrations_are_numbered_without_a_gap() -> None:
     folder = resources.files("holdfast.stores.sqlite") / "sql" / "migrations"
     numbers = sorted(int(file.name.partition("_")[0]) for file in folder.iterdir() if file.name.endswith(".sql"))
@@ -201,11 +219,13 @@ async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path,
     shutil.copy(FIXTURES / f"sqlite-v{version}.db", path)
     expected = json.loads((FIXTURES / f"sqlite-v{version}.json").read_text())
     async with opened(path) as store:
+        assert await describe(store) == expected
+        for status in {record.status async for record in store.list_runs()}:
+            page = await store.list_page(RunFilter(statuses=frozenset({status})))
+            assert [run.run_id for run in page.records] == [
+                name for name in reversed(expected) if expected[name][0] == status
+            ]
         found = {run_id: await load_contents(store, run_id) for run_id in await list_run_ids(store)}
-        assert {
-            run_id: [record.status, record.strikes, [f"{entry.kind} {entry.body.decode()}" for entry in journal]]
-            for run_id, (record, journal) in found.items()
-        } == expected
         worker = await add_worker(store)
         for record, journal in reversed(found.values()):
             claim = await store.claim(record.run_id, worker, statuses=frozenset(RunStatus))

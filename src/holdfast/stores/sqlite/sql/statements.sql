@@ -208,7 +208,7 @@ ORDER BY created {direction}, key {direction}
 SELECT {k}.created_at AS created, {k}.run_key AS key FROM {source} WHERE {conditions}
 
 -- name: has_label
-EXISTS (SELECT 1 FROM labels AS other WHERE other.run_key = runs.run_key AND {condition})
+EXISTS (SELECT 1 FROM labels AS other WHERE other.run_key = {k}.run_key AND {condition})
 
 -- name: probe_source
 SELECT count(*) FROM (SELECT 1 FROM {source} WHERE {conditions} LIMIT :probe)
