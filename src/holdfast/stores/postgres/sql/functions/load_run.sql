@@ -3,7 +3,10 @@
 create or replace function holdfast.load_run(p_run_id text, p_after bigint)
 returns table (seq bigint, layout text, checksum bigint, body bytea)
 -- Stable: all of its statements use the snapshot of the call.
-language plpgsql stable as $$
+language plpgsql stable
+-- The cost of a long journal would have the server compile the plan, which takes longer than to read the journal.
+set jit = off
+as $$
 declare
     found_run holdfast.run;
     found_worker holdfast.worker;

@@ -1,0 +1,2 @@
+-- The functions are not compiled by a server with `jit = on`.
+select;
