@@ -1,4 +1,4 @@
-"""A stock server compiles expensive plans (`jit = on`). For the statements of a store that takes longer than to run them."""
+"""A stock server has `jit = on`: it compiles plans that seem expensive, which takes longer than to run them."""
 
 from collections.abc import Iterator
 from urllib.parse import urlsplit

@@ -11,7 +11,7 @@ from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
-from holdfast.stores.postgres.heartbeat import HEARTBEAT_SQL, heartbeat_params
+from holdfast.stores.postgres.heartbeat import REGISTER_SQL, register_params
 
 
 class _RunRow(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class Queries:
         await self._readers.execute(self._sql.load_query("delete_stale_rows"))
 
     async def register_worker(self, worker: WorkerIdentity, lease_timeout: timedelta) -> None:
-        await self._execute(HEARTBEAT_SQL, *heartbeat_params([worker], lease_timeout))
+        await self._execute(REGISTER_SQL, *register_params([worker], lease_timeout))
 
     async def deregister_workers(self, worker_ids: Sequence[str]) -> None:
         gone = [escape_text(worker_id) for worker_id in worker_ids]
