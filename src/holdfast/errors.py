@@ -14,6 +14,7 @@ HoldfastError
 │   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, StoreClosed, SchemaTooNew
 │   │   └── ClaimLost           is a RunLost too
 │   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunNotClaimable, RunDamaged
+│   ├── RunEnded, UnreadMail, InvalidCursor
 │   └── UnknownVersion, RecordDecodeError, TranscriptTooLarge (is a RunParked too)
 ├── TablesError                 errors of the batteries' tables: `holdfast.db.errors`
 ├── FanoutError                 errors of the fan-out: `holdfast.fanout.errors`

@@ -1,5 +1,6 @@
 """The memory store hands out nothing that a caller could change behind its back."""
 
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -47,7 +48,8 @@ async def test_nothing_that_is_handed_out_can_be_changed() -> None:
     [record] = [record async for record in store.list_runs()]
 
     def frozen(value: Any) -> None:
-        assert isinstance(value, StoredRun | RunRecord | Entry | tuple | bytes | str | int | None) or value.tzinfo
+        kinds = StoredRun | RunRecord | Entry | MappingProxyType | tuple | bytes | str | int | None
+        assert isinstance(value, kinds) or value.tzinfo
         if isinstance(value, msgspec.Struct):
             for name in value.__struct_fields__:
                 with pytest.raises(AttributeError):

@@ -190,6 +190,7 @@ class StoreCheckpointer:
             agent_name=self._meta.agent_name,
             caller_id=self._meta.caller_id,
             parent_run_id=self._meta.parent_run_id,
+            labels=self._meta.labels,
             meta=encode(self._meta.summary()),
             progress=delta.progress,
             entries=delta.entries,

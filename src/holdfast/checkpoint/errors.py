@@ -90,6 +90,30 @@ class RunNotClaimable(CheckpointError):
         self.run_id, self.status, self.reason = run_id, status, reason
 
 
+class RunEnded(CheckpointError):
+    """The run is done, failed or cancelled: it reads no more mail."""
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(f"run {run_id} is {status} and reads no more mail: start another run")
+        self.run_id, self.status = run_id, status
+
+
+class UnreadMail(CheckpointError):
+    """The run has mail that it has to read first. Nothing was written, and the claim is still held."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id} has unread mail: read it before the run ends or waits")
+        self.run_id = run_id
+
+
+class InvalidCursor(CheckpointError):
+    """The cursor is not one that this store has returned."""
+
+    def __init__(self, cursor: str) -> None:
+        super().__init__(f"{cursor!r:.80} is not a cursor of this store: start again without one")
+        self.cursor = cursor
+
+
 class RunDamaged(CheckpointError):
     """The stored run is corrupt. It was left unchanged."""
 

@@ -52,6 +52,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rewrite: bool = False
     #: A step was finished since the last write: clears the run's strikes, and ends its backoff.
     step_finished: bool = False
+    #: Ids of the mail that these entries use. The store refuses the write if one is not unread mail of the run.
+    consumed: Sequence[str] = ()
 
 
 #: A layout writes a kind as its first letter, which is unique.

@@ -3,7 +3,7 @@
 A test compares the diagram in docs/architecture.md with `TRANSITIONS`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -11,17 +11,21 @@ import msgspec
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.mail import Mail
 
 
 class RunStatus(StrEnum):
     """Where a stored run stands.
 
-    `RUNNING` with a dead owner counts as interrupted wherever runs are listed or claimed.
+    `RUNNING` with a dead owner counts as interrupted wherever runs are listed or claimed. `WAITING` whose `wake_at` has
+    passed counts as interrupted wherever runs are claimed.
     """
 
     QUEUED = "queued"
     RUNNING = "running"
     INTERRUPTED = "interrupted"
+    #: For a time or for mail. Resumes by itself; holds no claim.
+    WAITING = "waiting"
     PARKED = "parked"
     DONE = "done"
     FAILED = "failed"
@@ -30,7 +34,8 @@ class RunStatus(StrEnum):
     REMOVED = "removed"
 
 
-#: The statuses that `claim` takes by default. A running run is taken only when its owner is dead.
+#: The statuses that `claim` takes by default. A running run is taken only when its owner is dead. A waiting run counts
+#: as interrupted once its `wake_at` has passed.
 CLAIMABLE_STATUSES = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.INTERRUPTED})
 
 #: Ends of a run. Nothing but a person's claim brings it back.
@@ -45,6 +50,7 @@ TRANSITIONS = frozenset(
         (RunStatus.QUEUED, "remove", RunStatus.REMOVED),
         (RunStatus.RUNNING, "claim", RunStatus.RUNNING),
         (RunStatus.RUNNING, "release", RunStatus.INTERRUPTED),
+        (RunStatus.RUNNING, "wait", RunStatus.WAITING),
         (RunStatus.RUNNING, "park", RunStatus.PARKED),
         (RunStatus.RUNNING, "complete", RunStatus.DONE),
         (RunStatus.RUNNING, "fail", RunStatus.FAILED),
@@ -52,6 +58,9 @@ TRANSITIONS = frozenset(
         (RunStatus.RUNNING, "remove", RunStatus.REMOVED),
         (RunStatus.INTERRUPTED, "claim", RunStatus.RUNNING),
         (RunStatus.INTERRUPTED, "remove", RunStatus.REMOVED),
+        (RunStatus.WAITING, "post", RunStatus.INTERRUPTED),
+        (RunStatus.WAITING, "claim", RunStatus.RUNNING),
+        (RunStatus.WAITING, "remove", RunStatus.REMOVED),
         (RunStatus.PARKED, "claim", RunStatus.RUNNING),
         (RunStatus.PARKED, "remove", RunStatus.REMOVED),
         (RunStatus.FAILED, "claim", RunStatus.RUNNING),
@@ -75,6 +84,10 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str
     caller_id: str = ""
     parent_run_id: str | None = None
+    #: For filtering. Also in `meta`.
+    labels: Mapping[str, str] = {}
+    #: Workers leave the run alone until then. `None`: it is due at once.
+    not_before: datetime | None = None
     #: Encoded meta, small (the prompt is cut short). Opaque to stores; listings hand it out.
     meta: bytes
     progress: bytes
@@ -101,7 +114,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     strikes: int
     #: Recovery leaves the run alone until then: the backoff between strikes.
     not_before: datetime
-    #: Why it is parked or failed.
+    #: When a waiting run is resumed without mail; `None`: only mail resumes it, or it is not waiting.
+    wake_at: datetime | None = None
+    #: The topics of mail that resume a waiting run.
+    wake_on: Sequence[str] = ()
+    labels: Mapping[str, str] = {}
+    #: Why it is parked or failed, or what it waits for.
     reason: str
     cancel_requested: bool
     #: When a terminal run may be purged.
@@ -126,10 +144,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its journal, entries in order."""
+    """A run with its journal, entries in order, and its mail."""
 
     record: RunRecord
     entries: Sequence[Entry]
+    #: Unread mail, in the order in which it was posted.
+    mail: Sequence[Mail] = ()
 
 
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +161,20 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str | None = None
     caller_id: str | None = None
     parent_run_id: str | None = None
+    #: The run has all of these labels.
+    labels: Mapping[str, str] = {}
+    #: Created at this time or later.
+    created_after: datetime | None = None
+    #: Created before this time.
+    created_before: datetime | None = None
+
+
+class RunPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a listing."""
+
+    records: Sequence[RunRecord]
+    #: Give this to get the next page. `None`: there are no further runs.
+    cursor: str | None = None
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,10 +192,19 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     delay: timedelta = timedelta(0)
     #: The run may be purged after this time. `None`: it stays until it is removed.
     retention: timedelta | None = None
+    #: Ids of the mail that the entries use, as for `Append`.
+    consumed: Sequence[str] = ()
+    #: A waiting run is resumed at this time. `None`: only mail resumes it.
+    wake_at: datetime | None = None
+    #: The release is refused with `UnreadMail` while the run has unread mail of these topics, not counting `consumed`.
+    #: Later mail of these topics resumes a waiting run.
+    wake_on: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.status not in RELEASE_STATUSES:
             raise ValueError(f"a claim cannot leave a run {self.status}: use one of {sorted(RELEASE_STATUSES)}")
+        if self.wake_at is not None and self.status is not RunStatus.WAITING:
+            raise ValueError(f"only a waiting run has a wake_at, this one is left {self.status}")
 
 
 def restore_previous(
@@ -185,4 +228,11 @@ def restore_previous(
     retention = None
     if record.expires_at is not None and now is not None:
         retention = max(record.expires_at - now, timedelta(0))
-    return Release(status=record.status, reason=record.reason, strikes=strikes, retention=retention)
+    return Release(
+        status=record.status,
+        reason=record.reason,
+        strikes=strikes,
+        retention=retention,
+        wake_at=record.wake_at,
+        wake_on=record.wake_on,
+    )

@@ -8,7 +8,17 @@ import msgspec
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    NewRun,
+    Release,
+    RunFilter,
+    RunPage,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
 
 #: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.
 Durability = Literal["full", "process"]
@@ -82,15 +92,17 @@ class CheckpointStore(Protocol):
     async def append(self, claim: Claim, write: Append) -> None:
         """Add entries to the run and replace its progress. Once this returns they survive `kill -9`.
 
-        All of the write is there, or nothing. The first entry carries the record's `next_seq`.
+        All of the write is there, or nothing: entries, progress and the consumption of mail. The first entry carries
+        the record's `next_seq`.
 
         Raises:
             ClaimLost: another worker owns the run now, or it is terminal. Nothing was written.
+            StoreError: an id in `consumed` is not unread mail of the run. Nothing was written.
         """
         ...
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        """Return the record and all entries with a `seq` above `after`. Changes nothing.
+        """Return the record, all entries with a `seq` above `after`, and the unread mail. Changes nothing.
 
         Raises:
             RunNotFound: there is no such run.
@@ -109,13 +121,16 @@ class CheckpointStore(Protocol):
     async def release(self, claim: Claim, release: Release) -> None:
         """End the claim and leave the run in the store as `release` says. No later write under the claim succeeds.
 
+        A waiting run is claimable from `wake_at` on, and as soon as mail of a topic in `wake_on` is posted.
+
         Raises:
             ClaimLost: as for `append`.
+            UnreadMail: the run has unread mail of a topic in `wake_on`. Nothing was written; the claim is still held.
         """
         ...
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
-        """Delete the run, its journal, and the runs it started. A run that is not there is fine without a claim.
+        """Delete the run, its journal and mail, and the runs it started. A missing run is fine without a claim.
 
         Raises:
             ClaimLost: `claim` is given and is not the run's newest, or the run is gone.
@@ -127,6 +142,20 @@ class CheckpointStore(Protocol):
 
     def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         """Stream the records that fit, oldest first. Never reads journals."""
+        ...
+
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        """Return up to `limit` records that fit, newest first by creation. Never reads journals.
+
+        Args:
+            cursor: of the page before. Pages that follow each other repeat no run, and leave none out that was there
+                when the first page was read and still is.
+
+        Raises:
+            InvalidCursor: the cursor is not one that this store has returned.
+        """
         ...
 
     async def claim(
@@ -148,9 +177,37 @@ class CheckpointStore(Protocol):
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         """Claim up to `limit` interrupted runs of these agents whose backoff has passed. Never waits for other claims.
 
+        A waiting run counts as interrupted once its `wake_at` has passed. The other waiting runs cost nothing.
+
         Fair: the oldest run of each caller comes before the second oldest of any. A run whose parent is in the store
         and not terminal is left out: its parent starts it.
         """
+        ...
+
+    # -- mail ---------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        """Add mail to the run. Once this returns it survives `kill -9`. Idempotent by mail id.
+
+        A run that waits for this topic becomes interrupted in the same transaction, without a backoff. If the run had
+        mail with this id before, consumed or not, nothing is changed, whatever its status.
+
+        Raises:
+            RunNotFound: there is no such run.
+            RunEnded: it is done, failed or cancelled, and reads no more mail. Nothing was written.
+        """
+        ...
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        """Return the unread mail of the run, in the order in which it was posted. Changes nothing.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        ...
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        """The runs that this worker holds and that have unread mail. Costs the same however many it holds."""
         ...
 
     # -- signals between processes ------------------------------------------------------------------------------
@@ -168,7 +225,7 @@ class CheckpointStore(Protocol):
         ...
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
-        """Wait until a run may have been submitted, released, removed or asked to cancel; at most `timeout`.
+        """Wait until a run may have been submitted, released, removed, asked to cancel or sent mail; at most `timeout`.
 
         Returns False on a timeout. Notifications may come too often or be lost: callers poll as well.
         """

@@ -270,6 +270,7 @@ def _make_queued_run(meta: RunMeta, progress: Progress, entries: list[Entry]) ->
         agent_name=meta.agent_name,
         caller_id=meta.caller_id,
         parent_run_id=meta.parent_run_id,
+        labels=meta.labels,
         meta=encode(meta.summary()),
         progress=encode(progress),
         entries=[begin, *copied],

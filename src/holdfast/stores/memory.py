@@ -5,26 +5,32 @@ import operator
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 import msgspec
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
 from holdfast.checkpoint.errors import (
     ClaimLost,
+    InvalidCursor,
     RunBusy,
+    RunEnded,
     RunExists,
     RunNotClaimable,
     RunNotFound,
     StoreClosed,
     StoreError,
+    UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     TERMINAL_STATUSES,
     NewRun,
     Release,
     RunFilter,
+    RunPage,
     RunRecord,
     RunStatus,
     StoredRun,
@@ -46,12 +52,19 @@ class _Run:
     owner: str | None = None
     token: int = 0
     strikes: int = 0
+    wake_at: datetime | None = None
+    wake_on: Sequence[str] = ()
     reason: str = ""
     cancel_requested: bool = False
     expires_at: datetime | None = None
     next_seq: int = 0
     size: int = 0
     journal: list[Entry] = field(default_factory=list)
+    #: By id, in the order of arrival; consumed mail without its body.
+    mail: dict[str, Mail] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+    #: Counts up over the store, in the order of creation: the cursor of listings.
+    number: int = 0
 
     def check_sequence(self, entries: Sequence[Entry]) -> None:
         for seq, entry in enumerate(entries, self.next_seq):
@@ -60,6 +73,20 @@ class _Run:
                     f"run {self.new.run_id}: entry {entry.seq} came where {seq} is due; nothing was written"
                 )
 
+    def check_consumed(self, mail_ids: Sequence[str]) -> None:
+        if unknown := set(mail_ids) - self.unread:
+            raise StoreError(
+                f"run {self.new.run_id}: {sorted(unknown)} is not among its unread mail; nothing was written"
+            )
+
+    def consume(self, mail_ids: Sequence[str]) -> None:
+        self.unread -= set(mail_ids)
+        for mail_id in mail_ids:
+            self.mail[mail_id] = msgspec.structs.replace(self.mail[mail_id], body=b"")
+
+    def read_unread(self) -> tuple[Mail, ...]:
+        return tuple(mail for mail_id, mail in self.mail.items() if mail_id in self.unread)
+
     def extend(self, entries: Sequence[Entry]) -> None:
         self.journal.extend(entries)
         self.next_seq += len(entries)
@@ -67,7 +94,7 @@ class _Run:
 
 
 class MemoryStore:
-    """Keeps runs until the process ends: none survive a restart.
+    """Keeps runs until the process ends: none survive a restart. Closing and opening it again loses nothing.
 
     A worker is alive from `register_worker` to `deregister_worker`.
     """
@@ -78,6 +105,7 @@ class MemoryStore:
         self._clock = clock
         self._is_open = False
         self._token = 0
+        self._created = 0
         self._workers: set[str] = set()
         #: In order of creation, which is the order of listings.
         self._runs: dict[str, _Run] = {}
@@ -90,9 +118,6 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._is_open = False
-        self._runs.clear()
-        self._children.clear()
-        self._cancel_requested.clear()
         self._notify_change()
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
@@ -111,8 +136,16 @@ class MemoryStore:
         if run.run_id in self._runs:
             raise RunExists(run.run_id)
         now = self._clock.now()
-        new = msgspec.structs.replace(run, entries=())
-        stored = _Run(new=new, created_at=now, updated_at=now, not_before=now, progress=run.progress)
+        new = msgspec.structs.replace(run, entries=(), labels=MappingProxyType(dict(run.labels)))
+        self._created += 1
+        stored = _Run(
+            new=new,
+            created_at=now,
+            updated_at=now,
+            not_before=run.not_before or now,
+            progress=run.progress,
+            number=self._created,
+        )
         stored.check_sequence(run.entries)
         stored.extend(run.entries)
         self._runs[run.run_id] = stored
@@ -126,6 +159,8 @@ class MemoryStore:
     async def append(self, claim: Claim, write: Append) -> None:
         run = self._get_claimed_run(claim)
         run.check_sequence(write.entries)
+        run.check_consumed(write.consumed)
+        run.consume(write.consumed)
         if write.rewrite:
             run.journal.clear()
             run.size = 0
@@ -139,7 +174,8 @@ class MemoryStore:
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         run = self._get_run(run_id)
         first = run.next_seq - len(run.journal)
-        return StoredRun(record=self._make_record(run), entries=tuple(run.journal[max(0, after + 1 - first) :]))
+        entries = tuple(run.journal[max(0, after + 1 - first) :])
+        return StoredRun(record=self._make_record(run), entries=entries, mail=run.read_unread())
 
     async def get_record(self, run_id: str) -> RunRecord:
         return self._make_record(self._get_run(run_id))
@@ -147,12 +183,19 @@ class MemoryStore:
     async def release(self, claim: Claim, release: Release) -> None:
         run = self._get_claimed_run(claim)
         run.check_sequence(release.entries)
+        run.check_consumed(release.consumed)
+        left = run.unread.difference(release.consumed)
+        if any(run.mail[mail_id].topic in release.wake_on for mail_id in left):
+            raise UnreadMail(claim.run_id)
+        run.consume(release.consumed)
         run.extend(release.entries)
         if release.progress is not None:
             run.progress = release.progress
         now = self._clock.now()
         run.status, run.reason, run.strikes = release.status, release.reason, release.strikes
         run.not_before = now + release.delay
+        if release.status is RunStatus.WAITING:
+            run.wake_at, run.wake_on = release.wake_at, tuple(release.wake_on)
         run.expires_at = None if release.retention is None else now + release.retention
         run.updated_at = now
         if release.status in TERMINAL_STATUSES:
@@ -183,6 +226,21 @@ class MemoryStore:
                 if filter is None or _matches(record, filter):
                     yield record
 
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        self._check_open()
+        below = self._created + 1 if cursor is None else _parse_cursor(cursor)
+        found: list[RunRecord] = []
+        for run in reversed(self._runs.values()):
+            if run.number >= below or (filter is not None and not _matches(self._make_record(run), filter)):
+                continue
+            if len(found) >= limit:
+                return RunPage(records=tuple(found), cursor=str(below))
+            found.append(self._make_record(run))
+            below = run.number
+        return RunPage(records=tuple(found))
+
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
@@ -191,7 +249,7 @@ class MemoryStore:
         if owned and run.owner is not None and not steal:
             raise RunBusy(run_id, run.owner)
         current = {run.status}
-        if run.status is RunStatus.RUNNING and not owned:
+        if (run.status is RunStatus.RUNNING and not owned) or self._is_awake(run):
             current.add(RunStatus.INTERRUPTED)
         if current.isdisjoint(statuses):
             raise RunNotClaimable(run_id, run.status, run.reason)
@@ -207,6 +265,34 @@ class MemoryStore:
             candidates.append((turn, run))
         candidates.sort(key=operator.itemgetter(0))
         return tuple(self._claim_run(run, worker_id) for _, run in candidates[: max(0, limit)])
+
+    # -- mail ---------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        run = self._get_run(run_id)
+        if (known := run.mail.get(mail.mail_id)) is not None:
+            return Receipt(is_new=False, mail=known, consumed=mail.mail_id not in run.unread)
+        if run.status in TERMINAL_STATUSES:
+            raise RunEnded(run_id, run.status)
+        now = self._clock.now()
+        posted = run.mail[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
+        run.unread.add(mail.mail_id)
+        if run.status is RunStatus.WAITING and mail.topic in run.wake_on:
+            run.status, run.wake_at, run.wake_on = RunStatus.INTERRUPTED, None, ()
+            run.not_before = run.updated_at = now
+        self._notify_change()
+        return Receipt(is_new=True, mail=posted)
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        return self._get_run(run_id).read_unread()
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        self._check_open()
+        return tuple(
+            run_id
+            for run_id, run in self._runs.items()
+            if run.unread and run.status is RunStatus.RUNNING and run.owner == worker_id
+        )
 
     # -- signals ------------------------------------------------------------------------------------------------
 
@@ -278,6 +364,9 @@ class MemoryStore:
     def _has_live_owner(self, run: _Run) -> bool:
         return run.status is RunStatus.RUNNING and run.owner in self._workers
 
+    def _is_awake(self, run: _Run) -> bool:
+        return run.status is RunStatus.WAITING and run.wake_at is not None and run.wake_at <= self._clock.now()
+
     def _claim_run(self, run: _Run, worker_id: str) -> Claim:
         self._token += 1
         now = self._clock.now()
@@ -285,12 +374,13 @@ class MemoryStore:
         run.strikes += 1
         run.not_before = now + backoff(run.strikes)
         run.reason, run.expires_at, run.updated_at = "", None, now
+        run.wake_at, run.wake_on = None, ()
         return Claim(run_id=run.new.run_id, worker_id=worker_id, token=run.token, strikes=run.strikes)
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
         """Iterate over the runs that `claim_next` may take, oldest first."""
         for run in self._runs.values():
-            claimable = run.status in CLAIMABLE_STATUSES and not self._has_live_owner(run)
+            claimable = self._is_awake(run) or (run.status in CLAIMABLE_STATUSES and not self._has_live_owner(run))
             if claimable and run.new.agent_name in agents and run.not_before <= now:
                 parent = self._runs.get(run.new.parent_run_id or "")
                 if parent is None or parent.status in TERMINAL_STATUSES:
@@ -330,6 +420,9 @@ class MemoryStore:
             token=run.token,
             strikes=run.strikes,
             not_before=run.not_before,
+            wake_at=run.wake_at,
+            wake_on=run.wake_on,
+            labels=run.new.labels,
             reason=run.reason,
             cancel_requested=run.cancel_requested,
             expires_at=run.expires_at,
@@ -347,4 +440,13 @@ def _matches(record: RunRecord, filter: RunFilter) -> bool:
         and (filter.agent_name is None or record.agent_name == filter.agent_name)
         and (filter.caller_id is None or record.caller_id == filter.caller_id)
         and (filter.parent_run_id is None or record.parent_run_id == filter.parent_run_id)
+        and filter.labels.items() <= record.labels.items()
+        and (filter.created_after is None or record.created_at >= filter.created_after)
+        and (filter.created_before is None or record.created_at < filter.created_before)
     )
+
+
+def _parse_cursor(cursor: str) -> int:
+    if not cursor.isdecimal():
+        raise InvalidCursor(cursor)
+    return int(cursor)

@@ -1,51 +1,44 @@
 """A store wrapper that redacts every write."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Begin, decode, encode
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import NewRun, Release
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.redaction import Redact
+from holdfast.stores.wrapper import StoreWrapper
 
 #: The fields of a run's meta that hold free text. The others identify the run and are stored unchanged: stores find,
 #: count and resume runs by them.
 _REDACTED_FIELDS = ("prompt", "labels", "inputs")
 
 
-class RedactingStore:
+class RedactingStore(StoreWrapper):
     """Wraps another `CheckpointStore`. A resumed run reads its conversation redacted.
 
     The ids and names of the run, its parent, agent, caller, channel and guild are not redacted.
     """
 
     def __init__(self, store: CheckpointStore, redact: Redact) -> None:
-        self._store, self._redact = store, redact
-        self.durable = store.durable
-
-    async def open(self) -> None:
-        await self._store.open()
-
-    async def close(self) -> None:
-        await self._store.close()
-
-    async def register_worker(self, worker: WorkerIdentity) -> None:
-        await self._store.register_worker(worker)
-
-    async def deregister_worker(self, worker_id: str) -> None:
-        await self._store.deregister_worker(worker_id)
+        super().__init__(store)
+        self._redact = redact
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         entries = self._redact_entries(run.entries)
         # Redact before truncating: a truncated secret would no longer match the pattern.
         summary = decode(entries[0].body, Begin).meta.summary()
         redacted = msgspec.structs.replace(
-            run, meta=encode(summary), progress=self._redact_body(run.progress), entries=entries
+            run,
+            labels=summary.labels,
+            meta=encode(summary),
+            progress=self._redact_body(run.progress),
+            entries=entries,
         )
         return await self._store.create(redacted, worker_id=worker_id)
 
@@ -54,12 +47,6 @@ class RedactingStore:
             write, entries=self._redact_entries(write.entries), progress=self._redact_body(write.progress)
         )
         await self._store.append(claim, redacted)
-
-    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        return await self._store.load(run_id, after=after)
-
-    async def get_record(self, run_id: str) -> RunRecord:
-        return await self._store.get_record(run_id)
 
     async def release(self, claim: Claim, release: Release) -> None:
         redacted = msgspec.structs.replace(
@@ -70,31 +57,8 @@ class RedactingStore:
         )
         await self._store.release(claim, redacted)
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
-        await self._store.remove(run_id, claim=claim)
-
-    def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        return self._store.list_runs(filter)
-
-    async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
-    ) -> Claim:
-        return await self._store.claim(run_id, worker_id, statuses=statuses, steal=steal)
-
-    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        return await self._store.claim_next(worker_id, agents=agents, limit=limit)
-
-    async def request_cancel(self, run_id: str) -> None:
-        await self._store.request_cancel(run_id)
-
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        return await self._store.pending_cancellations(worker_id)
-
-    async def wait_for_change(self, timeout: timedelta) -> bool:
-        return await self._store.wait_for_change(timeout)
-
-    async def purge(self, *, limit: int = 100) -> int:
-        return await self._store.purge(limit=limit)
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        return await self._store.post(run_id, msgspec.structs.replace(mail, body=self._redact_body(mail.body)))
 
     def stored_prompt(self, prompt: str) -> str:
         """Return `prompt` as this store keeps it."""

@@ -1,0 +1,94 @@
+"""A store wrapper that delegates everything: the base of wrappers that change a few methods."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from datetime import timedelta
+
+from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    NewRun,
+    Release,
+    RunFilter,
+    RunPage,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
+from holdfast.checkpoint.store import CheckpointStore
+
+
+class StoreWrapper:
+    """A `CheckpointStore` that passes every call to another one."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self.durable = store.durable
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        await self._store.register_worker(worker)
+
+    async def deregister_worker(self, worker_id: str) -> None:
+        await self._store.deregister_worker(worker_id)
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        return await self._store.create(run, worker_id=worker_id)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        await self._store.append(claim, write)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        return await self._store.load(run_id, after=after)
+
+    async def get_record(self, run_id: str) -> RunRecord:
+        return await self._store.get_record(run_id)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await self._store.release(claim, release)
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        await self._store.remove(run_id, claim=claim)
+
+    def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        return self._store.list_runs(filter)
+
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        return await self._store.list_page(filter, limit=limit, cursor=cursor)
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+    ) -> Claim:
+        return await self._store.claim(run_id, worker_id, statuses=statuses, steal=steal)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        return await self._store.claim_next(worker_id, agents=agents, limit=limit)
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        return await self._store.post(run_id, mail)
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        return await self._store.read_mail(run_id)
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        return await self._store.pending_mail(worker_id)
+
+    async def request_cancel(self, run_id: str) -> None:
+        await self._store.request_cancel(run_id)
+
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        return await self._store.pending_cancellations(worker_id)
+
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        return await self._store.wait_for_change(timeout)
+
+    async def purge(self, *, limit: int = 100) -> int:
+        return await self._store.purge(limit=limit)
