@@ -19,21 +19,26 @@ import msgspec
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, backoff, is_process_alive
 from holdfast.checkpoint.errors import (
     ClaimLost,
+    InvalidCursor,
     RunBusy,
     RunDamaged,
+    RunEnded,
     RunExists,
     RunNotClaimable,
     RunNotFound,
     StoreClosed,
     StoreError,
+    UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     TERMINAL_STATUSES,
     NewRun,
     Release,
     RunFilter,
+    RunPage,
     RunRecord,
     RunStatus,
     StoredRun,
@@ -41,11 +46,16 @@ from holdfast.checkpoint.record import (
 
 
 class Run(msgspec.Struct):
-    """A run and its journal. The checksums find entries that the disk has changed."""
+    """A run, its journal and its mail. The checksums find entries that the disk has changed."""
 
     record: RunRecord
+    #: Its place in the order of creation, and so in pages.
+    number: int
     entries: list[Entry] = []
     checksums: list[int] = []
+    #: Unread mail by id, in the order of posting, and consumed mail without its body.
+    unread: dict[str, Mail] = {}
+    consumed: dict[str, Mail] = {}
 
     def update(self, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, updated_at=datetime.now(UTC), **changes)
@@ -62,12 +72,26 @@ class Run(msgspec.Struct):
     def clear(self) -> None:
         self.entries, self.checksums = [], []
 
+    def consume(self, mail_ids: Sequence[str]) -> None:
+        if not self.unread.keys() >= set(mail_ids):
+            raise StoreError(f"run {self.record.run_id}: {mail_ids} is not all unread mail of the run")
+        for mail_id in mail_ids:
+            self.consumed[mail_id] = msgspec.structs.replace(self.unread.pop(mail_id), body=b"")
+
+    def is_claimable(self, now: datetime) -> bool:
+        """Return whether the run is interrupted, or waits until a time that has passed."""
+        record = self.record
+        is_awake = record.status is RunStatus.WAITING and record.wake_at is not None and record.wake_at <= now
+        return record.is_interrupted or is_awake
+
 
 class Contents(msgspec.Struct):
     """The contents of the file. Runs are in order of creation."""
 
     #: Grows with each claim in the store and never shrinks, so that no two claims have the same token.
     token: int = 0
+    #: The number of runs that were ever created.
+    created: int = 0
     #: Counts the changes that `wait_for_change` reports.
     changes: int = 0
     workers: dict[str, ProcessIdentity] = {}
@@ -99,12 +123,18 @@ class Contents(msgspec.Struct):
             not_before=datetime.now(UTC) + backoff(strikes),
             reason="",
             expires_at=None,
+            wake_at=None,
+            wake_on=(),
         )
         return Claim(run_id=run.record.run_id, worker_id=worker_id, token=self.token, strikes=strikes)
 
     def get_parent(self, record: RunRecord) -> RunRecord | None:
         parent = self.runs.get(record.parent_run_id or "")
         return None if parent is None else parent.record
+
+    def get_held(self, worker_id: str) -> list[Run]:
+        held = (RunStatus.RUNNING, worker_id)
+        return [run for run in self.runs.values() if (run.record.status, run.record.owner) == held]
 
     def remove(self, run_id: str) -> None:
         """Remove the run and the runs it started."""
@@ -199,7 +229,8 @@ class SnapshotStore:
                 owner_alive=False,
                 token=0,
                 strikes=0,
-                not_before=now,
+                not_before=run.not_before or now,
+                labels=run.labels,
                 reason="",
                 cancel_requested=False,
                 expires_at=None,
@@ -208,7 +239,8 @@ class SnapshotStore:
                 meta=run.meta,
                 progress=run.progress,
             )
-            new = contents.runs[run.run_id] = Run(record=record)
+            contents.created += 1
+            new = contents.runs[run.run_id] = Run(record=record, number=contents.created)
             new.append(run.entries)
             contents.changes += 1
             return None if worker_id is None else contents.claim(new, worker_id)
@@ -216,6 +248,7 @@ class SnapshotStore:
     async def append(self, claim: Claim, write: Append) -> None:
         with self._transaction() as contents:
             run = contents.get_claimed(claim)
+            run.consume(write.consumed)
             if write.rewrite:
                 run.clear()
             run.append(write.entries)
@@ -227,7 +260,8 @@ class SnapshotStore:
         run = self._read().get(run_id)
         if [entry.checksum() for entry in run.entries] != run.checksums:
             raise RunDamaged(run_id, "an entry differs from what was written")
-        return StoredRun(record=run.record, entries=tuple(entry for entry in run.entries if entry.seq > after))
+        entries = tuple(entry for entry in run.entries if entry.seq > after)
+        return StoredRun(record=run.record, entries=entries, mail=tuple(run.unread.values()))
 
     async def get_record(self, run_id: str) -> RunRecord:
         return self._read().get(run_id).record
@@ -235,6 +269,9 @@ class SnapshotStore:
     async def release(self, claim: Claim, release: Release) -> None:
         with self._transaction() as contents:
             run = contents.get_claimed(claim)
+            run.consume(release.consumed)
+            if any(mail.topic in release.wake_on for mail in run.unread.values()):
+                raise UnreadMail(claim.run_id)
             run.append(release.entries)
             now = datetime.now(UTC)
             run.update(
@@ -246,6 +283,8 @@ class SnapshotStore:
                 not_before=now + release.delay,
                 expires_at=None if release.retention is None else now + release.retention,
                 cancel_requested=run.record.cancel_requested and release.status not in TERMINAL_STATUSES,
+                wake_at=release.wake_at,
+                wake_on=release.wake_on if release.status is RunStatus.WAITING else (),
             )
             contents.changes += 1
 
@@ -262,8 +301,20 @@ class SnapshotStore:
 
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         for run in self._read().runs.values():
-            if matches(run.record, filter or RunFilter()):
+            if (filter or RunFilter()).matches(run.record):
                 yield run.record
+
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        contents = self._read()
+        below = contents.created + 1 if cursor is None else parse_cursor(cursor)
+        older = [run for run in reversed(contents.runs.values()) if run.number < below]
+        found = [run for run in older if (filter or RunFilter()).matches(run.record)]
+        is_last = len(found) <= limit
+        return RunPage(
+            records=[run.record for run in found[:limit]], cursor=None if is_last else str(found[limit - 1].number)
+        )
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
@@ -273,23 +324,48 @@ class SnapshotStore:
             record = run.record
             if record.owner_alive and not steal:
                 raise RunBusy(run_id, record.owner or "")
-            # A running run whose owner is dead counts as interrupted.
-            if record.status not in statuses and not (record.is_interrupted and RunStatus.INTERRUPTED in statuses):
+            # A running run whose owner is dead counts as interrupted, and so does a waiting run that is due.
+            is_interrupted = run.is_claimable(datetime.now(UTC))
+            if record.status not in statuses and not (is_interrupted and RunStatus.INTERRUPTED in statuses):
                 raise RunNotClaimable(run_id, record.status, record.reason)
             return contents.claim(run, worker_id)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         with self._transaction() as contents:
+            now = datetime.now(UTC)
             turns: Counter[str] = Counter()
             candidates: list[tuple[int, int, Run]] = []
-            for number, run in enumerate(contents.runs.values()):
+            for run in contents.runs.values():
                 record, parent = run.record, contents.get_parent(run.record)
-                is_due = record.is_interrupted and record.not_before <= datetime.now(UTC)
+                is_due = run.is_claimable(now) and record.not_before <= now
                 if is_due and record.agent_name in agents and (parent is None or parent.is_terminal):
                     turns[record.caller_id] += 1
-                    candidates.append((turns[record.caller_id], number, run))
+                    candidates.append((turns[record.caller_id], run.number, run))
             candidates.sort()
             return [contents.claim(run, worker_id) for _, _, run in candidates[:limit]]
+
+    # -- mail ---------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        with self._transaction() as contents:
+            run = contents.get(run_id)
+            known = run.unread.get(mail.mail_id) or run.consumed.get(mail.mail_id)
+            if known is not None:
+                return Receipt(is_new=False, mail=known, consumed=mail.mail_id in run.consumed)
+            if run.record.is_terminal:
+                raise RunEnded(run_id, run.record.status)
+            now = datetime.now(UTC)
+            posted = run.unread[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
+            if mail.topic in run.record.wake_on:
+                run.update(status=RunStatus.INTERRUPTED, wake_at=None, wake_on=(), not_before=now)
+            contents.changes += 1
+            return Receipt(is_new=True, mail=posted)
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        return tuple(self._read().get(run_id).unread.values())
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        return [run.record.run_id for run in self._read().get_held(worker_id) if run.unread]
 
     # -- between processes --------------------------------------------------------------------------------------
 
@@ -300,9 +376,7 @@ class SnapshotStore:
             contents.changes += 1
 
     async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        records = [run.record for run in self._read().runs.values() if run.record.cancel_requested]
-        held = [record for record in records if record.status is RunStatus.RUNNING and record.owner == worker_id]
-        return [record.run_id for record in held]
+        return [run.record.run_id for run in self._read().get_held(worker_id) if run.record.cancel_requested]
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         before = self._read().changes
@@ -327,11 +401,7 @@ class SnapshotStore:
             return len(expired[:limit])
 
 
-def matches(record: RunRecord, filter: RunFilter) -> bool:
-    return (
-        (record.is_interrupted or not filter.interrupted)
-        and (filter.statuses is None or record.status in filter.statuses)
-        and filter.agent_name in (None, record.agent_name)
-        and filter.caller_id in (None, record.caller_id)
-        and filter.parent_run_id in (None, record.parent_run_id)
-    )
+def parse_cursor(cursor: str) -> int:
+    if not cursor.isdecimal() or len(cursor) > 18:
+        raise InvalidCursor(cursor)
+    return int(cursor)

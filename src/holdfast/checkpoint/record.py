@@ -168,6 +168,19 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     #: Created before this time.
     created_before: datetime | None = None
 
+    def matches(self, record: RunRecord) -> bool:
+        """Return whether the record fits every field that is set."""
+        return (
+            (record.is_interrupted or not self.interrupted)
+            and (self.statuses is None or record.status in self.statuses)
+            and self.agent_name in (None, record.agent_name)
+            and self.caller_id in (None, record.caller_id)
+            and self.parent_run_id in (None, record.parent_run_id)
+            and self.labels.items() <= record.labels.items()
+            and (self.created_after is None or record.created_at >= self.created_after)
+            and (self.created_before is None or record.created_at < self.created_before)
+        )
+
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a listing."""

@@ -2,10 +2,8 @@
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from types import MappingProxyType
 
 import msgspec
 
@@ -14,15 +12,12 @@ from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
     RunBusy,
-    RunEnded,
     RunExists,
     RunNotClaimable,
     RunNotFound,
     StoreClosed,
-    StoreError,
-    UnreadMail,
 )
-from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -36,61 +31,10 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.stores.memory_run import MemoryRun
 
-
-@dataclass(slots=True)
-class _Run:
-    """The mutable state of a run. Never returned to callers."""
-
-    #: Without its entries, which are in `journal`.
-    new: NewRun
-    created_at: datetime
-    updated_at: datetime
-    not_before: datetime
-    progress: bytes
-    status: RunStatus = RunStatus.QUEUED
-    owner: str | None = None
-    token: int = 0
-    strikes: int = 0
-    wake_at: datetime | None = None
-    wake_on: Sequence[str] = ()
-    reason: str = ""
-    cancel_requested: bool = False
-    expires_at: datetime | None = None
-    next_seq: int = 0
-    size: int = 0
-    journal: list[Entry] = field(default_factory=list)
-    #: By id, in the order of arrival; consumed mail without its body.
-    mail: dict[str, Mail] = field(default_factory=dict)
-    unread: set[str] = field(default_factory=set)
-    #: Counts up over the store, in the order of creation: the cursor of listings.
-    number: int = 0
-
-    def check_sequence(self, entries: Sequence[Entry]) -> None:
-        for seq, entry in enumerate(entries, self.next_seq):
-            if entry.seq != seq:
-                raise StoreError(
-                    f"run {self.new.run_id}: entry {entry.seq} came where {seq} is due; nothing was written"
-                )
-
-    def check_consumed(self, mail_ids: Sequence[str]) -> None:
-        if unknown := set(mail_ids) - self.unread:
-            raise StoreError(
-                f"run {self.new.run_id}: {sorted(unknown)} is not among its unread mail; nothing was written"
-            )
-
-    def consume(self, mail_ids: Sequence[str]) -> None:
-        self.unread -= set(mail_ids)
-        for mail_id in mail_ids:
-            self.mail[mail_id] = msgspec.structs.replace(self.mail[mail_id], body=b"")
-
-    def read_unread(self) -> tuple[Mail, ...]:
-        return tuple(mail for mail_id, mail in self.mail.items() if mail_id in self.unread)
-
-    def extend(self, entries: Sequence[Entry]) -> None:
-        self.journal.extend(entries)
-        self.next_seq += len(entries)
-        self.size += sum(len(entry.body) for entry in entries)
+#: More digits than any number of runs has.
+_CURSOR_DIGITS = 18
 
 
 class MemoryStore:
@@ -108,9 +52,11 @@ class MemoryStore:
         self._created = 0
         self._workers: set[str] = set()
         #: In order of creation, which is the order of listings.
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, MemoryRun] = {}
         self._children: dict[str, set[str]] = {}
+        #: The runs that have a cancel request, and those that have unread mail.
         self._cancel_requested: set[str] = set()
+        self._unread: set[str] = set()
         self._change_event = asyncio.Event()
 
     async def open(self) -> None:
@@ -136,9 +82,9 @@ class MemoryStore:
         if run.run_id in self._runs:
             raise RunExists(run.run_id)
         now = self._clock.now()
-        new = msgspec.structs.replace(run, entries=(), labels=MappingProxyType(dict(run.labels)))
+        new = msgspec.structs.replace(run, entries=(), labels=dict(run.labels))
         self._created += 1
-        stored = _Run(
+        stored = MemoryRun(
             new=new,
             created_at=now,
             updated_at=now,
@@ -146,7 +92,6 @@ class MemoryStore:
             progress=run.progress,
             number=self._created,
         )
-        stored.check_sequence(run.entries)
         stored.extend(run.entries)
         self._runs[run.run_id] = stored
         if run.parent_run_id is not None:
@@ -157,49 +102,23 @@ class MemoryStore:
         return None
 
     async def append(self, claim: Claim, write: Append) -> None:
-        run = self._get_claimed_run(claim)
-        run.check_sequence(write.entries)
-        run.check_consumed(write.consumed)
-        run.consume(write.consumed)
-        if write.rewrite:
-            run.journal.clear()
-            run.size = 0
-        run.extend(write.entries)
-        run.progress = write.progress
-        if write.step_finished:
-            run.strikes = 0
-            run.not_before = min(run.not_before, self._clock.now())
-        run.updated_at = self._clock.now()
+        self._get_claimed_run(claim).apply_append(write, self._clock.now())
+        self._note_unread(claim.run_id)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         run = self._get_run(run_id)
         first = run.next_seq - len(run.journal)
         entries = tuple(run.journal[max(0, after + 1 - first) :])
-        return StoredRun(record=self._make_record(run), entries=entries, mail=run.read_unread())
+        return StoredRun(record=self._make_record(run), entries=entries, mail=run.get_unread_mail())
 
     async def get_record(self, run_id: str) -> RunRecord:
         return self._make_record(self._get_run(run_id))
 
     async def release(self, claim: Claim, release: Release) -> None:
         run = self._get_claimed_run(claim)
-        run.check_sequence(release.entries)
-        run.check_consumed(release.consumed)
-        left = run.unread.difference(release.consumed)
-        if any(run.mail[mail_id].topic in release.wake_on for mail_id in left):
-            raise UnreadMail(claim.run_id)
-        run.consume(release.consumed)
-        run.extend(release.entries)
-        if release.progress is not None:
-            run.progress = release.progress
-        now = self._clock.now()
-        run.status, run.reason, run.strikes = release.status, release.reason, release.strikes
-        run.not_before = now + release.delay
-        if release.status is RunStatus.WAITING:
-            run.wake_at, run.wake_on = release.wake_at, tuple(release.wake_on)
-        run.expires_at = None if release.retention is None else now + release.retention
-        run.updated_at = now
-        if release.status in TERMINAL_STATUSES:
-            run.cancel_requested = False
+        run.apply_release(release, self._clock.now())
+        self._note_unread(claim.run_id)
+        if not run.cancel_requested:
             self._cancel_requested.discard(claim.run_id)
         self._notify_change()
 
@@ -223,7 +142,7 @@ class MemoryStore:
             run = self._runs.get(run_id)
             if run is not None:
                 record = self._make_record(run)
-                if filter is None or _matches(record, filter):
+                if filter is None or filter.matches(record):
                     yield record
 
     async def list_page(
@@ -233,7 +152,7 @@ class MemoryStore:
         below = self._created + 1 if cursor is None else _parse_cursor(cursor)
         found: list[RunRecord] = []
         for run in reversed(self._runs.values()):
-            if run.number >= below or (filter is not None and not _matches(self._make_record(run), filter)):
+            if run.number >= below or (filter is not None and not filter.matches(self._make_record(run))):
                 continue
             if len(found) >= limit:
                 return RunPage(records=tuple(found), cursor=str(below))
@@ -259,7 +178,7 @@ class MemoryStore:
         self._check_open()
         now = self._clock.now()
         turns: dict[str, int] = {}
-        candidates: list[tuple[int, _Run]] = []
+        candidates: list[tuple[int, MemoryRun]] = []
         for run in self._iter_claimable(frozenset(agents), now):
             turn = turns[run.new.caller_id] = turns.get(run.new.caller_id, 0) + 1
             candidates.append((turn, run))
@@ -269,30 +188,18 @@ class MemoryStore:
     # -- mail ---------------------------------------------------------------------------------------------------
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
-        run = self._get_run(run_id)
-        if (known := run.mail.get(mail.mail_id)) is not None:
-            return Receipt(is_new=False, mail=known, consumed=mail.mail_id not in run.unread)
-        if run.status in TERMINAL_STATUSES:
-            raise RunEnded(run_id, run.status)
-        now = self._clock.now()
-        posted = run.mail[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
-        run.unread.add(mail.mail_id)
-        if run.status is RunStatus.WAITING and mail.topic in run.wake_on:
-            run.status, run.wake_at, run.wake_on = RunStatus.INTERRUPTED, None, ()
-            run.not_before = run.updated_at = now
-        self._notify_change()
-        return Receipt(is_new=True, mail=posted)
+        receipt = self._get_run(run_id).post(mail, self._clock.now())
+        if receipt.is_new:
+            self._unread.add(run_id)
+            self._notify_change()
+        return receipt
 
     async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        return self._get_run(run_id).read_unread()
+        return self._get_run(run_id).get_unread_mail()
 
     async def pending_mail(self, worker_id: str) -> Sequence[str]:
         self._check_open()
-        return tuple(
-            run_id
-            for run_id, run in self._runs.items()
-            if run.unread and run.status is RunStatus.RUNNING and run.owner == worker_id
-        )
+        return self._get_held(worker_id, self._unread)
 
     # -- signals ------------------------------------------------------------------------------------------------
 
@@ -305,8 +212,7 @@ class MemoryStore:
 
     async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
         self._check_open()
-        requested = ((run_id, self._runs[run_id]) for run_id in self._cancel_requested)
-        return tuple(run_id for run_id, run in requested if run.status is RunStatus.RUNNING and run.owner == worker_id)
+        return self._get_held(worker_id, self._cancel_requested)
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         self._check_open()
@@ -342,14 +248,14 @@ class MemoryStore:
         if not self._is_open:
             raise StoreClosed("this memory store is not open: call open() first, and nothing after close()")
 
-    def _get_run(self, run_id: str) -> _Run:
+    def _get_run(self, run_id: str) -> MemoryRun:
         self._check_open()
         run = self._runs.get(run_id)
         if run is None:
             raise RunNotFound(run_id)
         return run
 
-    def _get_claimed_run(self, claim: Claim) -> _Run:
+    def _get_claimed_run(self, claim: Claim) -> MemoryRun:
         """Return the run. Raises `ClaimLost` if the claim is not its newest or the run is not running."""
         self._check_open()
         run = self._runs.get(claim.run_id)
@@ -361,13 +267,23 @@ class MemoryStore:
             raise ClaimLost(claim.run_id, claim.token, None)
         return run
 
-    def _has_live_owner(self, run: _Run) -> bool:
+    def _get_held(self, worker_id: str, run_ids: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the runs that the worker holds."""
+        runs = ((run_id, self._runs[run_id]) for run_id in run_ids)
+        return tuple(run_id for run_id, run in runs if run.status is RunStatus.RUNNING and run.owner == worker_id)
+
+    def _note_unread(self, run_id: str) -> None:
+        """Note that mail of the run was consumed."""
+        if not self._runs[run_id].unread:
+            self._unread.discard(run_id)
+
+    def _has_live_owner(self, run: MemoryRun) -> bool:
         return run.status is RunStatus.RUNNING and run.owner in self._workers
 
-    def _is_awake(self, run: _Run) -> bool:
+    def _is_awake(self, run: MemoryRun) -> bool:
         return run.status is RunStatus.WAITING and run.wake_at is not None and run.wake_at <= self._clock.now()
 
-    def _claim_run(self, run: _Run, worker_id: str) -> Claim:
+    def _claim_run(self, run: MemoryRun, worker_id: str) -> Claim:
         self._token += 1
         now = self._clock.now()
         run.status, run.owner, run.token = RunStatus.RUNNING, worker_id, self._token
@@ -377,7 +293,7 @@ class MemoryStore:
         run.wake_at, run.wake_on = None, ()
         return Claim(run_id=run.new.run_id, worker_id=worker_id, token=run.token, strikes=run.strikes)
 
-    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         """Iterate over the runs that `claim_next` may take, oldest first."""
         for run in self._runs.values():
             claimable = self._is_awake(run) or (run.status in CLAIMABLE_STATUSES and not self._has_live_owner(run))
@@ -386,7 +302,7 @@ class MemoryStore:
                 if parent is None or parent.status in TERMINAL_STATUSES:
                     yield run
 
-    def _is_needed_by_parent(self, run: _Run) -> bool:
+    def _is_needed_by_parent(self, run: MemoryRun) -> bool:
         """Whether the parent of the run may still read its outcome."""
         parent = self._runs.get(run.new.parent_run_id or "")
         return parent is not None and parent.status is not RunStatus.DONE
@@ -398,6 +314,7 @@ class MemoryStore:
             removed = remaining.pop()
             run = self._runs.pop(removed, None)
             self._cancel_requested.discard(removed)
+            self._unread.discard(removed)
             remaining.extend(self._children.pop(removed, ()))
             if run is not None and run.new.parent_run_id in self._children:
                 self._children[run.new.parent_run_id].discard(removed)
@@ -406,47 +323,11 @@ class MemoryStore:
         self._change_event.set()
         self._change_event = asyncio.Event()
 
-    def _make_record(self, run: _Run) -> RunRecord:
-        return RunRecord(
-            run_id=run.new.run_id,
-            agent_name=run.new.agent_name,
-            caller_id=run.new.caller_id,
-            parent_run_id=run.new.parent_run_id,
-            status=run.status,
-            created_at=run.created_at,
-            updated_at=run.updated_at,
-            owner=run.owner,
-            owner_alive=self._has_live_owner(run),
-            token=run.token,
-            strikes=run.strikes,
-            not_before=run.not_before,
-            wake_at=run.wake_at,
-            wake_on=run.wake_on,
-            labels=run.new.labels,
-            reason=run.reason,
-            cancel_requested=run.cancel_requested,
-            expires_at=run.expires_at,
-            next_seq=run.next_seq,
-            size=run.size,
-            meta=run.new.meta,
-            progress=run.progress,
-        )
-
-
-def _matches(record: RunRecord, filter: RunFilter) -> bool:
-    return (
-        (not filter.interrupted or record.is_interrupted)
-        and (filter.statuses is None or record.status in filter.statuses)
-        and (filter.agent_name is None or record.agent_name == filter.agent_name)
-        and (filter.caller_id is None or record.caller_id == filter.caller_id)
-        and (filter.parent_run_id is None or record.parent_run_id == filter.parent_run_id)
-        and filter.labels.items() <= record.labels.items()
-        and (filter.created_after is None or record.created_at >= filter.created_after)
-        and (filter.created_before is None or record.created_at < filter.created_before)
-    )
+    def _make_record(self, run: MemoryRun) -> RunRecord:
+        return run.make_record(owner_alive=self._has_live_owner(run))
 
 
 def _parse_cursor(cursor: str) -> int:
-    if not cursor.isdecimal():
+    if not cursor.isdecimal() or len(cursor) > _CURSOR_DIGITS:
         raise InvalidCursor(cursor)
     return int(cursor)

@@ -20,7 +20,17 @@ import msgspec
 from holdfast.checkpoint import errors
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    NewRun,
+    Release,
+    RunFilter,
+    RunPage,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
 from holdfast.checkpoint.store import CheckpointStore
 
 #: A frame is the length of the message, in this many bytes, big-endian, and then the message.
@@ -293,6 +303,24 @@ class StoreProcess:
             "claim_next", worker_id=worker_id, agents=list(agents), limit=limit
         )
         return claims
+
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        page: RunPage = await self.child.call("list_page", filter=filter, limit=limit, cursor=cursor)
+        return page
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        receipt: Receipt = await self.child.call("post", run_id=run_id, mail=mail)
+        return receipt
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        mail: Sequence[Mail] = await self.child.call("read_mail", run_id=run_id)
+        return mail
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        run_ids: Sequence[str] = await self.child.call("pending_mail", worker_id=worker_id)
+        return run_ids
 
     async def request_cancel(self, run_id: str) -> None:
         await self.child.call("request_cancel", run_id=run_id)

@@ -9,13 +9,13 @@ from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
-from holdfast.stores.memory import _Run
+from holdfast.stores.memory_run import MemoryRun
 
 
 class ForgetsTheOwner(BrokenStore):
     red = ("test_a_queued_run_is_claimed",)
 
-    def _claim_run(self, run: _Run, worker_id: str) -> Claim:
+    def _claim_run(self, run: MemoryRun, worker_id: str) -> Claim:
         claim = super()._claim_run(run, worker_id)
         run.owner = None
         return claim
@@ -35,7 +35,7 @@ class ParksReleasedRuns(BrokenStore):
 class CountsNoStrikes(BrokenStore):
     red = ("test_a_claim_that_finished_no_step_is_a_strike",)
 
-    def _claim_run(self, run: _Run, worker_id: str) -> Claim:
+    def _claim_run(self, run: MemoryRun, worker_id: str) -> Claim:
         run.strikes = 0
         return super()._claim_run(run, worker_id)
 
@@ -100,7 +100,7 @@ class ClaimsUnknownRuns(BrokenStore):
 class StartsNoBackoff(BrokenStore):
     red = ("test_a_claim_starts_the_backoff", "test_the_backoff_between_strikes_holds_when_the_owner_dies")
 
-    def _claim_run(self, run: _Run, worker_id: str) -> Claim:
+    def _claim_run(self, run: MemoryRun, worker_id: str) -> Claim:
         claim = super()._claim_run(run, worker_id)
         run.not_before = self._clock.now()
         return claim
@@ -139,7 +139,7 @@ class WritesAfterTheRelease(BrokenStore):
 
     red = ("test_a_released_claim_writes_nothing",)
 
-    def _get_claimed_run(self, claim: Claim) -> _Run:
+    def _get_claimed_run(self, claim: Claim) -> MemoryRun:
         run = self._runs.get(claim.run_id)
         if run is None or run.token != claim.token:
             raise ClaimLost(claim.run_id, claim.token, None)
@@ -163,7 +163,7 @@ class CountsTokensPerRun(BrokenStore):
         "test_any_sequence_of_calls_matches_the_model",
     )
 
-    def _claim_run(self, run: _Run, worker_id: str) -> Claim:
+    def _claim_run(self, run: MemoryRun, worker_id: str) -> Claim:
         self._token = run.token
         return super()._claim_run(run, worker_id)
 
@@ -192,6 +192,6 @@ class HasOneRunPerWorker(BrokenStore):
 
     red = ("test_one_worker_holds_many_runs",)
 
-    def _has_live_owner(self, run: _Run) -> bool:
+    def _has_live_owner(self, run: MemoryRun) -> bool:
         newest = max((other.token for other in self._runs.values() if other.owner == run.owner), default=0)
         return super()._has_live_owner(run) and run.token == newest

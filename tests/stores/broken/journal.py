@@ -10,7 +10,7 @@ from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound, StoreError
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunRecord, StoredRun
-from holdfast.stores.memory import _Run
+from holdfast.stores.memory_run import MemoryRun
 
 
 class OverwritesExistingRuns(BrokenStore):
@@ -46,7 +46,7 @@ class ClaimsEverythingAtCreation(BrokenStore):
 class ReturnsNaiveTimes(BrokenStore):
     red = ("test_times_are_aware_and_do_not_run_backwards",)
 
-    def _make_record(self, run: _Run) -> RunRecord:
+    def _make_record(self, run: MemoryRun) -> RunRecord:
         record = super()._make_record(run)
         created = record.created_at.astimezone(UTC).replace(tzinfo=None)
         return msgspec.structs.replace(record, created_at=created)

@@ -11,7 +11,7 @@ from tests.stores.broken.broken_store import BrokenStore
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus
-from holdfast.stores.memory import _Run
+from holdfast.stores.memory_run import MemoryRun
 
 
 class ListsAnUnknownRun(BrokenStore):
@@ -20,7 +20,7 @@ class ListsAnUnknownRun(BrokenStore):
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         now = self._clock.now()
         unknown = NewRun(run_id="unknown", agent_name="", meta=b"", progress=b"", entries=())
-        yield self._make_record(_Run(new=unknown, created_at=now, updated_at=now, not_before=now, progress=b""))
+        yield self._make_record(MemoryRun(new=unknown, created_at=now, updated_at=now, not_before=now, progress=b""))
         async for record in super().list_runs(filter):
             yield record
 
@@ -122,14 +122,14 @@ class ClaimsQueuedRunsOnly(BrokenStore):
 
     red = ("test_interrupted_runs_are_claimed",)
 
-    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         return (run for run in super()._iter_claimable(agents, now) if run.status is RunStatus.QUEUED)
 
 
 class ClaimsExecutedRuns(BrokenStore):
     red = ("test_an_executed_run_is_not_claimed",)
 
-    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         return (run for run in self._runs.values() if run.new.agent_name in agents)
 
 
@@ -175,7 +175,7 @@ class ForgetsTheBackoff(BrokenStore):
         "test_the_backoff_between_strikes_holds_when_the_owner_dies",
     )
 
-    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         return super()._iter_claimable(agents, now + timedelta(days=1))
 
 
@@ -184,7 +184,7 @@ class ChecksSomeCallersOnly(BrokenStore):
 
     red = ("test_a_ready_run_is_found_behind_many_callers_in_their_backoff",)
 
-    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         waiting = {run.new.caller_id for run in self._runs.values() if not self._has_live_owner(run)}
         first = sorted(waiting)[:256]
         return (run for run in super()._iter_claimable(agents, now) if run.new.caller_id in first)
@@ -203,7 +203,7 @@ class ClaimsChildrenOfUnfinishedParents(BrokenStore):
 
     red = ("test_a_child_is_claimed_only_after_its_parent",)
 
-    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         for run in self._runs.values():
             waits = run.status in (
                 RunStatus.QUEUED,
@@ -229,7 +229,7 @@ class LetsChildrenUseUpTurns(BrokenStore):
 class NeverClaimsOrphans(BrokenStore):
     red = ("test_an_orphan_is_claimed",)
 
-    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[_Run]:
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         return (run for run in super()._iter_claimable(agents, now) if run.new.parent_run_id is None)
 
 

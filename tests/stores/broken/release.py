@@ -7,7 +7,7 @@ from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import RunBusy, RunExists
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
-from holdfast.stores.memory import _Run
+from holdfast.stores.memory_run import MemoryRun
 
 
 class DropsTheLastEntries(BrokenStore):
@@ -141,14 +141,14 @@ class PurgesChildrenOfInterruptedRuns(BrokenStore):
 
     red = ("test_a_child_is_kept_while_its_parent_may_resume",)
 
-    def _is_needed_by_parent(self, run: _Run) -> bool:
+    def _is_needed_by_parent(self, run: MemoryRun) -> bool:
         return False
 
 
 class KeepsOrphans(BrokenStore):
     red = ("test_a_child_is_purged_if_its_parent_is_not_in_the_store",)
 
-    def _is_needed_by_parent(self, run: _Run) -> bool:
+    def _is_needed_by_parent(self, run: MemoryRun) -> bool:
         return run.new.parent_run_id is not None
 
 

@@ -27,10 +27,13 @@ from holdfast.testing.store_suite.journal import AppendTests, CreateTests, LoadT
 from holdfast.testing.store_suite.kills import KillTests
 from holdfast.testing.store_suite.lifecycle import IsolationTests, OpenCloseTests, RunIdTests
 from holdfast.testing.store_suite.listing import ClaimNextTests, ListingTests
+from holdfast.testing.store_suite.mail import ConsumeMailTests, PendingMailTests, PostTests
 from holdfast.testing.store_suite.notifications import CancelTests, ChangeNotificationTests
+from holdfast.testing.store_suite.pages import PageTests
 from holdfast.testing.store_suite.processes import RaceTests, WorkerDeathTests
 from holdfast.testing.store_suite.release import PurgeTests, ReleaseTests, RemoveTests
 from holdfast.testing.store_suite.sequences import CrashingSequenceTests, SequenceTests
+from holdfast.testing.store_suite.waiting import NotBeforeTests, WaitTests
 
 __all__ = ["DurableStoreSuite", "StoreSuite"]
 
@@ -47,7 +50,13 @@ class StoreSuite(
     RemoveTests,
     PurgeTests,
     ListingTests,
+    PageTests,
     ClaimNextTests,
+    PostTests,
+    ConsumeMailTests,
+    PendingMailTests,
+    WaitTests,
+    NotBeforeTests,
     CancelTests,
     ChangeNotificationTests,
     OpenCloseTests,

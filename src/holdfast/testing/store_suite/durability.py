@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from holdfast.checkpoint.claim import ProcessIdentity
-from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunDamaged, StoreError
+from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunDamaged, StoreError, UnreadMail
 from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_suite.notifications import CHANGES, Change, is_woken
@@ -17,13 +17,16 @@ from holdfast.testing.store_suite.store_under_test import (
     StoreUnderTest,
     add_worker,
     create_claimed,
+    create_waiting,
     get_run_ids,
     list_run_ids,
     load_bodies,
     load_contents,
     load_record,
     make_append,
+    make_mail,
     make_run,
+    read_mail_ids,
 )
 
 
@@ -71,6 +74,32 @@ class ReopenTests(DurableStoreUnderTest):
         async with self.open_store(location) as store:
             assert await list_run_ids(store) == names
             assert [await load_contents(store, name) for name in names] == before
+
+    async def test_mail_and_waits_are_kept_over_reopening(
+        self, store: CheckpointStore, worker: str, location: str
+    ) -> None:
+        await create_waiting(store, worker, make_run("for mail", labels={"team": "red"}), wake_on=["message"])
+        later = (await load_record(store, "for mail")).created_at + timedelta(hours=1)
+        await create_waiting(store, worker, make_run("for a time"), wake_at=later)
+        await store.create(make_run("later", not_before=later))
+        claim = await create_claimed(store, worker, make_run("sent"))
+        for name in ("used", "second", "first"):
+            await store.post("sent", make_mail(name, body=name.encode()))
+        await store.append(claim, make_append(1, b"used", consumed=["used"]))
+        await store.deregister_worker(worker)
+        before = [await store.load(run_id) for run_id in await list_run_ids(store)]
+        cursor = (await store.list_page(limit=1)).cursor
+        await store.close()
+        async with self.open_store(location) as store:
+            assert [await store.load(run_id) for run_id in await list_run_ids(store)] == before
+            assert await read_mail_ids(store, "sent") == ["second", "first"]
+            again = await store.post("sent", make_mail("used"))
+            assert (again.is_new, again.consumed) == (False, True)
+            assert [record.run_id for record in (await store.list_page(limit=1, cursor=cursor)).records] == ["later"]
+            await store.post("for mail", make_mail())
+            worker = await add_worker(store)
+            claims = await store.claim_next(worker, agents=["agent"], limit=10)
+            assert sorted(get_run_ids(claims)) == ["for mail", "sent"]
 
     async def test_runs_continue_after_reopening(self, store: CheckpointStore, worker: str, location: str) -> None:
         old = await create_claimed(store, worker)
@@ -202,6 +231,25 @@ class SharedStoreTests(DurableStoreUnderTest):
         await create_claimed(store, worker)
         await other.request_cancel("run-1")
         assert list(await store.pending_cancellations(worker)) == ["run-1"]
+
+    async def test_mail_reaches_the_worker_at_another_store(
+        self, store: CheckpointStore, other: CheckpointStore, worker: str
+    ) -> None:
+        claim = await create_claimed(store, worker)
+        assert list(await store.pending_mail(worker)) == []
+        for name in ("first", "second"):
+            await other.post("run-1", make_mail(name))
+        assert list(await store.pending_mail(worker)) == ["run-1"]
+        await store.append(claim, make_append(1, b"used", consumed=["first"]))
+        assert await read_mail_ids(other) == ["second"]
+        with pytest.raises(StoreError):
+            await other.append(claim, make_append(2, b"again", consumed=["first"]))
+        with pytest.raises(UnreadMail):
+            await store.release(claim, Release(status=RunStatus.DONE, wake_on=["message"]))
+        await other.append(claim, make_append(2, b"used", consumed=["second"]))
+        await store.release(claim, Release(status=RunStatus.WAITING, wake_on=["message"]))
+        await other.post("run-1", make_mail("third"))
+        assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == ["run-1"]
 
     async def test_a_deregistered_worker_stays_dead_after_a_heartbeat(
         self, store: CheckpointStore, other: CheckpointStore, worker: str

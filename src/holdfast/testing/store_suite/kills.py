@@ -14,6 +14,7 @@ import pytest
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_process import ProcessExited, StoreProcess
@@ -21,9 +22,10 @@ from holdfast.testing.store_suite.durability import DurableStoreUnderTest
 from holdfast.testing.store_suite.processes import add_process_worker
 from holdfast.testing.store_suite.store_under_test import (
     create_claimed,
-    load_contents,
+    create_waiting,
     make_append,
     make_entries,
+    make_mail,
     make_run,
 )
 
@@ -49,10 +51,16 @@ class _Writer:
     journal: list[Entry] = field(default_factory=_make_journal)
     next_seq: int = 1
     progress: bytes = b"progress"
-    unacknowledged: Append | None = None
+    #: The ids of its unread mail.
+    unread: list[str] = field(default_factory=list)
+    unacknowledged: Append | Mail | None = None
+
+    def next_mail(self) -> Mail:
+        self.number += 1
+        return make_mail(f"mail-{self.number}", body=os.urandom(300))
 
     def next_write(self) -> Append:
-        """Return a write of entries of different sizes. Every fifth write is a rewrite."""
+        """Return a write of entries of different sizes that consumes all mail. Every fifth write is a rewrite."""
         self.number += 1
         sizes = random.sample((10, 300, 4_000, 70_000), k=3)
         bodies = (f"{self.run_id} {self.number} {size} ".encode() + os.urandom(size) for size in sizes)
@@ -61,32 +69,39 @@ class _Writer:
             progress=b"%d" % self.number,
             rewrite=self.number % 5 == 0,
             step_finished=True,
+            consumed=list(self.unread),
         )
 
-    def apply(self, write: Append) -> None:
+    def apply(self, write: Append | Mail) -> None:
+        if isinstance(write, Mail):
+            self.unread.append(write.mail_id)
+            return
+        self.unread = [mail_id for mail_id in self.unread if mail_id not in write.consumed]
         self.journal = [*([] if write.rewrite else self.journal), *write.entries]
         self.next_seq += len(write.entries)
         self.progress = write.progress
 
     async def write_until_killed(self, store: CheckpointStore, claim: Claim, acknowledged: asyncio.Queue[None]) -> None:
-        while True:
-            self.unacknowledged = self.next_write()
-            try:
-                await store.append(claim, self.unacknowledged)
-            except ProcessExited:
-                return
-            self.apply(self.unacknowledged)
-            self.unacknowledged = None
-            acknowledged.put_nowait(None)
+        with contextlib.suppress(ProcessExited):
+            while True:
+                mail = self.unacknowledged = self.next_mail()
+                await store.post(self.run_id, mail)
+                self.apply(mail)
+                write = self.unacknowledged = self.next_write()
+                await store.append(claim, write)
+                self.apply(write)
+                self.unacknowledged = None
+                acknowledged.put_nowait(None)
 
     async def check(self, store: CheckpointStore) -> None:
         """Check that all acknowledged writes are stored, and all or nothing of the interrupted one."""
         stored = await store.load(self.run_id)
-        found = (list(stored.entries), stored.record.next_seq, stored.record.progress)
-        if self.unacknowledged is not None and stored.record.next_seq != self.next_seq:
+        unread = [mail.mail_id for mail in stored.mail]
+        found = (list(stored.entries), stored.record.next_seq, stored.record.progress, unread)
+        if self.unacknowledged is not None and (stored.record.next_seq, unread) != (self.next_seq, self.unread):
             self.apply(self.unacknowledged)
         self.unacknowledged = None
-        assert found == (self.journal, self.next_seq, self.progress)
+        assert found == (self.journal, self.next_seq, self.progress, self.unread)
 
 
 class KilledCall(NamedTuple):
@@ -104,7 +119,15 @@ async def _prepare_nothing(child: StoreProcess, run_id: str) -> Claim:
 
 async def _prepare_running(child: StoreProcess, run_id: str) -> Claim:
     worker = await add_process_worker(child, child.child.identity)
-    return await create_claimed(child, worker, make_run(run_id, b"zero", b"one"))
+    claim = await create_claimed(child, worker, make_run(run_id, b"zero", b"one"))
+    for name in ("used", "unread"):
+        await child.post(run_id, make_mail(name, topic=name))
+    return claim
+
+
+async def _prepare_waiting(child: StoreProcess, run_id: str) -> Claim:
+    worker = await add_process_worker(child, child.child.identity)
+    return await create_waiting(child, worker, make_run(run_id, b"zero", b"one"), wake_on=["message"])
 
 
 async def _prepare_queued(child: StoreProcess, run_id: str) -> Claim:
@@ -118,7 +141,7 @@ async def _create(child: StoreProcess, claim: Claim) -> None:
 
 
 async def _append(child: StoreProcess, claim: Claim) -> None:
-    await child.append(claim, make_append(2, *_BODIES, progress=b"further", step_finished=True))
+    await child.append(claim, make_append(2, *_BODIES, progress=b"further", step_finished=True, consumed=["used"]))
 
 
 async def _rewrite(child: StoreProcess, claim: Claim) -> None:
@@ -127,7 +150,13 @@ async def _rewrite(child: StoreProcess, claim: Claim) -> None:
 
 async def _release(child: StoreProcess, claim: Claim) -> None:
     last = make_entries(2, *_BODIES)
-    await child.release(claim, Release(status=RunStatus.DONE, reason="because", entries=last, progress=b"the end"))
+    await child.release(
+        claim, Release(status=RunStatus.DONE, reason="because", entries=last, progress=b"end", consumed=["used"])
+    )
+
+
+async def _post(child: StoreProcess, claim: Claim) -> None:
+    await child.post(claim.run_id, make_mail(body=_BODIES[-1]))
 
 
 async def _claim(child: StoreProcess, claim: Claim) -> None:
@@ -145,6 +174,7 @@ CALLS = {
     "append": KilledCall(_prepare_running, _append),
     "rewrite": KilledCall(_prepare_running, _rewrite),
     "release": KilledCall(_prepare_running, _release),
+    "post": KilledCall(_prepare_waiting, _post),
     "claim": KilledCall(_prepare_queued, _claim),
     "remove": KilledCall(_prepare_running, _remove),
 }
@@ -163,7 +193,7 @@ class KillTests(DurableStoreUnderTest):
             async with StoreProcess(self.factory, location) as child:
                 await _kill_while_writing(child, writers)
                 # A kill between two writes does not count.
-                interrupted += "append" in child.child.interrupted_calls
+                interrupted += bool(child.child.interrupted_calls)
             await self.wait_until_idle(location, child.child.identity)
             for writer in writers:
                 await writer.check(store)
@@ -227,11 +257,12 @@ async def _kill_during(child: StoreProcess, call: Coroutine[Any, Any, None], aft
 async def _read_state(store: CheckpointStore, run_id: str) -> tuple[object, ...] | None:
     """Return the state of a run that a call changes, without the values that differ between runs."""
     try:
-        record, journal = await load_contents(store, run_id)
+        stored = await store.load(run_id)
     except RunNotFound:
         return None
+    record, mail = stored.record, [(each.mail_id, each.body) for each in stored.mail]
     claimed = (record.status, record.strikes, record.reason, record.cancel_requested, record.token > 0)
-    return *claimed, record.progress, record.next_seq, record.size, *journal
+    return *claimed, record.progress, record.next_seq, record.size, *stored.entries, *mail, *record.wake_on
 
 
 async def _wait_for_random_write_moment(child: StoreProcess, acknowledged: asyncio.Queue[None]) -> None:

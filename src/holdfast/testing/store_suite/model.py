@@ -1,20 +1,27 @@
 """A model of the contract in lists and dictionaries, for comparison with a store."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.errors import (
     ClaimLost,
     RunBusy,
+    RunEnded,
     RunExists,
     RunNotClaimable,
     RunNotFound,
+    StoreError,
+    UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunRecord, RunStatus
+
+#: The year of a `wake_at` that has passed.
+PAST_YEAR = 2000
 
 
 @dataclass
@@ -35,6 +42,21 @@ class ModelRun:
     reason: str = ""
     cancel_requested: bool = False
     retention: timedelta | None = None
+    wake_on: Sequence[str] = ()
+    #: Long past or far ahead, so that the model needs no clock of the store.
+    wake_at: datetime | None = None
+    #: By id, in the order of posting.
+    unread: dict[str, Mail] = field(default_factory=dict)
+    consumed: set[str] = field(default_factory=set)
+
+    def check_consumed(self, mail_ids: Sequence[str]) -> None:
+        if not self.unread.keys() >= set(mail_ids):
+            raise StoreError("not unread mail")
+
+    def consume(self, mail_ids: Sequence[str]) -> None:
+        self.consumed.update(mail_ids)
+        for mail_id in mail_ids:
+            del self.unread[mail_id]
 
 
 @dataclass
@@ -73,6 +95,10 @@ class Model:
         unfinished = run.status in (RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.RUNNING)
         return unfinished and not self.is_executing(run)
 
+    def is_awake(self, run: ModelRun) -> bool:
+        """Return whether the run waits until a time that has passed."""
+        return run.status is RunStatus.WAITING and run.wake_at is not None and run.wake_at.year == PAST_YEAR
+
     def create(self, began: float, run: NewRun, worker_id: str | None) -> None:
         if run.run_id in self.runs:
             raise RunExists(run.run_id)
@@ -90,6 +116,7 @@ class Model:
         """Give the run to the worker, under a token that the model does not know yet."""
         run = self.runs[run_id]
         run.status, run.owner, run.token = RunStatus.RUNNING, worker_id, None
+        run.wake_on, run.wake_at = (), None
         run.strikes += 1
         wait = backoff(run.strikes).total_seconds()
         run.ready_between = (began + wait, time.monotonic() + wait)
@@ -102,6 +129,8 @@ class Model:
 
     def append(self, claim: Claim, write: Append) -> None:
         run = self.find_claimed(claim)
+        run.check_consumed(write.consumed)
+        run.consume(write.consumed)
         run.entries = [*([] if write.rewrite else run.entries), *write.entries]
         run.next_seq += len(write.entries)
         run.progress = write.progress
@@ -112,6 +141,12 @@ class Model:
 
     def release(self, began: float, claim: Claim, release: Release) -> None:
         run = self.find_claimed(claim)
+        run.check_consumed(release.consumed)
+        if any(run.unread[mail_id].topic in release.wake_on for mail_id in run.unread.keys() - set(release.consumed)):
+            raise UnreadMail(claim.run_id)
+        run.consume(release.consumed)
+        if release.status is RunStatus.WAITING:
+            run.wake_on, run.wake_at = release.wake_on, release.wake_at
         run.entries = [*run.entries, *release.entries]
         run.next_seq += len(release.entries)
         run.progress = run.progress if release.progress is None else release.progress
@@ -144,7 +179,7 @@ class Model:
         run = self.runs.get(run_id)
         if run is None:
             raise RunNotFound(run_id)
-        if run.status not in statuses:
+        if run.status not in statuses and not (self.is_awake(run) and RunStatus.INTERRUPTED in statuses):
             raise RunNotClaimable(run_id, run.status)
         if self.is_executing(run) and not steal:
             raise RunBusy(run_id, run.owner or "")
@@ -158,7 +193,7 @@ class Model:
             parent = self.runs.get(run.new.parent_run_id or "")
             waits_for_parent = parent is not None and parent.status not in TERMINAL_STATUSES
             if (
-                self.is_interrupted(run)
+                (self.is_interrupted(run) or self.is_awake(run))
                 and run.new.agent_name in agents
                 and not waits_for_parent
                 and run.ready_between[1] <= now
@@ -181,6 +216,23 @@ class Model:
             for run_id, run in self.runs.items()
             if run.cancel_requested and run.status is RunStatus.RUNNING and run.owner == worker_id
         )
+
+    def post(self, began: float, run_id: str, mail: Mail) -> None:
+        run = self.runs.get(run_id)
+        if run is None:
+            raise RunNotFound(run_id)
+        if mail.mail_id in run.unread or mail.mail_id in run.consumed:
+            return
+        if run.status in TERMINAL_STATUSES:
+            raise RunEnded(run_id, run.status)
+        run.unread[mail.mail_id] = mail
+        if run.status is RunStatus.WAITING and mail.topic in run.wake_on:
+            run.status, run.wake_on, run.wake_at = RunStatus.INTERRUPTED, (), None
+            run.ready_between = (began, time.monotonic())
+
+    def pending_mail(self, worker_id: str) -> list[str]:
+        held = (RunStatus.RUNNING, worker_id)
+        return sorted(run_id for run_id, run in self.runs.items() if run.unread and (run.status, run.owner) == held)
 
     def purge(self) -> None:
         for run_id, run in list(self.runs.items()):
@@ -209,6 +261,7 @@ class Model:
             assert identity == (run.new.agent_name, run.new.caller_id, run.new.parent_run_id, run.new.meta)
             size = sum(len(entry.body) for entry in run.entries)
             assert (record.progress, record.next_seq, record.size) == (run.progress, run.next_seq, size)
+            assert (list(record.wake_on), record.wake_at) == (list(run.wake_on), run.wake_at)
             assert record.cancel_requested == run.cancel_requested
             if run.status is not RunStatus.RUNNING:
                 assert (record.reason, record.expires_at is None) == (run.reason, run.retention is None)

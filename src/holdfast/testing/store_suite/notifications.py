@@ -15,6 +15,7 @@ from holdfast.testing.store_suite.store_under_test import (
     create_claimed,
     load_contents,
     load_record,
+    make_mail,
     make_run,
 )
 
@@ -41,7 +42,18 @@ async def _cancel(store: CheckpointStore, worker_id: str, run_id: str) -> None:
     await store.request_cancel(run_id)
 
 
-CHANGES = {"submitted": _submit, "released": _release, "completed": _complete, "removed": _remove, "cancelled": _cancel}
+async def _post(store: CheckpointStore, worker_id: str, run_id: str) -> None:
+    await store.post(run_id, make_mail())
+
+
+CHANGES = {
+    "submitted": _submit,
+    "released": _release,
+    "completed": _complete,
+    "removed": _remove,
+    "cancelled": _cancel,
+    "posted": _post,
+}
 
 
 async def is_woken(

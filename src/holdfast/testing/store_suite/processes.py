@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import uuid
 from collections import Counter
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, this_process
-from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound
+from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, UnreadMail
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_process import StoreProcess
@@ -20,13 +21,16 @@ from holdfast.testing.store_suite.journal import assert_consistent_loads
 from holdfast.testing.store_suite.notifications import CHANGES, is_woken
 from holdfast.testing.store_suite.store_under_test import (
     create_claimed,
+    create_waiting,
     get_run_ids,
     list_run_ids,
     load_bodies,
     load_contents,
     load_record,
     make_append,
+    make_mail,
     make_run,
+    read_mail_ids,
 )
 
 RACERS = 6
@@ -46,6 +50,18 @@ async def open_racers(factory: str, location: str) -> AsyncIterator[list[tuple[S
         stores = [StoreProcess(factory, location) for _ in range(RACERS)]
         await asyncio.gather(*(stack.enter_async_context(store) for store in stores))
         yield [(store, await add_process_worker(store, store.child.identity)) for store in stores]
+
+
+async def _consume_until_waiting(store: CheckpointStore, claim: Claim, consumed: Counter[str]) -> None:
+    """Consume the mail of the run until there is none, then let the run wait for more."""
+    while True:
+        stored = await store.load(claim.run_id)
+        mail_ids = [mail.mail_id for mail in stored.mail]
+        await store.append(claim, make_append(stored.record.next_seq, b"used", consumed=mail_ids))
+        consumed.update(mail_ids)
+        with contextlib.suppress(UnreadMail):
+            await store.release(claim, Release(status=RunStatus.WAITING, wake_on=["message"]))
+            return
 
 
 @pytest.mark.asyncio
@@ -97,6 +113,31 @@ class RaceTests(DurableStoreUnderTest):
             assert sorted(get_run_ids(won)) == sorted(f"run-{n}" for n in range(10))
             for claim in won:
                 assert await load_bodies(racing[0][0], claim.run_id) == [claim.worker_id.encode()]
+
+    async def test_mail_that_processes_post_while_others_wait_for_it_is_consumed_once(self, location: str) -> None:
+        """It may come while its run is about to wait, waits, or is claimed. Two processes post each mail."""
+        expected = [f"mail-{n}" for n in range(20)]
+        consumed: Counter[str] = Counter()
+
+        async def post(store: CheckpointStore) -> list[str]:
+            receipts = [await store.post("run-1", make_mail(mail_id)) for mail_id in expected]
+            return [receipt.mail.mail_id for receipt in receipts if receipt.is_new]
+
+        async def consume(store: CheckpointStore, worker: str) -> None:
+            while len(consumed) < len(expected):
+                for claim in await store.claim_next(worker, agents=["agent"], limit=1):
+                    await _consume_until_waiting(store, claim, consumed)
+
+        async with open_racers(self.factory, location) as racing:
+            store, worker = racing[0]
+            await create_waiting(store, worker, wake_on=["message"])
+            consuming = [asyncio.ensure_future(consume(*racer)) for racer in racing[2:]]
+            async with asyncio.timeout(self.timeout.total_seconds()):
+                posted = await asyncio.gather(*(post(store) for store, _ in racing[:2]))
+                await asyncio.gather(*consuming)
+            assert Counter(itertools.chain(*posted)) == consumed == Counter(expected)
+            assert await read_mail_ids(store) == []
+            assert (await load_record(store)).status is RunStatus.WAITING
 
     async def test_processes_that_create_and_remove_one_id_never_share_it(self, location: str) -> None:
         async def create_and_remove(store: CheckpointStore, worker: str) -> list[int]:

@@ -2,8 +2,8 @@
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import ClassVar
 
 import pytest
@@ -11,7 +11,8 @@ import pytest_asyncio
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import NewRun, RunFilter, RunRecord
+from holdfast.checkpoint.mail import Mail
+from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_process_main import load_store_factory
 
@@ -78,6 +79,8 @@ def make_run(
     agent_name: str = "agent",
     caller_id: str = "caller",
     parent_run_id: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    not_before: datetime | None = None,
     meta: bytes = b"meta",
     progress: bytes = b"progress",
 ) -> NewRun:
@@ -87,6 +90,8 @@ def make_run(
         agent_name=agent_name,
         caller_id=caller_id,
         parent_run_id=parent_run_id,
+        labels=labels or {},
+        not_before=not_before,
         meta=meta,
         progress=progress,
         entries=make_entries(0, *(bodies or (b"begin",)), kind=EntryKind.BEGIN),
@@ -94,9 +99,24 @@ def make_run(
 
 
 def make_append(
-    first: int, *bodies: bytes, progress: bytes = b"progress", rewrite: bool = False, step_finished: bool = False
+    first: int,
+    *bodies: bytes,
+    progress: bytes = b"progress",
+    rewrite: bool = False,
+    step_finished: bool = False,
+    consumed: Sequence[str] = (),
 ) -> Append:
-    return Append(entries=make_entries(first, *bodies), progress=progress, rewrite=rewrite, step_finished=step_finished)
+    return Append(
+        entries=make_entries(first, *bodies),
+        progress=progress,
+        rewrite=rewrite,
+        step_finished=step_finished,
+        consumed=consumed,
+    )
+
+
+def make_mail(mail_id: str = "mail-1", *, topic: str = "message", body: bytes = b"hello") -> Mail:
+    return Mail(mail_id=mail_id, topic=topic, body=body)
 
 
 async def create_claimed(store: CheckpointStore, worker_id: str, run: NewRun | None = None) -> Claim:
@@ -118,6 +138,25 @@ async def load_record(store: CheckpointStore, run_id: str = "run-1") -> RunRecor
 
 async def load_bodies(store: CheckpointStore, run_id: str = "run-1") -> list[bytes]:
     return [entry.body for entry in (await store.load(run_id)).entries]
+
+
+async def read_mail_ids(store: CheckpointStore, run_id: str = "run-1") -> list[str]:
+    """Return the ids of the unread mail, in order."""
+    return [mail.mail_id for mail in await store.read_mail(run_id)]
+
+
+async def create_waiting(
+    store: CheckpointStore,
+    worker_id: str,
+    run: NewRun | None = None,
+    *,
+    wake_on: Sequence[str] = (),
+    wake_at: datetime | None = None,
+) -> Claim:
+    """Create a run that waits. Return the claim under which it was released."""
+    claim = await create_claimed(store, worker_id, run)
+    await store.release(claim, Release(status=RunStatus.WAITING, wake_on=wake_on, wake_at=wake_at))
+    return claim
 
 
 async def list_run_ids(store: CheckpointStore, filter: RunFilter | None = None) -> list[str]:

@@ -1,0 +1,164 @@
+"""The state of one run in a memory store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from holdfast.checkpoint.errors import RunEnded, StoreError, UnreadMail
+from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunRecord, RunStatus
+
+
+@dataclass(slots=True)
+class MemoryRun:
+    """The mutable state of a run. Never returned to callers."""
+
+    #: Without its entries, which are in `journal`.
+    new: NewRun
+    created_at: datetime
+    updated_at: datetime
+    not_before: datetime
+    progress: bytes
+    status: RunStatus = RunStatus.QUEUED
+    owner: str | None = None
+    token: int = 0
+    strikes: int = 0
+    wake_at: datetime | None = None
+    wake_on: Sequence[str] = ()
+    reason: str = ""
+    cancel_requested: bool = False
+    expires_at: datetime | None = None
+    next_seq: int = 0
+    size: int = 0
+    journal: list[Entry] = field(default_factory=list)
+    #: By id, in the order of arrival; consumed mail without its body.
+    mail: dict[str, Mail] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+    #: Counts up over the store, in the order of creation: the cursor of listings.
+    number: int = 0
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Add entries to the journal.
+
+        Raises:
+            StoreError: they do not continue it. Nothing was changed.
+        """
+        self._check_sequence(entries)
+        self.journal.extend(entries)
+        self.next_seq += len(entries)
+        self.size += sum(len(entry.body) for entry in entries)
+
+    def apply_append(self, write: Append, now: datetime) -> None:
+        """Make the whole write.
+
+        Raises:
+            StoreError: it does not fit the journal or the mail. Nothing was changed.
+        """
+        self._check_sequence(write.entries)
+        self.consume(write.consumed)
+        if write.rewrite:
+            self.journal.clear()
+            self.size = 0
+        self.extend(write.entries)
+        self.progress, self.updated_at = write.progress, now
+        if write.step_finished:
+            self.strikes = 0
+            self.not_before = min(self.not_before, now)
+
+    def apply_release(self, release: Release, now: datetime) -> None:
+        """Leave the run as `release` says.
+
+        Raises:
+            StoreError: it does not fit the journal or the mail. Nothing was changed.
+            UnreadMail: there is unread mail of a topic in `wake_on`. Nothing was changed.
+        """
+        self._check_sequence(release.entries)
+        self._check_consumed(release.consumed)
+        left = self.unread.difference(release.consumed)
+        if any(self.mail[mail_id].topic in release.wake_on for mail_id in left):
+            raise UnreadMail(self.new.run_id)
+        self.consume(release.consumed)
+        self.extend(release.entries)
+        if release.progress is not None:
+            self.progress = release.progress
+        self.status, self.reason, self.strikes = release.status, release.reason, release.strikes
+        self.not_before = now + release.delay
+        if release.status is RunStatus.WAITING:
+            self.wake_at, self.wake_on = release.wake_at, tuple(release.wake_on)
+        self.expires_at = None if release.retention is None else now + release.retention
+        self.updated_at = now
+        if release.status in TERMINAL_STATUSES:
+            self.cancel_requested = False
+
+    def post(self, mail: Mail, now: datetime) -> Receipt:
+        """Add mail, unless there was mail with its id before. Wake the run if it waits for the topic.
+
+        Raises:
+            RunEnded: the run is terminal. Nothing was changed.
+        """
+        if (known := self.mail.get(mail.mail_id)) is not None:
+            return Receipt(is_new=False, mail=known, consumed=mail.mail_id not in self.unread)
+        if self.status in TERMINAL_STATUSES:
+            raise RunEnded(self.new.run_id, self.status)
+        posted = self.mail[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
+        self.unread.add(mail.mail_id)
+        if self.status is RunStatus.WAITING and mail.topic in self.wake_on:
+            self.status, self.wake_at, self.wake_on = RunStatus.INTERRUPTED, None, ()
+            self.not_before = self.updated_at = now
+        return Receipt(is_new=True, mail=posted)
+
+    def consume(self, mail_ids: Sequence[str]) -> None:
+        """Mark unread mail as consumed.
+
+        Raises:
+            StoreError: one of the ids is not unread mail. Nothing was changed.
+        """
+        self._check_consumed(mail_ids)
+        self.unread.difference_update(mail_ids)
+        for mail_id in mail_ids:
+            self.mail[mail_id] = msgspec.structs.replace(self.mail[mail_id], body=b"")
+
+    def get_unread_mail(self) -> tuple[Mail, ...]:
+        return tuple(mail for mail_id, mail in self.mail.items() if mail_id in self.unread)
+
+    def _check_sequence(self, entries: Sequence[Entry]) -> None:
+        for seq, entry in enumerate(entries, self.next_seq):
+            if entry.seq != seq:
+                raise StoreError(
+                    f"run {self.new.run_id}: entry {entry.seq} came where {seq} is due; nothing was written"
+                )
+
+    def _check_consumed(self, mail_ids: Sequence[str]) -> None:
+        if unknown := set(mail_ids) - self.unread:
+            raise StoreError(
+                f"run {self.new.run_id}: {sorted(unknown)} is not among its unread mail; nothing was written"
+            )
+
+    def make_record(self, *, owner_alive: bool) -> RunRecord:
+        return RunRecord(
+            run_id=self.new.run_id,
+            agent_name=self.new.agent_name,
+            caller_id=self.new.caller_id,
+            parent_run_id=self.new.parent_run_id,
+            status=self.status,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+            owner=self.owner,
+            owner_alive=owner_alive,
+            token=self.token,
+            strikes=self.strikes,
+            not_before=self.not_before,
+            wake_at=self.wake_at,
+            wake_on=self.wake_on,
+            labels=dict(self.new.labels),
+            reason=self.reason,
+            cancel_requested=self.cancel_requested,
+            expires_at=self.expires_at,
+            next_seq=self.next_seq,
+            size=self.size,
+            meta=self.new.meta,
+            progress=self.progress,
+        )
