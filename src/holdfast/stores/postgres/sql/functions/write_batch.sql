@@ -80,7 +80,7 @@ begin
             p_run_ids, p_tokens, p_firsts, p_counts, p_sizes, p_progresses, p_finished, p_replaces, p_rewinds
         ) with ordinality as a (run_id, token, first, count, size, progress, finished, replaces, rewind, item)
         where r.run_id = a.run_id and r.token = a.token
-            -- Not in the form of the index of waiting runs: the planner would take that for short, and scan it.
+            -- Not in the form of the index by status: the planner would take that for short, and scan it.
             and r.status || '' = 'running'
             and (a.first is null or r.next_seq in (a.first, a.rewind))
         returning a.item, r.id

@@ -1,2 +1,0 @@
--- The functions are not compiled by a server with `jit = on`.
-select;
