@@ -8,7 +8,7 @@ from holdfast.cli import formatting
 from holdfast.cli.errors import UsageError
 from holdfast.cli.options import parse_labels, parse_resolutions, parse_time
 from holdfast.cli.output import one_line, sanitize
-from holdfast.cli.stores import redact_url
+from holdfast.db.url import redact_url
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,28 @@ def test_other_times_are_refused(given: str) -> None:
         parse_time(given, "--since", datetime(2026, 5, 10, tzinfo=UTC))
 
 
-def test_no_password_is_shown() -> None:
-    assert redact_url("postgresql://me:s3cret@db/runs") == "postgresql://me:***@db/runs"
-    assert redact_url("postgresql://db/runs?password=s3cret&x=1") == "postgresql://db/runs?password=***&x=1"
-    assert redact_url("postgresql://me@db/runs") == "postgresql://me@db/runs"
-    assert redact_url("sqlite:a@b.db") == "sqlite:a@b.db"
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:s3cret@db/runs", "postgresql://me:***@db/runs"),
+        ("postgresql://me:s3#cret@db:5433/runs", "postgresql://me:***@db:5433/runs"),
+        ("postgresql://me:s3?cret@db/runs", "postgresql://me:***@db/runs"),
+        ("postgresql://me:s3%40cr%2Fet@db/runs", "postgresql://me:***@db/runs"),
+        ("postgresql://me:s3@cret@db/runs", "postgresql://..."),
+        ("postgresql://me:s3/cret@db/runs", "postgresql://..."),
+        ("postgresql://me:33/cret@db/runs", "postgresql://..."),
+        ("postgres://me:s3/cr?et@db/runs", "postgres://..."),
+        ("postgresql://db/runs?password=s3cret&sslmode=require", "postgresql://:***@db/runs?sslmode=require"),
+        ("postgresql://db/runs?sslpassword=s3cret", "postgresql://db/runs?sslpassword=***"),
+        ("postgresql://me@db/runs", "postgresql://me@db/runs"),
+        ("postgresql://me@a:1,b:2/runs", "postgresql://me@/runs?host=a,b&port=1,2"),
+        ("postgresql://me@/runs?host=/run/pg", "postgresql://me@/runs?host=/run/pg"),
+        ("sqlite:a@b.db", "sqlite:a@b.db"),
+        ("sqlite:///data/a@b/runs.db", "sqlite:///data/a@b/runs.db"),
+        ("sqlite://user:s3cret@db/runs", "sqlite://..."),
+        ("sqlite://user:s3/cret@db/runs", "sqlite://..."),
+        ("mysql://user:s3cret@db/runs", "mysql..."),
+    ],
+)
+def test_no_password_is_shown(url: str, shown: str) -> None:
+    assert redact_url(url) == shown

@@ -16,10 +16,11 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.cli.errors import format_error, is_debug_enabled
 from holdfast.cli.output import format_value, print_diagnostic, print_json, sanitize
 from holdfast.cli.progress import ProgressListener
-from holdfast.cli.stores import get_record, redact_url, report_slow_open
+from holdfast.cli.stores import get_record, report_slow_open
 from holdfast.core.errors import NotDurable, RunCancelled, RunInterrupted, RunLost, RunParked, ShuttingDown
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.result import Result
+from holdfast.db.url import redact_url
 
 _T = TypeVar("_T")
 

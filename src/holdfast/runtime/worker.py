@@ -188,6 +188,8 @@ class Worker:
     async def _wait_for_change(self) -> None:
         try:
             await self._store.wait_for_change(POLL_INTERVAL)
+        except StoreClosed:
+            pass  # the loop ends
         except StoreError as exc:
             log.warning("could not wait for a change in the store, will poll: %s", exc)
             await self._clock.sleep(POLL_INTERVAL)
