@@ -17,7 +17,7 @@ def tables_from_url(url: str) -> Tables:
 
         return PostgresTables(url)
     if scheme == "sqlite" and rest.removeprefix("//"):
-        from holdfast.db.sqlite import SqliteTables
+        from holdfast.db.sqlite_tables import SqliteTables
 
         return SqliteTables(rest.removeprefix("//"))
     # Name only the scheme: the rest may hold a password.
