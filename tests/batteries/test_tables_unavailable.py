@@ -18,7 +18,7 @@ from holdfast.batteries.audit import AuditQuery, AuditRow, TablesAudit
 from holdfast.batteries.budget import Budget, BudgetUnavailable, Limit, Spend, TablesLedger
 from holdfast.checkpoint.record import RunStatus
 from holdfast.db.postgres import PostgresTables
-from holdfast.db.sqlite import SqliteTables
+from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables, TablesUnavailable
 from holdfast.stores.memory import MemoryStore
 

@@ -18,7 +18,8 @@ from tests.stores.sqlite_fixture import describe
 
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, SchemaTooNew, StoreError, StorePermissionError
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
-from holdfast.db.sqlite import PAGE_SIZE, SqliteTables
+from holdfast.db.sqlite import PAGE_SIZE
+from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Schema, TablesUnavailable
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.database import Database, load_migrations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.db.sqlite import SqliteTables
+from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Schema
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.url import store_from_url

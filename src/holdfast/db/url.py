@@ -19,7 +19,7 @@ def tables_from_url(url: str) -> Tables:
 
         return PostgresTables(url)
     if scheme == "sqlite" and rest.removeprefix("//"):
-        from holdfast.db.sqlite import SqliteTables
+        from holdfast.db.sqlite_tables import SqliteTables
 
         try:
             return SqliteTables(parse_sqlite_path(url))

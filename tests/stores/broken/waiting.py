@@ -119,6 +119,15 @@ class AddsTheNewWaitToTheOld(BrokenStore):
         await super().release(claim, msgspec.structs.replace(release, wake_on=topics))
 
 
+class WaitsForOneThingOnly(BrokenStore):
+    """A run that waits for mail forgets the time at which it would be woken."""
+
+    red = ("test_a_claim_without_effect_restores_the_wait",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, msgspec.structs.replace(release, wake_at=None) if release.wake_on else release)
+
+
 class HasNoTimers(BrokenStore):
     red = ("test_a_run_whose_wake_at_has_passed_is_claimable", "test_a_run_is_claimed_when_its_wake_at_is_reached")
 

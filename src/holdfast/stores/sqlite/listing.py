@@ -149,9 +149,8 @@ def _make_conditions(filter: RunFilter, source: _Source) -> tuple[str, ...]:
         if other.condition == source.condition:
             continue
         if other.k == "labels":
-            conditions.append(
-                statement("has_label").replace("{condition}", other.condition.replace("labels.", "other."))
-            )
+            condition = other.condition.replace("labels.", "other.")
+            conditions.append(statement("has_label").replace("{k}", source.k).replace("{condition}", condition))
         else:
             conditions.append(other.condition)
     if filter.interrupted:
