@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check chaos bench bench-peers docs clean
+.PHONY: help demo postgresql test check chaos bench bench-peers docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,14 @@ $(BENCH_READY): $(READY)
 demo: $(READY) ## Kill an agent several times and let it finish
 	$(BIN)/holdfast demo
 
-test: $(READY) ## Check and run all tests
+# Tests and benchmarks use the machine's PostgreSQL, which is stock; without it an embedded one.
+postgresql:
+	@if [ ! -d /usr/lib/postgresql ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes postgresql; } >/dev/null 2>&1 \
+		|| echo "PostgreSQL could not be installed: the tests use the embedded one"; \
+	fi
+
+test: $(READY) postgresql ## Check and run all tests
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -39,10 +46,10 @@ chaos: $(READY) ## Run the long crash, chaos, power-loss and property tests (hou
 		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 \
 		tests/chaos tests/crash tests/stores tests/checkpoint tests/fanout
 
-bench: $(BENCH_READY) ## Measure against the raw limits of this machine and compare with the baseline (minutes)
+bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machine and compare with the baseline (minutes)
 	$(BIN)/python -m bench --guard
 
-bench-peers: $(BENCH_READY) ## Measure against the peers, each in its own environment, and write the report (hours)
+bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (hours)
 	$(BIN)/python -m bench --peers --report
 
 docs: $(READY) ## Build the documentation into site/

@@ -13,7 +13,7 @@ from typing import Any
 from bench.environment import python_for
 from bench.plan import Size, Subject
 from bench.records import Record, condense_result
-from tests.postgres_server import EmbeddedServer, NamedServer, fresh_database
+from tests.postgres_server import LocalServer, NamedServer, fresh_database
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 class Runner:
     """Runs the systems' programs. Starts a PostgreSQL server when a job needs one and none was given."""
 
-    def __init__(self, *, time_limit: float, server: EmbeddedServer | NamedServer | None = None) -> None:
+    def __init__(self, *, time_limit: float, server: LocalServer | NamedServer | None = None) -> None:
         self._time_limit = time_limit
         self._server, self._own_server = server, server is None
 
@@ -47,7 +47,7 @@ class Runner:
         return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
 
     def close(self) -> None:
-        if self._own_server and isinstance(self._server, EmbeddedServer):
+        if self._own_server and isinstance(self._server, LocalServer):
             self._server.remove()
 
     def _measure(self, size: Size, subject: Subject) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Runner:
         if not subject.variant.startswith("postgres"):
             yield None
             return
-        self._server = self._server or EmbeddedServer()
+        self._server = self._server or LocalServer()
         with fresh_database(self._server) as url:
             yield url
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.postgres_proxy import CuttingProxy
-from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.postgres_server import LocalServer, fresh_database
 from tests.store_kinds import DURABLE, STORES
 
 # A shell ignores SIGINT in background jobs, and child processes inherit that.
@@ -31,22 +31,22 @@ def durable_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[LocalServer]:
     """A server that tests may stop, with a Unix socket for the proxy. Independent of any configured server."""
-    server = EmbeddedServer()
+    server = LocalServer()
     yield server
     server.remove()
 
 
 @pytest.fixture
-def url(server: EmbeddedServer) -> Iterator[str]:
+def url(server: LocalServer) -> Iterator[str]:
     """The URL of an empty database on the server, without the proxy."""
     with fresh_database(server) as url:
         yield url
 
 
 @pytest.fixture
-async def proxy(server: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
+async def proxy(server: LocalServer) -> AsyncIterator[CuttingProxy]:
     """A proxy in front of the server that cuts connections on request."""
     proxy = CuttingProxy(server.socket)
     async with proxy.running():

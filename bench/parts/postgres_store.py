@@ -1,7 +1,7 @@
 """The PostgreSQL store beside what PostgreSQL itself can do on this machine: `python -m bench.parts.postgres_store`.
 
 Raw is psycopg with the same rows and no more: an entry and the run's row, written by hand. Store and raw take turns on
-one embedded server, so that the noise of the machine meets both. Look at the ratios; the figures themselves change from
+one server, so that the noise of the machine meets both. Look at the ratios; the figures themselves change from
 machine to machine.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from queue import Empty, SimpleQueue
 
 import psycopg
-from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.postgres_server import LocalServer, fresh_database
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
@@ -159,7 +159,7 @@ async def create_with_entries(store: PostgresStore, name: str, entries: int) -> 
 # -- what is measured --------------------------------------------------------------------------------------------------
 
 
-async def one_run(server: EmbeddedServer, steps: int = 2000, turn: int = 200) -> None:
+async def one_run(server: LocalServer, steps: int = 2000, turn: int = 200) -> None:
     """One save a step, on the server's disk before the next."""
     with fresh_database(server) as url:
         connection = raw_database(url, 1)
@@ -195,7 +195,7 @@ async def _write_concurrently(write: Callable[[int, int], Awaitable[None]], runs
     return runs * writes / (time.perf_counter() - began)
 
 
-async def many_runs(server: EmbeddedServer, runs: int, writes: int = 20, turns: int = 7) -> None:
+async def many_runs(server: LocalServer, runs: int, writes: int = 20, turns: int = 7) -> None:
     """All at once, each write on the disk before the run's next."""
     raw_rates: dict[str, list[float]] = {name: [] for name in RAW}
     rates, creations = [], []
@@ -225,7 +225,7 @@ async def many_runs(server: EmbeddedServer, runs: int, writes: int = 20, turns: 
     print_result("  store, creating them", f"{statistics.median(creations):,.0f} runs/s")
 
 
-async def interrupted_runs(server: EmbeddedServer, runs: int = 1000, entries: int = 50) -> None:
+async def interrupted_runs(server: LocalServer, runs: int = 1000, entries: int = 50) -> None:
     """What a new process finds."""
     with fresh_database(server) as url:
         store = await open_store(url)
@@ -259,7 +259,7 @@ async def interrupted_runs(server: EmbeddedServer, runs: int = 1000, entries: in
     print_result("  load all: store", f"{best:.3f} s {best / raw_best:.2f}x", "at most 2x")
 
 
-async def removal(server: EmbeddedServer, entries: int = 5000, others: int = 8, seconds: float = 2.0) -> None:
+async def removal(server: LocalServer, entries: int = 5000, others: int = 8, seconds: float = 2.0) -> None:
     """Saves of other runs while a long one is removed."""
     with fresh_database(server) as url:
         store = await open_store(url)
@@ -289,7 +289,7 @@ async def removal(server: EmbeddedServer, entries: int = 5000, others: int = 8, 
     print_result("  during", f"{during * 1e3:.2f} ms {during / before:.2f}x", "at most 3x")
 
 
-async def claiming(server: EmbeddedServer, callers: int, runs: int = 10_000) -> None:
+async def claiming(server: LocalServer, callers: int, runs: int = 10_000) -> None:
     with fresh_database(server) as url:
         store = await open_store(url)
         await asyncio.gather(*(create_claimed(store, f"run-{n}", f"caller-{n % callers}") for n in range(runs)))
@@ -307,7 +307,7 @@ async def claiming(server: EmbeddedServer, callers: int, runs: int = 10_000) -> 
 
 
 async def main() -> None:
-    server = EmbeddedServer()
+    server = LocalServer()
     await one_run(server)
     await many_runs(server, 128)
     await many_runs(server, 1000)

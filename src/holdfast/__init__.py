@@ -15,6 +15,7 @@ from holdfast.core.retry import Retry
 from holdfast.core.tool import Tool, ToolSchema, tool
 from holdfast.core.tool_context import ToolContext, current_call
 from holdfast.errors import HoldfastError
+from holdfast.runtime.reading import RunDetails, RunList, RunSummary
 from holdfast.stores.url import store_from_url
 
 __all__ = [
@@ -37,7 +38,10 @@ __all__ = [
     "Result",
     "Retention",
     "Retry",
+    "RunDetails",
     "RunInfo",
+    "RunList",
+    "RunSummary",
     "StoreCheckpoints",
     "System",
     "Tool",

@@ -25,6 +25,7 @@ from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.janitor import Janitor
+from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
 from holdfast.stores.url import store_from_url
@@ -373,6 +374,30 @@ class App:
         if run is None:
             raise RunNotFound(run_id)
         run.steer(text)
+
+    # -- reading runs -------------------------------------------------------------------------------------------
+
+    async def get(self, run_id: str) -> RunDetails:
+        """Return a run's status, progress, times and pending calls, whichever process executes it.
+
+        Raises:
+            RunNotFound: there is no such run, or its retention has passed.
+            RunDamaged: its journal is corrupt.
+        """
+        return await get_run(self._stored.checkpoints.store, run_id)
+
+    async def list(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+        """Return a page of runs, newest first.
+
+        Args:
+            cursor: the `cursor` of the page before.
+            query: `status`, `agent`, `caller`, `parent`, `labels`, `since` and `until`; all that are given have to fit.
+
+        Raises:
+            DefinitionError: an argument has a wrong type or value.
+            InvalidCursor: the cursor is not one that this store has returned.
+        """
+        return await list_runs(self._stored.checkpoints.store, limit=limit, cursor=cursor, **query)
 
     def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
         """Return the agent of this App. Refuse an agent that recovery would not find by its name."""

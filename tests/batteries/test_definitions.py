@@ -36,7 +36,7 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agent import ModelTiers, failover
 from holdfast.core.agent_tools import AgentToolProvider
 from holdfast.core.errors import DefinitionError, MissingDefinition
-from holdfast.db.sqlite import SqliteTables
+from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.url import tables_from_url
 from holdfast.stores.memory import MemoryStore
 

@@ -9,7 +9,7 @@ import apsw
 import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
-from tests.postgres_server import EmbeddedServer
+from tests.postgres_server import LocalServer
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -18,7 +18,7 @@ from holdfast.batteries.audit import AuditQuery, AuditRow, TablesAudit
 from holdfast.batteries.budget import Budget, BudgetUnavailable, Limit, Spend, TablesLedger
 from holdfast.checkpoint.record import RunStatus
 from holdfast.db.postgres import PostgresTables
-from holdfast.db.sqlite import SqliteTables
+from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables, TablesUnavailable
 from holdfast.stores.memory import MemoryStore
 
@@ -76,7 +76,7 @@ async def test_a_run_goes_on_when_the_connection_of_its_budget_is_cut(url: str) 
     await budget.close()
 
 
-async def test_a_server_that_starts_again_is_waited_for(server: EmbeddedServer, url: str) -> None:
+async def test_a_server_that_starts_again_is_waited_for(server: LocalServer, url: str) -> None:
     tables = PostgresTables(url)
     ledger = TablesLedger(tables)
     await ledger.open()

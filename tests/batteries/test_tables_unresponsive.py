@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
-from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.postgres_server import LocalServer, fresh_database
 
 from holdfast.batteries.budget import Spend, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
@@ -49,14 +49,14 @@ async def silent() -> AsyncIterator[tuple[SilentServer, str]]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer()
+def server() -> Iterator[LocalServer]:
+    server = LocalServer()
     yield server
     server.remove()
 
 
 @pytest.fixture
-def proxied(server: EmbeddedServer, proxy: CuttingProxy) -> Iterator[str]:
+def proxied(server: LocalServer, proxy: CuttingProxy) -> Iterator[str]:
     """A database behind the proxy."""
     with fresh_database(server) as url:
         yield proxy.url(urlsplit(url).path.removeprefix("/"))

@@ -15,7 +15,7 @@ from tests.chaos.agent import Effect, chaos_agent
 from tests.chaos.checks import find_faults
 from tests.chaos.fleet import Chaos, Fleet, fleet
 from tests.chaos.worker import open_store
-from tests.postgres_server import EmbeddedServer
+from tests.postgres_server import LocalServer
 
 from holdfast import App
 from holdfast.core.errors import RunParked
@@ -117,7 +117,7 @@ async def test_a_fleet_on_one_host_survives(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(1200 if LONG else 300)
 async def test_a_fleet_on_postgres_survives_restarts_of_the_server_too(tmp_path: Path) -> None:
-    server = EmbeddedServer()
+    server = LocalServer()
 
     def restart(crash: bool) -> None:
         server.stop(crash=crash)

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import holdfast
-from holdfast.cli.listing import display_status
 from holdfast.cli.stores import open_store
+from holdfast.runtime.reading import present_status
 
 MODULES = Path(__file__).parent / "modules"
 #: Of the holdfast that the tests themselves import, wherever that is installed.
-_SOURCE = Path(holdfast.__file__).parent.parent
+SOURCE = Path(holdfast.__file__).parent.parent
 #: As the installed script is started: without the working directory on the path.
 COMMAND = [sys.executable, "-P", "-m", "holdfast"]
 
@@ -35,7 +35,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
-    return {**kept, "PYTHONPATH": f"{MODULES}{os.pathsep}{_SOURCE}", "PYTHONUNBUFFERED": "1", **more}
+    return {**kept, "PYTHONPATH": f"{MODULES}{os.pathsep}{SOURCE}", "PYTHONUNBUFFERED": "1", **more}
 
 
 class Shell:
@@ -68,7 +68,7 @@ class Shell:
 
         async def look() -> dict[str, str]:
             async with open_store(f"sqlite:{self.folder / 'runs.db'}") as store:
-                return {record.run_id: display_status(record) async for record in store.list_runs()}
+                return {record.run_id: present_status(record) async for record in store.list_runs()}
 
         return asyncio.run(look())
 

@@ -20,7 +20,7 @@ def test_a_store_that_is_fine(shell: Shell) -> None:
         "store", "schema", "size", "integrity", "runs", "workers", "damage", "in doubt", "agents", "preflight",
     ]  # fmt: skip
     assert {finding["level"] for finding in found.values()} == {"ok"}
-    assert found["schema"]["detail"] == "version 1, the newest"
+    assert found["schema"]["detail"] == "version 2, the newest"
     assert found["runs"]["detail"].startswith("1 queued; ")
     assert "ok       agents: every run has an agent" in shell.ok("doctor", "sample:app").splitlines()
 
@@ -84,3 +84,11 @@ def test_a_deploy_that_would_strand_runs_is_found_before(shell: Shell) -> None:
     assert "and is in 'polish', but agent phased has ['draft']" in found["preflight"]["detail"]
     assert (found["agents"]["level"], found["agents"]["runs"]) == ("wrong", ["r2"])
     assert shell.states() == {"r1": "interrupted", "r2": "queued", "r3": "interrupted"}  # looked at, not touched
+
+
+def test_a_file_that_others_may_read_is_a_warning(shell: Shell) -> None:
+    shell.ok("submit", "sampler", "note", "--run-id", "r1")
+    (shell.folder / "runs.db").chmod(0o644)
+    found = findings(shell, code=0)
+    assert found["settings"]["level"] == "warning"
+    assert f"chmod 600 {shell.folder / 'runs.db'}" in found["settings"]["detail"]

@@ -1,14 +1,14 @@
 """Amounts as they are shown, and text as it is typed."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from holdfast.cli import formatting
 from holdfast.cli.errors import UsageError
-from holdfast.cli.options import parse_labels, parse_resolutions
+from holdfast.cli.options import parse_labels, parse_resolutions, parse_time
 from holdfast.cli.output import one_line, sanitize
-from holdfast.cli.stores import redact_url
+from holdfast.db.url import redact_url
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def test_costs(dollars: float, shown: str) -> None:
 def test_text_is_cut_and_cleaned() -> None:
     assert one_line("a\n  b", 10) == "a b"
     assert one_line("abcdef", 4) == "abc…"
+    assert sanitize("a\u202eb\u2067\x7f\u2028") == "a\ufffdb\ufffd\ufffd\ufffd"
     assert sanitize("a\x1b[2J\tb\n\x9b\ud800") == "a\ufffd[2J\tb\n\ufffd\ufffd"
 
 
@@ -46,8 +47,50 @@ def test_answers_are_json_or_text() -> None:
         parse_resolutions(["=x"])
 
 
-def test_no_password_is_shown() -> None:
-    assert redact_url("postgresql://me:s3cret@db/runs") == "postgresql://me:***@db/runs"
-    assert redact_url("postgresql://db/runs?password=s3cret&x=1") == "postgresql://db/runs?password=***&x=1"
-    assert redact_url("postgresql://me@db/runs") == "postgresql://me@db/runs"
-    assert redact_url("sqlite:a@b.db") == "sqlite:a@b.db"
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("30m", "2026-05-10T11:30"),
+        ("2h", "2026-05-10T10:00"),
+        ("1.5d", "2026-05-09T00:00"),
+        ("1w", "2026-05-03T12:00"),
+        ("2026-05-01T09:00Z", "2026-05-01T09:00"),
+        ("2026-05-01T09:00+02:00", "2026-05-01T07:00"),
+    ],
+)
+def test_times_are_durations_ago_or_iso(given: str, expected: str) -> None:
+    now = datetime(2026, 5, 10, 12, tzinfo=UTC)
+    assert parse_time(given, "--since", now) == datetime.fromisoformat(f"{expected}+00:00")
+
+
+@pytest.mark.parametrize("given", ["yesterday", "2", "-2h", "99999999999w"])
+def test_other_times_are_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="--since"):
+        parse_time(given, "--since", datetime(2026, 5, 10, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:s3cret@db/runs", "postgresql://me:***@db/runs"),
+        ("postgresql://me:s3#cret@db:5433/runs", "postgresql://me:***@db:5433/runs"),
+        ("postgresql://me:s3?cret@db/runs", "postgresql://me:***@db/runs"),
+        ("postgresql://me:s3%40cr%2Fet@db/runs", "postgresql://me:***@db/runs"),
+        ("postgresql://me:s3@cret@db/runs", "postgresql://..."),
+        ("postgresql://me:s3/cret@db/runs", "postgresql://..."),
+        ("postgresql://me:33/cret@db/runs", "postgresql://..."),
+        ("postgres://me:s3/cr?et@db/runs", "postgres://..."),
+        ("postgresql://db/runs?password=s3cret&sslmode=require", "postgresql://:***@db/runs?sslmode=require"),
+        ("postgresql://db/runs?sslpassword=s3cret", "postgresql://db/runs?sslpassword=***"),
+        ("postgresql://me@db/runs", "postgresql://me@db/runs"),
+        ("postgresql://me@a:1,b:2/runs", "postgresql://me@/runs?host=a,b&port=1,2"),
+        ("postgresql://me@/runs?host=/run/pg", "postgresql://me@/runs?host=/run/pg"),
+        ("sqlite:a@b.db", "sqlite:a@b.db"),
+        ("sqlite:///data/a@b/runs.db", "sqlite:///data/a@b/runs.db"),
+        ("sqlite://user:s3cret@db/runs", "sqlite://..."),
+        ("sqlite://user:s3/cret@db/runs", "sqlite://..."),
+        ("mysql://user:s3cret@db/runs", "mysql..."),
+    ],
+)
+def test_no_password_is_shown(url: str, shown: str) -> None:
+    assert redact_url(url) == shown

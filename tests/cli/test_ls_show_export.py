@@ -4,11 +4,15 @@ import asyncio
 import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
-from tests.cli.shell import Shell, kill
+from tests.cli.modules import approving, sample
+from tests.cli.shell import SOURCE, Shell, kill
 
 from holdfast import Agent, App, ModelUnavailable, Reply, Retry, ToolCall, WorkerSettings, tool
+from holdfast.adapters.pydantic_ai import durable
+from holdfast.core.errors import RunParked
 
 
 def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
@@ -18,8 +22,10 @@ def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
     (running,) = shell.json("ls")
     assert (running["status"], running["owner_alive"]) == ("running", True)
     kill(process)
-    shell.ok("submit", "other", "note", "--run-id", "queued", "--caller", "me")
-    first, second = shell.json("ls")
+    shell.ok(
+        "submit", "other", "note", "--run-id", "queued", "--caller", "me", "--label", "team=a", "--label", "env=test"
+    )
+    second, first = shell.json("ls")
     assert first["cost_usd"] == pytest.approx(0.002)
     assert {name: first[name] for name in ("run_id", "status", "agent", "steps", "tokens", "owner_alive")} == {
         "run_id": "killed", "status": "interrupted", "agent": "sampler", "steps": 1, "tokens": 30, "owner_alive": False,
@@ -32,9 +38,31 @@ def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
         (["--status", "interrupted", "--status", "running"], ["killed"]),
         (["--status", "running"], []),
         (["--agent", "other", "--caller", "me"], ["queued"]),
-        (["--limit", "1"], ["queued"]),
+        (["--label", "team=a", "--label", "env=test"], ["queued"]),
+        (["--label", "team=b"], []),
     ]:
         assert [run["run_id"] for run in shell.json("ls", *options)] == found, options
+
+
+def test_ls_lists_the_newest_runs_and_says_that_there_are_more(shell: Shell) -> None:
+    asyncio.run(submit_runs(shell.folder / "runs.db", 51))
+    newest = shell.run("ls")
+    rows = newest.stdout.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [f"r{number}" for number in range(50, 0, -1)]
+    assert newest.stderr == "there are more than these 50 runs: use --limit N, or --all for all of them\n"
+    limited = shell.run("ls", "--limit", "2", "--json")
+    assert [run["run_id"] for run in json.loads(limited.stdout)] == ["r50", "r49"]
+    assert "there are more than these 2 runs" in limited.stderr
+    everything = shell.run("ls", "--all", "--since", "1h")
+    assert len(everything.stdout.splitlines()) == 52
+    assert everything.stderr == ""
+
+
+async def submit_runs(path: Path, count: int) -> None:
+    agent = sample.agent
+    async with App([agent], f"sqlite:{path}", worker=WorkerSettings(recover_on_start=False)) as app:
+        for number in range(count):
+            await app.submit(agent, "note", run_id=f"r{number}")
 
 
 def test_ls_as_a_table(shell: Shell) -> None:
@@ -54,7 +82,7 @@ def test_show_tells_a_run_without_its_agents_code(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "send+fail note transfer", "--run-id", "r1")
     shell.wait_for_effect("transfer c3-1")
     kill(process)
-    shown = shell.run("show", "r1", PYTHONPATH="")
+    shown = shell.run("show", "r1", PYTHONPATH=str(SOURCE))
     assert shown.returncode == 0
     lines = shown.stdout.splitlines()
     assert lines[:2] == ["run      r1", "status   interrupted"]
@@ -111,13 +139,42 @@ def test_show_has_phases_and_children(shell: Shell) -> None:
     assert "phase draft: done: note" in shell.ok("show", "r1").splitlines()
 
 
-def test_show_prints_messages_it_does_not_know_as_they_are(shell: Shell) -> None:
-    shell.open_gate()
-    shell.ok("submit", "foreign", "hello", "--run-id", "r1")
-    shell.ok("recover", "foreign:agent", "-q")
-    shown = shell.ok("show", "r1", "--full")
-    assert '"part_kind":"user-prompt"' in shown
-    assert "answer: " in shown
+def test_show_reads_runs_of_pydantic_ai_without_their_code(shell: Shell) -> None:
+    asyncio.run(run_until_approval(shell.folder / "runs.db"))
+    shown = shell.run("show", "r1", PYTHONPATH=str(SOURCE))
+    lines = shown.stdout.splitlines()
+    assert lines[1] == "status   parked: approval: pay c3, pay c4"
+    start = lines.index("system: You book.")
+    assert [line for line in lines[start:] if not line.startswith("---")] == [
+        "system: You book.",
+        "user: book",
+        "thinking: search first",
+        "model: Let me look.",
+        "  lookup(word=Lisbon) c1",
+        "  lookup(word=) c2",
+        '  lookup c1 done: {"found":"Lisbon"}',
+        "  lookup c2 error: give a word",
+        "  pay(amount=40) c3",
+        "  pay(amount=5) c4",
+        "",
+        "needs approval: pay(amount=40) c3",
+        "needs approval: pay(amount=5) c4",
+    ]
+    assert "answer with: holdfast unpark --app MODULE:ATTR --resolve c3=true --resolve c4=true r1" in shown.stderr
+    calls = shell.json("show", "r1")["calls"]
+    assert [(call["arguments"], call["state"], call["result"]) for call in calls] == [
+        ({"word": "Lisbon"}, "done", {"found": "Lisbon"}),
+        ({"word": ""}, "error", "give a word"),
+        ({"amount": 40}, "needs approval", None),
+        ({"amount": 5}, "needs approval", None),
+    ]
+
+
+async def run_until_approval(path: Path) -> None:
+    agent = durable(approving.agent)
+    async with App([agent], f"sqlite:{path}", worker=WorkerSettings(recover_on_start=False)) as app:
+        with pytest.raises(RunParked):
+            await app.run(agent, "book", run_id="r1")
 
 
 def test_export_gives_every_entry(shell: Shell) -> None:
@@ -141,6 +198,44 @@ def run_usage(requests: int, calls: int) -> dict[str, object]:
 
 
 def test_stored_text_cannot_take_over_the_terminal(shell: Shell) -> None:
+    unsafe = "\x1b[2J\x7f\x9b31m\u202eabc\u2066\u2028\U000e0041"
+    shell.ok("submit", "sampler", f"{unsafe}note ünïcødé 👩‍🚀", "--run-id", "r1")
+    for command in (["show", "r1"], ["show", "r1", "--json"], ["ls", "--json"], ["export", "r1"]):
+        printed = shell.ok(*command)
+        assert not set(printed) & set(unsafe) - set("[2J31mabc"), command
+        assert "ünïcødé 👩‍🚀" in printed
+    assert shell.json("ls")[0]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
+    begin = json.loads(shell.ok("export", "r1").splitlines()[1])
+    assert begin["body"]["meta"]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
+
+
+def test_finished_runs_are_shown_exported_and_forked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shell.folder)
+    asyncio.run(finish_runs(shell.folder / "runs.db"))
+    for run_id, status, last in [
+        ("good", "done", "answer: done: note"),
+        ("bad", "failed: RuntimeError: the model is down", "error: RuntimeError: the model is down"),
+        ("ended", "cancelled", "error: RunCancelled: run ended was cancelled"),
+    ]:
+        lines = shell.ok("show", run_id).splitlines()
+        assert lines[1].startswith(f"status   {status}")
+        assert any(line.startswith("expires  ") and ", in " in line for line in lines), run_id
+        assert lines[-1] == last
+    assert json.loads(shell.ok("export", "bad").splitlines()[-1])["kind"] == "outcome"
+    shell.ok("fork", "good", "--at", "1", "--run-id", "again")
+    assert [run["run_id"] for run in shell.json("ls", "--status", "failed", "--status", "queued")] == ["again", "bad"]
+
+
+async def finish_runs(path: Path) -> None:
+    agent = sample.agent
+    async with App([agent], f"sqlite:{path}", worker=WorkerSettings(recover_on_start=False)) as app:
+        await app.submit(agent, "note", run_id="good")
+        await app.resume("good")
+        await app.submit(agent, "boom", run_id="bad")
+        with pytest.raises(RuntimeError):
+            await app.resume("bad")
+        await app.submit(agent, "note", run_id="ended")
+        await app.cancel("ended")
     shell.ok("submit", "sampler", "\x1b[2Jnote", "--run-id", "r1")
     assert "\x1b" not in shell.ok("show", "r1")
 

@@ -31,10 +31,26 @@ def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None
             shell.end()
 
 
-def test_a_server_that_is_not_there_is_waited_for_and_no_password_is_shown(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_reported_and_no_password_is_shown(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
-        shell = Shell(tmp_path, store=f"postgresql://me:secret@127.0.0.1:{taken.getsockname()[1]}/nowhere")
+        shell = Shell(tmp_path, store=f"postgresql://me:s%23cret@127.0.0.1:{taken.getsockname()[1]}/nowhere")
+        try:
+            process = shell.start("ls")
+            _, said = process.communicate()
+            assert process.returncode == 1
+            assert "cannot be reached: check its address" in said
+            assert "cret" not in said
+            assert "Traceback" not in said
+        finally:
+            shell.end()
+
+
+def test_a_server_that_does_not_answer_is_waited_for_and_no_password_is_shown(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        shell = Shell(tmp_path, store=f"postgresql://me:secret@127.0.0.1:{silent.getsockname()[1]}/nowhere")
         try:
             process = shell.start("run", "sample:agent", "note", "--run-id", "r1")
             message = line_with(process.stderr, "waiting for the store to answer")

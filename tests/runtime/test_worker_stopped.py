@@ -11,7 +11,7 @@ from tests.probe_store import ProbeStore
 
 from holdfast import Agent, App, CheckpointSettings, Message, Reply, Retention, ToolSchema, WorkerSettings
 from holdfast.checkpoint.claim import WorkerIdentity, this_process
-from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreUnavailable
+from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreUnavailable
 from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.stores.memory import MemoryStore
@@ -63,6 +63,25 @@ async def test_a_store_that_fails_for_a_moment_ends_no_run_under_way() -> None:
     assert asked > 2
     assert {"long", "short"} == set(report.statuses)
     assert (await _record(probe.inner, "long")).status is RunStatus.DONE
+
+
+async def test_a_store_that_closes_before_the_worker_waits_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    agent = Agent(name="agent", model=Gated())
+    probe = ProbeStore(MemoryStore())
+    async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
+        closed = False
+
+        async def close_first(method: str) -> None:
+            nonlocal closed
+            closed = closed or (method == "wait_for_change" and "claim_next" in probe.calls)
+            if closed and method in ("wait_for_change", "claim_next"):
+                raise StoreClosed("closed")
+
+        probe.before = close_first
+        await app.serve()
+        assert closed
+        probe.before = None
+    assert "could not wait for a change" not in caplog.text
 
 
 @pytest.mark.parametrize("by", ["recover", "serve"])

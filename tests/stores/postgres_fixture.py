@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import psycopg
-from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.postgres_server import LocalServer, fresh_database
 
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.postgres import PostgresStore
@@ -78,7 +78,7 @@ def main() -> None:
     name = f"postgres-v{len(SqlFiles('holdfast').migrations)}"
     if (FOLDER / f"{name}.sql").exists():
         raise SystemExit(f"{name}.sql is there already, and is kept for good")
-    server = EmbeddedServer()
+    server = LocalServer()
     with fresh_database(server) as url:
         expected = asyncio.run(make(url))
         command = [str(server.programs / "pg_dump"), "--schema=holdfast", "--inserts", "--no-owner", "--no-privileges"]

@@ -11,7 +11,7 @@ from tests.stores.postgres_support import fail_after_timeout, open_store, route_
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_suite.store_under_test import add_worker
 
-BEAT = b".beat("
+BEAT = b".renew("
 SOON = timedelta(seconds=2)
 
 #: A process that leaves when it is told to.
@@ -58,6 +58,27 @@ async def test_the_next_beat_goes_over_another_connection(proxy: CuttingProxy, u
             return await _alive_until(url) > silent_since
 
         await wait_until(is_heard_again)
+
+
+async def test_a_worker_that_another_process_deregistered_stays_deregistered(proxy: CuttingProxy, url: str) -> None:
+    async with (
+        open_store(route_through(proxy, url), lease_timeout=SOON) as store,
+        open_store(url) as other,
+        fail_after_timeout(),
+    ):
+        worker, further = await add_worker(store), await add_worker(store)
+        proxy.harm(Harm.FALL_SILENT, BEAT)
+        await proxy.landed.wait()
+        await other.deregister_worker(worker)
+        silent_since = await _alive_until(url)
+
+        async def is_heard_again() -> bool:
+            return await _alive_until(url) > silent_since
+
+        await wait_until(is_heard_again)
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            left = await (await connection.execute("select worker_id from holdfast.worker")).fetchall()
+        assert left == [(further,)]
 
 
 async def test_a_worker_is_deregistered_nevertheless(proxy: CuttingProxy, url: str) -> None:

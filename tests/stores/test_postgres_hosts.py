@@ -207,12 +207,16 @@ async def test_after_a_start_of_the_server_silent_workers_are_given_their_time(u
             assert (await load_record(store)).is_interrupted
 
 
-async def test_a_row_that_was_tidied_away_comes_back_with_the_next_beat(url: str, store: PostgresStore) -> None:
+async def test_a_worker_that_was_suspended_until_its_row_was_deleted_registers_again(
+    url: str, store: PostgresStore
+) -> None:
     async with open_store(url, lease_timeout=SOON) as far:
         owner = a_worker_elsewhere()
         await far.register_worker(owner)
         await create_claimed(far, owner.worker_id)
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-            await connection.execute("delete from holdfast.worker")
+        heartbeat = far._require_open().heartbeat
+        with heartbeat._beat_lock, psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("delete from holdfast.worker")
+            heartbeat._sent_at -= timedelta(days=8).total_seconds()
         await wait_until(lambda: _is_driven(store))
         assert (await load_record(store)).owner == owner.worker_id

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from tests.postgres_proxy import TransactionPooler
-from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.postgres_server import LocalServer, fresh_database
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
 
 from holdfast.checkpoint.claim import Claim
@@ -22,21 +22,21 @@ from holdfast.testing.store_suite.store_under_test import add_worker, create_cla
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer()
+def server() -> Iterator[LocalServer]:
+    server = LocalServer()
     yield server
     server.remove()
 
 
 @pytest.fixture
-def direct(server: EmbeddedServer) -> Iterator[str]:
+def direct(server: LocalServer) -> Iterator[str]:
     """Straight to the server."""
     with fresh_database(server) as url:
         yield url
 
 
 @pytest_asyncio.fixture
-async def pooler(server: EmbeddedServer, direct: str) -> AsyncIterator[TransactionPooler]:
+async def pooler(server: LocalServer, direct: str) -> AsyncIterator[TransactionPooler]:
     pooler = TransactionPooler(server.socket, database_of(direct))
     async with pooler.running():
         yield pooler

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
 import pytest
-from tests.postgres_server import EmbeddedServer
+from tests.postgres_server import LocalServer
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
 
 from holdfast.checkpoint.claim import Claim
@@ -34,7 +34,7 @@ async def store(url: str) -> AsyncIterator[PostgresStore]:
 
 
 @contextlib.asynccontextmanager
-async def down(server: EmbeddedServer) -> AsyncIterator[None]:
+async def down(server: LocalServer) -> AsyncIterator[None]:
     """In here there is no server."""
     await asyncio.to_thread(server.stop)
     try:
@@ -67,7 +67,7 @@ class _Driver:
 
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "crashed"])
 async def test_a_restart_under_many_writes_loses_and_doubles_nothing(
-    server: EmbeddedServer, url: str, store: PostgresStore, crash: bool
+    server: LocalServer, url: str, store: PostgresStore, crash: bool
 ) -> None:
     worker, stop = await add_worker(store), asyncio.Event()
     drivers = [_Driver(store, f"run-{n}") for n in range(RUNS)]
@@ -106,7 +106,7 @@ CALLS: dict[str, Call] = {
 
 
 async def test_every_call_waits_for_a_server_that_is_away_for_a_moment(
-    server: EmbeddedServer, store: PostgresStore
+    server: LocalServer, store: PostgresStore
 ) -> None:
     claims = {name: await create_claimed(store, await add_worker(store), make_run(name)) for name in CALLS}
     async with down(server):
@@ -129,7 +129,7 @@ def _on_its_own_run(name: str) -> Call:
 
 
 async def test_every_call_gives_up_in_the_end_and_succeeds_when_the_server_is_back(
-    server: EmbeddedServer, url: str
+    server: LocalServer, url: str
 ) -> None:
     async with open_store(url), open_store(url, timeout=timedelta(seconds=1)) as store:
         claims = {name: await create_claimed(store, await add_worker(store), make_run(name)) for name in CALLS}
@@ -143,7 +143,7 @@ async def test_every_call_gives_up_in_the_end_and_succeeds_when_the_server_is_ba
         assert await load_bodies(store, "append") == [b"begin", b"more"]
 
 
-async def test_a_store_that_is_closed_while_the_server_is_away_lets_go(server: EmbeddedServer, url: str) -> None:
+async def test_a_store_that_is_closed_while_the_server_is_away_lets_go(server: LocalServer, url: str) -> None:
     async with open_store(url), fail_after_timeout(), open_store(url, timeout=timedelta(seconds=1)) as store:
         claim = await create_claimed(store, await add_worker(store))
         await asyncio.to_thread(server.stop)
@@ -157,7 +157,7 @@ async def test_a_store_that_is_closed_while_the_server_is_away_lets_go(server: E
             await asyncio.to_thread(server.start)
 
 
-async def test_changes_are_heard_of_again_after_a_restart(server: EmbeddedServer, url: str) -> None:
+async def test_changes_are_heard_of_again_after_a_restart(server: LocalServer, url: str) -> None:
     async with open_store(url) as store, open_store(url) as other, fail_after_timeout():
         async with down(server):
             pass

@@ -6,7 +6,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 from tests.postgres_proxy import CuttingProxy
-from tests.postgres_server import EmbeddedServer, fresh_database
+from tests.postgres_server import LocalServer, fresh_database
 from tests.stores.postgres_support import fail_after_timeout, open_store, route_through, wait_until
 
 from holdfast.checkpoint.errors import StoreUnavailable
@@ -15,28 +15,28 @@ from holdfast.testing.store_suite.store_under_test import add_worker, create_cla
 
 
 @pytest.fixture(scope="module")
-def primary() -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer()
+def primary() -> Iterator[LocalServer]:
+    server = LocalServer()
     yield server
     server.remove()
 
 
 @pytest.fixture(scope="module")
-def standby(primary: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer(follows=primary)
+def standby(primary: LocalServer) -> Iterator[LocalServer]:
+    server = LocalServer(follows=primary)
     yield server
     server.remove()
 
 
 @pytest.fixture
-def url(primary: EmbeddedServer) -> Iterator[str]:
+def url(primary: LocalServer) -> Iterator[str]:
     """Straight to the primary."""
     with fresh_database(primary) as url:
         yield url
 
 
 @pytest.fixture
-async def address(primary: EmbeddedServer) -> AsyncIterator[CuttingProxy]:
+async def address(primary: LocalServer) -> AsyncIterator[CuttingProxy]:
     """Leads to the primary at first."""
     proxy = CuttingProxy(primary.socket)
     async with proxy.running():
@@ -59,7 +59,7 @@ def asked(url: str, statement: str) -> list[tuple[object, ...]]:
         return connection.execute(statement.encode()).fetchall()
 
 
-async def caught_up(standby: EmbeddedServer, url: str) -> None:
+async def caught_up(standby: LocalServer, url: str) -> None:
     """Returns once the standby knows of every run."""
     with psycopg.connect(url) as connection:
         [(now,)] = connection.execute("select pg_current_wal_flush_lsn()::text").fetchall()
@@ -71,7 +71,7 @@ async def caught_up(standby: EmbeddedServer, url: str) -> None:
 
 
 async def test_saves_succeed_again_once_it_leads_to_the_primary(
-    address: CuttingProxy, primary: EmbeddedServer, standby: EmbeddedServer, store: PostgresStore, url: str
+    address: CuttingProxy, primary: LocalServer, standby: LocalServer, store: PostgresStore, url: str
 ) -> None:
     claim = await create_claimed(store, await add_worker(store))
     await caught_up(standby, url)
@@ -87,7 +87,7 @@ async def test_saves_succeed_again_once_it_leads_to_the_primary(
 
 
 async def test_what_is_read_is_not_what_the_standby_has_for_ever(
-    address: CuttingProxy, primary: EmbeddedServer, standby: EmbeddedServer, store: PostgresStore, url: str
+    address: CuttingProxy, primary: LocalServer, standby: LocalServer, store: PostgresStore, url: str
 ) -> None:
     claim = await create_claimed(store, await add_worker(store))
     await caught_up(standby, url)
@@ -104,7 +104,7 @@ async def test_what_is_read_is_not_what_the_standby_has_for_ever(
 
 
 async def test_who_may_not_listen_there_tries_ever_more_seldom(
-    address: CuttingProxy, standby: EmbeddedServer, url: str
+    address: CuttingProxy, standby: LocalServer, url: str
 ) -> None:
     async with open_store(url):
         pass

@@ -1,7 +1,10 @@
 """Whose turn it is, and who is alive, as far as it is the SQLite store's own doing."""
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,11 +16,12 @@ import apsw
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claim import WorkerIdentity, find_process, this_process
 from holdfast.checkpoint.errors import RunBusy
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.stores.sqlite import SqliteStore, claims
+from holdfast.stores.sqlite.database import statement
 from holdfast.testing import ManualClock
 from holdfast.testing.store_suite.store_under_test import (
     add_worker,
@@ -171,14 +175,12 @@ async def test_runs_of_several_dead_workers_and_waiting_ones_are_one_queue(tmp_p
 # -- who is alive ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_cannot_be_seen_is_dead_when_its_heartbeat_is_old(tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_be_seen_is_dead_when_its_heartbeat_stands_still(tmp_path: Path) -> None:
     clock = ManualClock()
-    worker = elsewhere()
-    async with opened(tmp_path / "runs.db", clock=clock) as theirs:
-        await theirs.register_worker(worker)
-        await create_claimed(theirs, worker.worker_id)
+    await _leave_a_run_of(elsewhere(), tmp_path / "runs.db", clock)
     async with opened(tmp_path / "runs.db", clock=clock) as store:
         other = await add_worker(store)
+        assert await list_run_ids(store, RunFilter(interrupted=True)) == []
         await clock.advance(timedelta(seconds=29))
         with pytest.raises(RunBusy):
             await store.claim("run-1", other)
@@ -187,6 +189,113 @@ async def test_a_worker_that_cannot_be_seen_is_dead_when_its_heartbeat_is_old(tm
         await clock.advance(timedelta(seconds=2))
         assert await list_run_ids(store, RunFilter(interrupted=True)) == ["run-1"]
         assert get_run_ids(await store.claim_next(other, agents=["agent"], limit=1)) == ["run-1"]
+
+
+async def _leave_a_run_of(worker: WorkerIdentity, path: Path, clock: Clock) -> None:
+    """As after a crash of that worker."""
+    async with opened(path, clock=clock) as store:
+        await store.register_worker(worker)
+        await create_claimed(store, worker.worker_id)
+
+
+@pytest.mark.parametrize("where", ["on this host", "elsewhere"])
+async def test_a_dead_worker_whose_clock_was_ahead_is_replaced_as_soon_as_any_other(tmp_path: Path, where: str) -> None:
+    clock, ahead = ManualClock(), ManualClock(ManualClock().now() + HOUR)
+    dead = msgspec.structs.replace(this_process(), started="at another time")
+    worker = elsewhere() if where == "elsewhere" else WorkerIdentity(worker_id="dead", process=dead)
+    await _leave_a_run_of(worker, tmp_path / "runs.db", ahead)
+    async with opened(tmp_path / "runs.db", clock=clock) as store:
+        other = await add_worker(store)
+        taken = get_run_ids(await store.claim_next(other, agents=["agent"], limit=1))
+        if where == "elsewhere":
+            assert taken == [], "it has to be watched first"
+            await clock.advance(timedelta(seconds=31))
+            taken = get_run_ids(await store.claim_next(other, agents=["agent"], limit=1))
+        assert taken == ["run-1"]
+
+
+async def test_a_run_that_a_clock_ahead_has_released_is_taken(tmp_path: Path) -> None:
+    ahead = ManualClock(ManualClock().now() + HOUR)
+    async with opened(tmp_path / "runs.db", clock=ahead) as store:
+        claim = await create_claimed(store, await add_worker(store))
+        await store.release(claim, Release(status=RunStatus.INTERRUPTED))
+    async with opened(tmp_path / "runs.db", clock=ManualClock()) as store:
+        taken = await store.claim_next(await add_worker(store), agents=["agent"], limit=1)
+        assert get_run_ids(taken) == ["run-1"]
+
+
+async def test_a_worker_whose_clock_is_ahead_takes_nothing_from_a_live_one(tmp_path: Path) -> None:
+    path, clock, ahead = tmp_path / "runs.db", ManualClock(), ManualClock(ManualClock().now() + HOUR)
+    worker = elsewhere()
+    async with opened(path, clock=clock) as theirs, opened(path, clock=ahead) as store:
+        await theirs.register_worker(worker)
+        await create_claimed(theirs, worker.worker_id)
+        other = await add_worker(store)
+        for _ in range(3):
+            assert await list_run_ids(store, RunFilter(interrupted=True)) == []
+            with pytest.raises(RunBusy):
+                await store.claim("run-1", other)
+            assert get_run_ids(await store.claim_next(other, agents=["agent"], limit=1)) == []
+            await ahead.advance(timedelta(seconds=20))
+            connection = apsw.Connection(str(path))
+            connection.execute(statement("beat"), (worker.worker_id, 0))
+            connection.close()
+
+
+async def test_what_ran_before_the_host_was_restarted_is_dead_at_once(tmp_path: Path) -> None:
+    name, *_ = this_process().host.split("/")
+    process = msgspec.structs.replace(this_process(), host=f"{name}/an-earlier-boot/pid:[1]")
+    await _leave_a_run_of(WorkerIdentity(worker_id="earlier", process=process), tmp_path / "runs.db", ManualClock())
+    async with opened(tmp_path / "runs.db", clock=ManualClock()) as store:
+        taken = await store.claim_next(await add_worker(store), agents=["agent"], limit=1)
+        assert get_run_ids(taken) == ["run-1"]
+
+
+def _start_process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+
+def _kill_without_reaping(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+async def test_a_zombie_is_dead(tmp_path: Path) -> None:
+    process = _start_process()
+    identity = find_process(process.pid)
+    assert identity is not None
+    async with opened(tmp_path / "runs.db") as store:
+        await store.register_worker(WorkerIdentity(worker_id="zombie", process=identity))
+        await create_claimed(store, "zombie")
+        other = await add_worker(store)
+        with pytest.raises(RunBusy):
+            await store.claim("run-1", other)
+        _kill_without_reaping(process)
+        assert (await store.claim("run-1", other)).run_id == "run-1"
+    process.communicate()
+
+
+async def test_a_heartbeat_does_not_bring_back_a_worker_that_another_process_deregistered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, lease = tmp_path / "runs.db", timedelta(milliseconds=20)
+    async with opened(path, dead_after=lease) as store, opened(path, dead_after=lease) as other:
+        worker, stays = elsewhere(), elsewhere()
+        await store.register_worker(worker)
+        await store.register_worker(stays)
+        await create_claimed(store, worker.worker_id)
+        await other.deregister_worker(worker.worker_id)
+        connection = apsw.Connection(str(path))
+        asked = "SELECT heartbeat_at FROM workers WHERE worker_id = ?"
+        async with asyncio.timeout(60):
+            for _ in range(3):
+                first = connection.execute(asked, (stays.worker_id,)).get
+                while connection.execute(asked, (stays.worker_id,)).get == first:
+                    await store.wait_for_change(timedelta(milliseconds=5))
+        assert connection.execute("SELECT worker_id FROM workers").fetchall() == [(stays.worker_id,)]
+        connection.close()
+        assert (await other.claim("run-1", await add_worker(other))).run_id == "run-1"
+    assert caplog.text.count(f"deregistered worker {worker.worker_id}") == 1
 
 
 async def test_a_process_that_can_be_seen_needs_no_heartbeat(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """The SQLite store's file: how it comes into being, and which files it takes."""
 
 import asyncio
+import contextlib
 import json
+import re
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib import resources
@@ -12,9 +14,13 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.stores.sqlite_fixture import describe
 
-from holdfast.checkpoint.errors import RunDamaged, SchemaTooNew, StoreError, StorePermissionError
-from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.errors import CheckpointError, RunDamaged, SchemaTooNew, StoreError, StorePermissionError
+from holdfast.checkpoint.record import Release, RunFilter, RunStatus
+from holdfast.db.sqlite import PAGE_SIZE
+from holdfast.db.sqlite_tables import SqliteTables
+from holdfast.db.tables import Schema, TablesUnavailable
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.database import Database, load_migrations
 from holdfast.testing.store_suite.store_under_test import (
@@ -25,6 +31,7 @@ from holdfast.testing.store_suite.store_under_test import (
     load_contents,
     make_append,
     make_run,
+    make_worker,
 )
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -45,6 +52,16 @@ async def _a_store_with_a_run(path: Path) -> None:
         claim = await create_claimed(store, await add_worker(store))
         await store.append(claim, make_append(1, b"saved"))
         await store.release(claim, Release(status=RunStatus.INTERRUPTED))
+
+
+async def _make_file_of_many_runs(path: Path) -> bytes:
+    async with opened(path) as store:
+        worker = await add_worker(store)
+        for n in range(20):
+            claim = await create_claimed(store, worker, make_run(f"run-{n}"))
+            await store.append(claim, make_append(1, b"x" * 3000))
+        await store.deregister_worker(worker)
+    return path.read_bytes()
 
 
 async def test_a_folder_that_does_not_exist_is_created(tmp_path: Path) -> None:
@@ -159,6 +176,22 @@ async def test_the_skip_pointers_of_earlier_versions_are_not_needed(tmp_path: Pa
         assert await load_bodies(store) == [b"begin", b"saved"]
 
 
+def _strip_comments(sql: str) -> str:
+    return " ".join(re.sub("--.*", "", sql).split())
+
+
+async def test_a_migrated_file_has_the_schema_of_a_new_one(tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "sqlite-v1.db", tmp_path / "old.db")
+    schemas = []
+    for name in ("old.db", "new.db"):
+        async with opened(tmp_path / name):
+            connection = apsw.Connection(str(tmp_path / name))
+            rows = connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY 1, 2").fetchall()
+            connection.close()
+            schemas.append([(kind, name, _strip_comments(str(sql))) for kind, name, sql in rows])
+    assert schemas[0] == schemas[1]
+
+
 def test_migrations_are_numbered_without_a_gap() -> None:
     folder = resources.files("holdfast.stores.sqlite") / "sql" / "migrations"
     numbers = sorted(int(file.name.partition("_")[0]) for file in folder.iterdir() if file.name.endswith(".sql"))
@@ -187,11 +220,13 @@ async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path,
     shutil.copy(FIXTURES / f"sqlite-v{version}.db", path)
     expected = json.loads((FIXTURES / f"sqlite-v{version}.json").read_text())
     async with opened(path) as store:
+        assert await describe(store) == expected
+        for status in {record.status async for record in store.list_runs()}:
+            page = await store.list_page(RunFilter(statuses=frozenset({status})))
+            assert [run.run_id for run in page.records] == [
+                name for name in reversed(expected) if expected[name][0] == status
+            ]
         found = {run_id: await load_contents(store, run_id) for run_id in await list_run_ids(store)}
-        assert {
-            run_id: [record.status, record.strikes, [f"{entry.kind} {entry.body.decode()}" for entry in journal]]
-            for run_id, (record, journal) in found.items()
-        } == expected
         worker = await add_worker(store)
         for record, journal in reversed(found.values()):
             claim = await store.claim(record.run_id, worker, statuses=frozenset(RunStatus))
@@ -267,3 +302,118 @@ async def test_removing_a_damaged_run_leaves_the_entries_of_others(tmp_path: Pat
         assert await load_bodies(store, "run-1") == [b"zero", b"one", b"two"]
     assert connection.execute("SELECT count(*) FROM garbage").get == 0
     connection.close()
+
+
+def _list_truncations(size: int) -> Iterator[int]:
+    """Lengths at, before and behind the boundaries of pages, and some within pages."""
+    yield from (1, 99, 511, 512, 4095, 4096)
+    for page in range(PAGE_SIZE, size + 1, PAGE_SIZE):
+        yield from (page - PAGE_SIZE // 2, page - 1, page, page + 1)
+
+
+async def _use(store: SqliteStore) -> None:
+    """Call each kind of read and write once. Errors of the store are fine, any other is not."""
+    await store.open()
+    try:
+        worker = make_worker()
+        for work in (
+            lambda: list_run_ids(store),
+            lambda: store.load("run-7"),
+            lambda: store.register_worker(worker),
+            lambda: store.create(make_run("new")),
+            lambda: store.claim("run-3", worker.worker_id),
+            lambda: store.claim_next(worker.worker_id, agents=["agent"], limit=3),
+            lambda: store.purge(),
+        ):
+            with contextlib.suppress(CheckpointError):
+                await work()
+    finally:
+        await store.close()
+
+
+async def test_a_truncated_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    whole = await _make_file_of_many_runs(tmp_path / "whole.db")
+    path = tmp_path / "runs.db"
+    for length in _list_truncations(len(whole)):
+        if length < len(whole):
+            path.write_bytes(whole[:length])
+            with pytest.raises(StoreError, match=r"truncated.*backup"):
+                await SqliteStore(path).open()
+            assert path.read_bytes() == whole[:length], length
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_no_other_error_gets_out_of_a_truncated_file_with_a_log(tmp_path: Path) -> None:
+    path, copy = tmp_path / "whole.db", tmp_path / "runs.db"
+    whole = await _make_file_of_many_runs(path)
+    async with opened(path) as store:
+        await store.create(make_run("late"))
+        log = path.with_name("whole.db-wal").read_bytes()
+    for length in [*range(PAGE_SIZE, len(whole), PAGE_SIZE), *range(PAGE_SIZE // 2, len(whole), PAGE_SIZE)]:
+        for file in tmp_path.glob("runs.db*"):
+            file.unlink()
+        copy.write_bytes(whole[:length])
+        copy.with_name("runs.db-wal").write_bytes(log)
+        with contextlib.suppress(StoreError):
+            await _use(SqliteStore(copy))
+
+
+async def test_a_page_of_zeros_is_no_bare_error(tmp_path: Path) -> None:
+    """As a file system leaves it that lost the newest data of a file, but not its length."""
+    whole = await _make_file_of_many_runs(tmp_path / "whole.db")
+    path = tmp_path / "runs.db"
+    for start in range(PAGE_SIZE, len(whole), PAGE_SIZE):
+        for file in tmp_path.glob("runs.db*"):
+            file.unlink()
+        # The header of the page stays.
+        path.write_bytes(whole[: start + 64] + bytes(PAGE_SIZE - 64) + whole[start + PAGE_SIZE :])
+        with contextlib.suppress(StoreError):
+            await _use(SqliteStore(path))
+
+
+async def test_a_failed_connect_is_raised(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    await _a_store_with_a_run(path)
+    connection = apsw.Connection(str(path))
+    connection.execute("ALTER TABLE counters RENAME TO lost")
+    with pytest.raises(StoreError, match="no such table"):
+        await SqliteStore(path).open()
+    connection.execute("ALTER TABLE lost RENAME TO counters")
+    connection.close()
+    async with opened(path) as store:
+        assert await load_bodies(store) == [b"begin", b"saved"]
+
+
+async def test_a_failed_connect_of_the_tables_is_raised(tmp_path: Path) -> None:
+    tables = SqliteTables(tmp_path / "runs.db", busy_timeout_ms=1)
+    other = apsw.Connection(str(tmp_path / "runs.db"))
+    other.execute("BEGIN EXCLUSIVE")
+    schema = Schema(name="test", migrations=[["CREATE TABLE test (a)"]])
+    with pytest.raises(TablesUnavailable, match="locked"):
+        await tables.open(schema)
+    other.execute("ROLLBACK")
+    other.close()
+    await tables.open(schema)
+    await tables.close()
+
+
+async def _make_log(path: Path, steps: int) -> tuple[bytes, bytes]:
+    """Return the file and its log as a crash leaves them after so many saves."""
+    async with opened(path) as store:
+        claim = await create_claimed(store, await add_worker(store))
+        for seq in range(1, steps + 1):
+            await store.append(claim, make_append(seq, b"%d" % seq))
+        return path.read_bytes(), path.with_name(path.name + "-wal").read_bytes()
+
+
+async def test_a_damaged_log_loses_the_commits_from_the_damage_on_and_no_others(tmp_path: Path) -> None:
+    file, log = await _make_log(tmp_path / "whole.db", 20)
+    path, found = tmp_path / "runs.db", []
+    for place in (len(log) - 1000, len(log) - 200_000):
+        path.write_bytes(file)
+        path.with_name("runs.db-wal").write_bytes(log[:place] + b"\xff" + log[place + 1 :])
+        async with opened(path) as store:
+            found.append(await load_bodies(store))
+    assert len(found[1]) < len(found[0]) < 21
+    for bodies in found:
+        assert bodies == [b"begin", *(b"%d" % seq for seq in range(1, len(bodies)))]

@@ -284,14 +284,17 @@ async def test_nothing_is_written_after_close(tmp_path: Path) -> None:
     [
         ("run_row", 1, "run_id"),
         ("pending_cancellations", 1, "runs_to_cancel"),
-        ("run_tree", 1, "runs_children"),
+        ("pending_mail", 1, "runs_with_mail"),
+        ("find_mail", 2, "mail_of_run"),
+        ("unread_mail", 1, "mail_unread"),
+        ("run_tree", 1, "runs_by_parent"),
         ("expired_runs", 2, "runs_expiring"),
-        ("list_unfinished", 6, "runs_unfinished"),
         ("running_owners", 0, "runs_running"),
         ("claimable_callers", 3, "runs_waiting"),
         ("orphaned_callers", 4, "runs_running"),
         ("claimable_runs", 4, "runs_waiting"),
         ("orphaned_runs", 5, "runs_running"),
+        ("due_runs", 3, "runs_due"),
     ],
 )
 async def test_what_is_asked_often_reads_no_more_than_it_needs(

@@ -15,3 +15,18 @@ def test_a_file_url_is_refused_and_names_what_to_use_instead() -> None:
 def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     with pytest.raises(StoreError, match=r"sqlite:"):
         store_from_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:top/secret@db/runs",
+        "postgresql://me:top@secret@db/runs",
+        "sqlite://me:secret@db/runs",
+        "mysql://me:secret@db/runs",
+    ],
+)
+def test_a_url_is_refused_without_showing_its_password(url: str) -> None:
+    with pytest.raises(StoreError) as raised:
+        store_from_url(url)
+    assert "secret" not in str(raised.value)

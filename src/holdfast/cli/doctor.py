@@ -12,13 +12,13 @@ from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore, SupportsHealthCheck
 from holdfast.cli import formatting
 from holdfast.cli.errors import format_error
-from holdfast.cli.listing import display_status
-from holdfast.cli.transcript import Transcript
 from holdfast.core.agent import Agent, AgentSource
 from holdfast.core.effects import Effect
 from holdfast.core.execution.lifecycle import describe_unknown_phases
 from holdfast.core.execution.loop import PendingCall
 from holdfast.core.execution.native import get_loop
+from holdfast.runtime.reading import present_status
+from holdfast.runtime.transcript import Transcript
 
 
 class AnyMessageCodec:
@@ -122,7 +122,7 @@ class Doctor:
         is_newest = health.version == health.known_version
         newest = "the newest" if is_newest else f"this code knows {health.known_version}"
         free = f", {formatting.size(health.free)} of it free" if health.free else ""
-        return [
+        findings = [
             Finding(check="schema", level="ok", detail=f"version {health.version}, {newest}"),
             Finding(check="size", level="ok", detail=f"{formatting.size(health.size)}{free}"),
             Finding(
@@ -131,9 +131,12 @@ class Doctor:
                 detail="; ".join(health.problems) or "no damage found",
             ),
         ]
+        if health.warnings:
+            findings.append(Finding(check="settings", level="warning", detail="; ".join(health.warnings)))
+        return findings
 
     async def _check_run(self, record: RunRecord) -> None:
-        self._statuses[display_status(record)] += 1
+        self._statuses[present_status(record)] += 1
         self._size += record.size
         if record.status is RunStatus.RUNNING and record.owner is not None:
             self._owners[record.owner_alive][record.owner] += 1
@@ -159,7 +162,9 @@ class Doctor:
         else:
             transcript = Transcript()
             transcript.read(stored.entries)
-            preflight = PreflightResult(in_doubt=[f"{call.tool} {call.call_id}" for call in transcript.unanswered])
+            transcript.close(record)
+            in_doubt = [call for call in transcript.unanswered if call.state == "in doubt"]
+            preflight = PreflightResult(in_doubt=[f"{call.tool} {call.call_id}" for call in in_doubt])
             # The agent of a child run is known only to the tool that starts it.
             if self._agents is not None and record.parent_run_id is None:
                 self._missing_agents[record.run_id] = (

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import NoReturn
 
+from holdfast.cli.output import sanitize
 from holdfast.core.tool_threads import has_running_threads
 from holdfast.errors import HoldfastError
 
@@ -67,7 +68,7 @@ def _prepare_streams() -> None:
 
 
 def _exit_with_message(message: str, code: int) -> NoReturn:
-    print(f"holdfast: {message}", file=sys.stderr)
+    print(f"holdfast: {sanitize(message)}", file=sys.stderr)
     sys.exit(code)
 
 

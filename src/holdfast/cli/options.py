@@ -1,7 +1,9 @@
 """Arguments and options that several commands share: their declarations, parsers and completion."""
 
 import asyncio
+import re
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -10,13 +12,20 @@ import typer
 from holdfast.cli.errors import UsageError
 from holdfast.cli.stores import open_store
 
+#: Runs that shell completion looks at.
+_MAX_COMPLETIONS = 1000
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
+_UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
 
 def complete_run(ctx: Any, incomplete: str) -> list[str]:
-    """Return the run ids with this prefix; an empty list if the store cannot be read."""
+    """Return the ids of the newest runs with this prefix; an empty list if the store cannot be read."""
 
     async def find() -> list[str]:
         async with open_store(ctx.params.get("store") or "") as store:
-            return [record.run_id async for record in store.list_runs() if record.run_id.startswith(incomplete)]
+            newest = (await store.list_page(limit=_MAX_COMPLETIONS)).records
+            return sorted(record.run_id for record in newest if record.run_id.startswith(incomplete))
 
     try:
         return asyncio.run(find())
@@ -68,6 +77,21 @@ def parse_resolutions(given: list[str] | None) -> dict[str, Any]:
     return {
         call: _parse_value(text) for call, text in (_split_pair(each, "--resolve CALL=RESULT") for each in given or [])
     }
+
+
+def parse_time(given: str, option: str, now: datetime) -> datetime:
+    """Parse an ISO time, local unless it has a zone, or a duration before `now`, such as `2h` or `3d`.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    try:
+        if found := _DURATION.fullmatch(given.strip()):
+            return now - timedelta(**{_UNITS[found[2]]: float(found[1])})
+        return datetime.fromisoformat(given).astimezone(UTC)
+    except (ValueError, OverflowError):
+        form = "a duration such as 30m, 2h or 3d, or an ISO time such as 2026-05-01T09:00"
+        raise UsageError(f"{option} {given!r} is not valid: give {form}") from None
 
 
 def _split_pair(given: str, form: str) -> tuple[str, str]:

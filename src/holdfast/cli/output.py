@@ -2,8 +2,8 @@
 
 import contextlib
 import os
+import re
 import sys
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -31,6 +31,14 @@ def ignore_broken_pipe(stream: IO[str]) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+#: Characters with which stored text could change how a terminal shows other text: control characters (C0, DEL, C1),
+#: bidirectional controls, line separators, invisible tags and halves of surrogate pairs.
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+    r"|[\U000e0000-\U000e007f]"
+)
+
+
 def print_json(value: Any) -> None:
     """Print `value` as indented JSON."""
     _write_json_line(msgspec.json.format(encode_json(value), indent=2))
@@ -42,10 +50,16 @@ def print_json_line(value: Any) -> None:
 
 
 def _write_json_line(line: bytes) -> None:
-    """Write bytes: JSON is UTF-8 in any locale."""
+    """Write bytes: JSON is UTF-8 in any locale. Characters unsafe for a terminal are escaped: the value is the same."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.write(_UNSAFE.sub(_escape, line.decode()).encode() + b"\n")
     sys.stdout.buffer.flush()
+
+
+def _escape(found: re.Match[str]) -> str:
+    """Return the JSON escape of one character. In valid JSON, an unsafe character is always within a string."""
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def encode_json(value: Any) -> bytes:
@@ -59,10 +73,8 @@ def format_value(value: Any) -> str:
 
 
 def sanitize(text: str) -> str:
-    """Replace control characters: text from models and tools could move the cursor or change colours."""
-    return "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else "\ufffd" for char in text
-    )
+    """Replace characters with which stored text could move the cursor, change colours or reorder other text."""
+    return _UNSAFE.sub("\ufffd", text)
 
 
 def one_line(text: str, length: int) -> str:
@@ -130,7 +142,8 @@ class Output:
                 cell.rjust(width) if column in right else cell.ljust(width)
                 for column, width, cell in zip(columns, widths, row, strict=True)
             )
-            print("  ".join(padded).rstrip(), file=self._stream, flush=True)
+            print("  ".join(padded).rstrip(), file=self._stream)
+        self._stream.flush()
 
 
 class Stderr(Output):
@@ -150,9 +163,12 @@ STYLES = {
     "done": "green",
     "ok": "green",
     "queued": "cyan",
+    "waiting": "cyan",
     "interrupted": "yellow",
     "parked": "yellow",
     "in doubt": "bold yellow",
+    "needs approval": "bold yellow",
+    "needs result": "bold yellow",
     "warning": "yellow",
     "failed": "red",
     "error": "red",

@@ -14,12 +14,13 @@ import msgspec
 from holdfast.app import App
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.cli.errors import format_error, is_debug_enabled
-from holdfast.cli.output import format_value, is_interactive, print_diagnostic, print_json, sanitize
+from holdfast.cli.output import format_value, print_diagnostic, print_json, sanitize
 from holdfast.cli.progress import ProgressListener
-from holdfast.cli.stores import get_record, redact_url, report_slow_open
+from holdfast.cli.stores import get_record, report_slow_open
 from holdfast.core.errors import NotDurable, RunCancelled, RunInterrupted, RunLost, RunParked, ShuttingDown
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.result import Result
+from holdfast.db.url import redact_url
 
 _T = TypeVar("_T")
 
@@ -153,7 +154,7 @@ def print_result(result: CommandResult, *, as_json_text: bool) -> int:
         print_json(result)
     elif result.status == "done":
         text = format_value(result.output)
-        print(sanitize(text) if is_interactive(sys.stdout) else text, flush=True)
+        print(sanitize(text) if sys.stdout.isatty() else text, flush=True)
     if result.status != "done":
         print_diagnostic(f"run {result.run_id} is {result.status}: {result.reason}")
         if result.unpark:
@@ -165,15 +166,15 @@ def print_result(result: CommandResult, *, as_json_text: bool) -> int:
 
 def format_resume_command(target: list[str], run_id: str, store: str) -> str:
     """Return the command that resumes a run."""
-    return _format_command("resume", store, *target, run_id)
+    return format_command("resume", store, *target, run_id)
 
 
 def format_unpark_command(run_id: str, store: str) -> str:
     """Return the command that resolves a call in doubt."""
-    return _format_command("unpark", store, "--resolve", "CALL=RESULT", run_id)
+    return format_command("unpark", store, "--resolve", "CALL=RESULT", run_id)
 
 
-def _format_command(name: str, store: str, *arguments: str) -> str:
+def format_command(name: str, store: str, *arguments: str) -> str:
     store_option = ["--store", redact_url(store)] if store else []
     if arguments[-1].startswith("-"):  # a run id that looks like an option
         *others, run_id = arguments

@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunRecord
@@ -14,6 +12,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.errors import CommandError
 from holdfast.cli.output import print_diagnostic
 from holdfast.core.agent import AgentSource
+from holdfast.db.url import parse_sqlite_path
 from holdfast.runtime.client import RunClient
 from holdfast.stores.url import DEFAULT_URL, store_from_url
 
@@ -24,13 +23,6 @@ _SLOW_OPEN_SECONDS = 3.0
 def resolve_store_url(given: str) -> str:
     """Return the URL of `--store`, or the default."""
     return given or os.environ.get("HOLDFAST_STORE") or DEFAULT_URL
-
-
-def redact_url(url: str) -> str:
-    """Hide the password in `url`."""
-    secret = urlsplit(url).password if "@" in url else None
-    shown = url.replace(f":{secret}@", ":***@") if secret else url
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", shown)
 
 
 def make_store(given: str, *, create: bool = False) -> CheckpointStore:
@@ -44,16 +36,17 @@ def make_store(given: str, *, create: bool = False) -> CheckpointStore:
         StoreError: the URL is not valid.
     """
     url = resolve_store_url(given)
-    scheme, _, rest = url.partition(":")
-    path = rest.removeprefix("//")
-    if not create and scheme == "sqlite" and path and not Path(path).exists():
-        raise CommandError(f"there is no store at {path}: name another with --store, or create one with run or submit")
+    scheme, _, _ = url.partition(":")
     try:
-        return store_from_url(url)
+        store = store_from_url(url)
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("holdfast"):
             raise
         raise CommandError(f'{scheme}: needs {exc.name}, which is not installed: pip install "holdfast[all]"') from exc
+    path = Path(parse_sqlite_path(url)) if scheme == "sqlite" else None
+    if not create and path is not None and not path.exists():
+        raise CommandError(f"there is no store at {path}: name another with --store, or create one with run or submit")
+    return store
 
 
 async def get_record(store: CheckpointStore, run_id: str) -> RunRecord:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from holdfast.db.postgres_connection import (
     DeadlinePassed,
@@ -19,7 +19,9 @@ from holdfast.db.postgres_connection import (
     classify,
     is_read_only,
     is_transient,
+    is_unreachable,
 )
+from holdfast.db.postgres_url import parse_postgres_url
 from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text
 
 _T = TypeVar("_T")
@@ -50,14 +52,11 @@ class PostgresServer:
         Raises:
             ValueError: the URL names no database. The text does not quote the URL, which may hold a password.
         """
-        try:
-            parts = conninfo_to_dict(url)
-        except psycopg.Error as exc:
-            # libpq may quote the password.
-            reason = re.split("[\"'«„“:]", str(exc))[0].strip()
-            raise ValueError(f"not the URL of a PostgreSQL database, use postgresql://...: {reason}") from None
+        parts = parse_postgres_url(url)
         self._conninfo = make_conninfo("", **(_CONNINFO_DEFAULTS | parts))
         self.timeout_s = timeout.total_seconds()
+        #: Whether a server was there before. If so it may come back; if not, the address may be wrong.
+        self._was_reached = False
         #: For messages; contains no secret.
         self.label = f"PostgreSQL ({parts.get('dbname', 'default')} at {parts.get('host', 'localhost')})"
 
@@ -67,7 +66,13 @@ class PostgresServer:
         Raises:
             psycopg.Error: the server is unreachable, or refuses the connection.
         """
-        return await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        self._was_reached = True
+        return connection
+
+    def is_out_of_reach(self, exc: psycopg.Error) -> bool:
+        """Return whether no server listens at the address, and none ever did."""
+        return not self._was_reached and is_unreachable(exc)
 
     async def connect(self, *, deadline: float) -> PgConnection:
         """Return a new connection. Raises as `connect_driver`, also when the deadline passes."""
@@ -91,6 +96,8 @@ class PostgresServer:
     ) -> _T:
         """Return the result of `attempt`, repeated with backoff after transient errors until the deadline.
 
+        A server that was never reached, and whose address refuses the connection, is not waited for.
+
         Raises:
             psycopg.Error: the last that says more than that the deadline passed.
         """
@@ -104,7 +111,7 @@ class PostgresServer:
                 left = deadline - loop.time()
                 if last is None or not isinstance(exc, DeadlinePassed):
                     last = exc
-                if left <= 0 or not can_retry(exc):
+                if left <= 0 or not can_retry(exc) or self.is_out_of_reach(exc):
                     raise last from None
             await asyncio.sleep(min(pause * random.uniform(0.5, 1), left))  # noqa: S311
             pause = min(2 * pause, _MAX_BACKOFF_S)

@@ -20,6 +20,12 @@ Rows = list[tuple[Any, ...]]
 # libpq reports no SQLSTATE for a failed connect. A server that says it in another language counts as unreachable.
 _AUTH_FAILED = re.compile(r"authentication failed|no password supplied|no pg_hba\.conf entry|role .* does not exist")
 _NO_DATABASE = re.compile(r"database .* does not exist")
+# These come from the operating system of this host.
+_NO_SERVER = re.compile(
+    r"connection refused|no such file or directory|could not translate host name|failed to resolve host"
+    r"|no route to host|network is unreachable",
+    re.IGNORECASE,
+)
 
 
 class DeadlinePassed(psycopg.OperationalError):
@@ -73,6 +79,11 @@ def is_transient(exc: psycopg.Error) -> bool:
 def is_read_only(exc: psycopg.Error) -> bool:
     """Return whether the server accepts no write at all."""
     return exc.sqlstate == "25006"
+
+
+def is_unreachable(exc: psycopg.Error) -> bool:
+    """Return whether no server listens at the address."""
+    return exc.sqlstate is None and _NO_SERVER.search(str(exc)) is not None
 
 
 class PgConnection:

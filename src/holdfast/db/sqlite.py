@@ -1,24 +1,19 @@
-"""SQLite files: connections, pragmas, waiting for locks, error mapping; and a battery's tables in such a file."""
+"""SQLite files: connections, pragmas, permissions, waiting for locks, error mapping."""
 
-import asyncio
+import contextlib
 import errno
 import os
 import random
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import apsw
 
-from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text, run_blocking
 from holdfast.errors import HoldfastError
 
 _T = TypeVar("_T")
@@ -37,6 +32,11 @@ _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.0002, 0.002
 #: Kinds of "no room" that SQLite reports as a plain I/O error: a quota, a limit on the size of files.
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+#: Of the default store, in the working directory.
+DEFAULT_FOLDER = ".holdfast"
+#: Of new files and folders: transcripts are for their owner alone.
+_FILE_MODE, _FOLDER_MODE = 0o600, 0o700
 
 
 class ErrorTypes(NamedTuple):
@@ -72,15 +72,42 @@ class SqliteFile:
         connection.set_busy_handler(_BusyHandler(self._timeout_s, may_wait))
         return connection
 
-    def create_folder(self) -> None:
-        """Create the missing folders above the file, durably."""
+    def create(self) -> None:
+        """Create the file and the missing folders above it, durably, and readable by their owner alone.
+
+        Modes of an existing file and of existing folders do not change.
+        """
         with self.mapped_errors():
-            missing = [folder for folder in self.path.parents if not folder.exists()]
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in reversed([folder for folder in self.path.parents if not folder.exists()]):
+                folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+                _fsync_folder(folder.parent)
             if self.path.is_dir():
                 raise self._errors.other(f"{self.path} is a folder: name a file in it")
-            for folder in missing:
-                _fsync_folder(folder.parent)
+            if not self.path.exists():
+                self._create_file()
+
+    def _create_file(self) -> None:
+        # SQLite creates the WAL and its index with the mode of the file. O_EXCL: closing a descriptor of a file in use
+        # would release the locks that this process has on it.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(os.path.realpath(self.path), os.O_CREAT | os.O_EXCL | os.O_RDWR, _FILE_MODE))
+
+    def list_files(self) -> list[Path]:
+        """Return the file, its WAL and the index of its WAL, as far as they exist."""
+        files = [self.path, *(self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-shm"))]
+        return [file for file in files if file.exists()]
+
+    def describe_permissions(self) -> list[str]:
+        """Return a warning for each file that other users of the machine may read, and for the default folder."""
+        folder = self.path.parent
+        checked = [(file, _FILE_MODE) for file in self.list_files()]
+        if folder.name == DEFAULT_FOLDER:
+            checked.append((folder, _FOLDER_MODE))
+        return [
+            f"other users of this machine may read {path}: chmod {mode:o} {path}"
+            for path, mode in checked
+            if path.stat().st_mode & 0o077
+        ]
 
     def set_format(self, connection: apsw.Connection) -> None:
         """Set page size and vacuum mode of a new file, and WAL mode of any file."""
@@ -98,6 +125,24 @@ class SqliteFile:
                 if mode != "wal":
                     raise self._errors.other(f"{self.path} cannot be used in WAL mode: put it on a local disk")
                 return
+
+    def refuse_truncated(self, connection: apsw.Connection) -> None:
+        """Raise an error if the file ends too early. Reads only.
+
+        SQLite reads the missing part of the last page as zeros, and a file without a whole page as an empty database.
+        """
+        # In a transaction, so that no other process shortens the file between the two sizes.
+        connection.execute("BEGIN")
+        try:
+            expected = connection.pragma("page_count") * connection.pragma("page_size")
+            wal = self.path.with_name(self.path.name + "-wal")
+            has_wal = wal.exists() and wal.stat().st_size > 0
+            size = self.path.stat().st_size
+        finally:
+            connection.execute("COMMIT")
+        # A WAL may have the missing pages.
+        if not has_wal and (size < expected or (size > 0 and expected == 0)):
+            raise apsw.CorruptError(f"it has {size} bytes and not {expected}")
 
     def refuse_foreign(self, connection: apsw.Connection) -> None:
         """Raise an error if another program made the file. Reads only."""
@@ -126,7 +171,10 @@ class SqliteFile:
         if isinstance(exc, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
             return self._errors.locked(f"{path} is locked by another process: try again ({exc})")
         if isinstance(exc, apsw.NotADBError | apsw.CorruptError | UnicodeDecodeError):
-            return self._errors.other(f"{path} is damaged, or is no SQLite database; it was left as it is ({exc})")
+            return self._errors.other(
+                f"{path} is damaged or truncated, or is no SQLite database; it was left as it is: restore a backup, or"
+                f" move it away to begin a new one ({exc})"
+            )
         if isinstance(exc, apsw.TooBigError):
             return self._errors.other(f"a value is larger than SQLite can hold; nothing was written to {path} ({exc})")
         kind = self._errors.io if isinstance(exc, apsw.IOError) else self._errors.other
@@ -194,163 +242,3 @@ def _fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# -- tables of a battery ----------------------------------------------------------------------------------------------
-
-_TABLES_ERRORS = ErrorTypes(
-    full=TablesUnavailable, denied=TablesError, locked=TablesUnavailable, io=TablesUnavailable, other=TablesError
-)
-
-_CREATE_VERSION_TABLE = (
-    "CREATE TABLE IF NOT EXISTS holdfast_battery (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
-)
-
-
-class _DatabaseThread:
-    """A daemon thread that runs blocking jobs one after the other.
-
-    If one hangs, neither the event loop nor the end of the process waits for it.
-    """
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._started = False
-        #: Set when it accepts no more jobs.
-        self.closed = threading.Event()
-
-    def submit(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Return a future of the result of `work`. If it is cancelled before its turn, `work` does not run.
-
-        Raises:
-            TablesError: the thread accepts no more jobs.
-        """
-        if self.closed.is_set():
-            raise TablesError("the tables were closed")
-        done: Future[_T] = Future()
-        self._enqueue(done, work)
-        return asyncio.wrap_future(done)
-
-    def shutdown(self, final_work: Callable[[], None]) -> asyncio.Future[None]:
-        """Accept no more jobs. Return a future of `final_work`, which runs last, even if the caller is cancelled."""
-        self.closed.set()
-        done: Future[None] = Future()
-        done.set_running_or_notify_cancel()  # it cannot be cancelled any more
-        self._enqueue(done, final_work)
-        self._queue.put(None)
-        return asyncio.wrap_future(done)
-
-    def _enqueue(self, done: Future[_T], work: Callable[[], _T]) -> None:
-        self._queue.put((done, work))
-        if not self._started:
-            self._started = True
-            # The interpreter joins the threads of an executor at exit, but not a daemon thread.
-            threading.Thread(target=self._run_queue, name="holdfast-tables", daemon=True).start()
-
-    def _run_queue(self) -> None:
-        while (job := self._queue.get()) is not None:
-            _run_work(*job)
-            del job
-
-
-def _run_work(done: Future[_T], work: Callable[[], _T]) -> None:
-    if not (done.running() or done.set_running_or_notify_cancel()):
-        return
-    try:
-        result = work()
-    except BaseException as exc:  # re-raised in the caller
-        done.set_exception(exc)
-    else:
-        done.set_result(result)
-
-
-class _SqliteCursor:
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-
-    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        check_text(parameters)
-        return list(self._connection.execute(sql, parameters))
-
-
-class SqliteTables:
-    """One connection on its own thread. Several processes may use the same file."""
-
-    def __init__(self, path: str | Path, *, busy_timeout_ms: int = 10_000) -> None:
-        self._file = SqliteFile(path, timeout=timedelta(milliseconds=busy_timeout_ms), errors=_TABLES_ERRORS)
-        self._thread = _DatabaseThread()
-        self._connection: apsw.Connection | None = None
-
-    async def open(self, schema: Schema) -> None:
-        """Create or migrate the tables."""
-        if self._thread.closed.is_set():
-            self._thread = _DatabaseThread()
-        await self._run_on_thread(self._connect)
-        await self.transaction(partial(_migrate, schema))
-
-    async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
-        """Run `work` in one transaction. A SQLite file has one writer at a time, so `lock` adds nothing."""
-        return await self._run_on_thread(partial(self._write, work))
-
-    async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
-        """Run `work`, which only reads."""
-        return await self._run_on_thread(partial(self._read, work))
-
-    async def close(self) -> None:
-        """Finish the work under way, then close the connection. May be called again."""
-        if not self._thread.closed.is_set():
-            await self._thread.shutdown(self._disconnect)
-
-    async def _run_on_thread(self, work: Callable[[], _T]) -> _T:
-        return await self._thread.submit(partial(self._run_mapped, work))
-
-    # -- on the thread ------------------------------------------------------------------------------------------------
-
-    def _run_mapped(self, work: Callable[[], _T]) -> _T:
-        with self._file.mapped_errors(self._connection):
-            return work()
-
-    def _connect(self) -> None:
-        if self._connection is not None:
-            return
-        self._file.create_folder()
-        connection = self._file.connect()
-        try:
-            self._file.set_format(connection)
-            set_synchronous(connection, full=True)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _write(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
-        connection = self._require_connection()
-        with transaction(connection):
-            return run_blocking(work(_SqliteCursor(connection)))
-
-    def _read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
-        return run_blocking(work(_SqliteCursor(self._require_connection())))
-
-    def _require_connection(self) -> apsw.Connection:
-        if self._connection is None:
-            raise TablesError(f"the tables in {self._file.path} are not open")
-        return self._connection
-
-
-async def _migrate(schema: Schema, cursor: Cursor) -> None:
-    if not await cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
-        await cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    await cursor.execute(_CREATE_VERSION_TABLE)
-    rows = await cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.name,))
-    version = rows[0][0] if rows else 0
-    if version > len(schema.migrations):
-        raise TablesError(f"a newer holdfast made the {schema.name} tables (version {version}): upgrade holdfast")
-    for statements in schema.migrations[version:]:
-        for statement in statements:
-            await cursor.execute(statement)
-    await cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.name, len(schema.migrations)))

@@ -152,6 +152,8 @@ class Worker:
         """Wait until there may be something to take: a notification, or the time to poll."""
         try:
             await self._store.wait_for_change(POLL_INTERVAL)
+        except StoreClosed:
+            pass  # the loop ends
         except StoreError as exc:
             log.warning("could not wait for a change in the store, will poll: %s", exc)
             await self._clock.sleep(POLL_INTERVAL)

@@ -1,10 +1,10 @@
 """Makes a store from its URL. Imports only the module of that store."""
 
 import os
-import re
 
 from holdfast.checkpoint.errors import StoreError
 from holdfast.checkpoint.store import CheckpointStore, Durability
+from holdfast.db.url import POSTGRES_SCHEMES, parse_sqlite_path, redact_url
 
 DEFAULT_URL = "sqlite:.holdfast/runs.db"
 
@@ -25,23 +25,20 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
         from holdfast.stores.memory import MemoryStore
 
         return MemoryStore()
-    if scheme in ("postgresql", "postgres"):
+    if scheme in POSTGRES_SCHEMES:
         from holdfast.stores.postgres import PostgresStore
 
         return PostgresStore(url, durability=durability)
     if scheme == "file":
         raise StoreError("holdfast has no file store: use sqlite:PATH. `holdfast export` writes runs as JSON lines")
     if scheme != "sqlite":
-        raise StoreError(f"no store for {_mask_url(url)!r}: use memory:, sqlite:PATH or postgresql://...")
-    path = rest.removeprefix("//")
-    if not path:
+        raise StoreError(f"no store for {redact_url(url)!r}: use memory:, sqlite:PATH or postgresql://...")
+    if not rest.removeprefix("//"):
         raise StoreError(f"{url!r} names no path: write {scheme}:./somewhere")
+    try:
+        path = parse_sqlite_path(url)
+    except ValueError as exc:
+        raise StoreError(str(exc)) from None
     from holdfast.stores.sqlite import SqliteStore
 
     return SqliteStore(path, durability=durability)
-
-
-def _mask_url(url: str) -> str:
-    """Return the part of the URL that cannot hold a password."""
-    word = re.match(r"[\w+.-]*", url)
-    return f"{word[0]}..." if word and re.search("[@=?]", url) else url

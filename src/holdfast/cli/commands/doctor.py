@@ -15,8 +15,9 @@ from holdfast.cli.errors import CommandError, format_error
 from holdfast.cli.loading import load_agents, load_object
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import STYLES, Output, print_json
-from holdfast.cli.stores import make_store, redact_url, report_slow_open, resolve_store_url
+from holdfast.cli.stores import make_store, report_slow_open, resolve_store_url
 from holdfast.core.agent import AgentSource
+from holdfast.db.url import redact_url
 
 
 def doctor(

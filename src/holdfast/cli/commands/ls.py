@@ -1,18 +1,22 @@
 """holdfast ls"""
 
 import asyncio
-from collections import deque
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from holdfast.checkpoint.record import RunFilter, RunStatus
+from holdfast.checkpoint.record import RunStatus
 from holdfast.cli import formatting
 from holdfast.cli.errors import UsageError
-from holdfast.cli.listing import RunSummary, summarize_run, utc_now
-from holdfast.cli.options import JsonOption, StoreOption
-from holdfast.cli.output import Output, one_line, print_json
+from holdfast.cli.listing import to_json_object, utc_now
+from holdfast.cli.options import JsonOption, StoreOption, parse_labels, parse_time
+from holdfast.cli.output import Output, one_line, print_diagnostic, print_json
 from holdfast.cli.stores import open_store
+from holdfast.runtime.reading import RunList, RunQuery, RunSummary, list_runs
+
+#: Runs read at once for `--all`.
+_PAGE_SIZE = 1000
 
 _STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
 
@@ -34,36 +38,63 @@ def ls(
     agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.")] = "",
     caller: Annotated[str, typer.Option("--caller", metavar="ID", help="Only runs of this caller.")] = "",
     parent: Annotated[str, typer.Option("--parent", metavar="RUN", help="Only child runs of this run.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=0, help="Only the newest N.")] = 0,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=VALUE", help="Only runs with this label. Repeatable."),
+    ] = None,
+    since: Annotated[
+        str,
+        typer.Option("--since", metavar="TIME", help="Only runs created since then: 30m, 2h, 3d ago, or an ISO time."),
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N.")] = 50,
+    list_all: Annotated[bool, typer.Option("--all", help="All runs, without a limit.")] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs of a store, oldest first.
+    """List the newest runs of a store, newest first.
 
     A run whose owner died is shown as interrupted.
     """
     unknown = sorted(set(status or []) - set(_STATUSES))
     if unknown:
         raise UsageError(f"unknown status {', '.join(unknown)}: --status takes {', '.join(_STATUSES)}")
-    run_filter = RunFilter(agent_name=agent or None, caller_id=caller or None, parent_run_id=parent or None)
-    runs = asyncio.run(_list_runs(store, run_filter, frozenset(status or _STATUSES), limit))
+    query = RunQuery(
+        status=status or None,
+        agent=agent or None,
+        caller=caller or None,
+        parent=parent or None,
+        labels=parse_labels(label),
+        since=_parse_since(since),
+    )
+    found = asyncio.run(_list_all(store, query) if list_all else _list_newest(store, query, limit))
     if as_json:
-        print_json(runs)
+        print_json([to_json_object(run) for run in found.runs])
     else:
-        _print_runs(Output(), runs)
+        _print_runs(Output(), found.runs)
+    if found.cursor is not None:
+        print_diagnostic(f"there are more than these {len(found.runs)} runs: use --limit N, or --all for all of them")
 
 
-async def _list_runs(store_url: str, run_filter: RunFilter, statuses: frozenset[str], limit: int) -> list[RunSummary]:
+def _parse_since(given: str) -> datetime | None:
+    return parse_time(given, "--since", utc_now()) if given else None
+
+
+async def _list_newest(store_url: str, query: RunQuery, limit: int) -> RunList:
     async with open_store(store_url) as store:
-        newest: deque[RunSummary] = deque(maxlen=limit or None)
-        async for record in store.list_runs(run_filter):
-            run = summarize_run(record)
-            if run.status in statuses:
-                newest.append(run)
-        return list(newest)
+        return await list_runs(store, limit=limit, **query)
 
 
-def _print_runs(output: Output, runs: list[RunSummary]) -> None:
+async def _list_all(store_url: str, query: RunQuery) -> RunList:
+    async with open_store(store_url) as store:
+        page = await list_runs(store, limit=_PAGE_SIZE, **query)
+        runs = [*page.runs]
+        while page.cursor is not None:
+            page = await list_runs(store, limit=_PAGE_SIZE, cursor=page.cursor, **query)
+            runs += page.runs
+        return RunList(runs=tuple(runs))
+
+
+def _print_runs(output: Output, runs: tuple[RunSummary, ...]) -> None:
     if not runs:
         output.print_line("no runs")
         return
@@ -76,8 +107,8 @@ def _print_runs(output: Output, runs: list[RunSummary]) -> None:
             run.agent,
             formatting.duration(now - run.created_at),
             formatting.number(run.steps),
-            formatting.number(run.tokens),
-            formatting.cost(run.cost_usd),
+            formatting.number(run.usage.total_tokens),
+            formatting.cost(run.usage.cost_usd),
             formatting.size(run.size),
             run.owner if run.owner and run.owner_alive else "",
             one_line(run.reason, 200),

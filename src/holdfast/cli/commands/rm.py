@@ -8,10 +8,10 @@ import typer
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.errors import CommandError
-from holdfast.cli.listing import display_status
 from holdfast.cli.options import JsonOption, StoreOption, complete_run
 from holdfast.cli.output import print_json
 from holdfast.cli.stores import get_record, open_store
+from holdfast.runtime.reading import present_status
 
 
 def rm(
@@ -53,4 +53,4 @@ async def _check_removable(store: CheckpointStore, run_id: str, *, force: bool) 
             return
         raise CommandError(f"{exc}. Remove it with --force") from exc
     if not record.is_terminal and not force:
-        raise CommandError(f"run {run_id} is {display_status(record)} and could be resumed: remove it with --force")
+        raise CommandError(f"run {run_id} is {present_status(record)} and could be resumed: remove it with --force")

@@ -1,18 +1,22 @@
 """holdfast show"""
 
 import asyncio
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from holdfast.checkpoint.record import RunFilter, RunStatus, StoredRun
 from holdfast.cli import formatting
-from holdfast.cli.listing import RunSummary, summarize_run, utc_now
+from holdfast.cli.listing import to_json_object, utc_now
 from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
-from holdfast.cli.output import Output, one_line, print_json
+from holdfast.cli.output import STYLES, Output, format_value, one_line, print_diagnostic, print_json
+from holdfast.cli.runner import format_command
 from holdfast.cli.stores import open_store
-from holdfast.cli.transcript import Transcript, TranscriptItem, TranscriptPrinter, format_call, format_time
+from holdfast.cli.transcript import TranscriptPrinter, format_call, format_time
+from holdfast.runtime.reading import RunSummary, summarize_run
+from holdfast.runtime.transcript import Call, Transcript, TranscriptItem
 
 
 def show(
@@ -32,7 +36,7 @@ def show(
     stored, children = asyncio.run(_load(store, run))
     transcript = Transcript(get_tool_effects(load_agents(app).get(stored.record.agent_name)))
     items = transcript.read(stored.entries)
-    transcript.close(owner_alive=stored.record.owner_alive, terminal=stored.record.is_terminal)
+    transcript.close(stored.record)
     summary = summarize_run(stored.record)
     if as_json:
         print_json(_to_json_value(summary, items, transcript, children))
@@ -43,6 +47,9 @@ def show(
     for item in items:
         printer.print_item(item)
     _print_open_calls_and_children(output, transcript, children)
+    waiting = [call for call in transcript.unanswered if call.state in ("needs approval", "needs result")]
+    if waiting and stored.record.status is RunStatus.PARKED:
+        print_diagnostic(f"answer with: {_format_answer_command(run, waiting, store)}")
 
 
 async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary]]:
@@ -58,7 +65,7 @@ def _to_json_value(
     steps = [item for item in items if item.kind == "step"]
     phases = [item for item in items if item.kind == "phase"]
     return {
-        "run": summary,
+        "run": to_json_object(summary),
         "transcript": [item for item in items if item.kind not in ("begin", "step", "phase", "outcome")],
         "calls": transcript.calls,
         "phases": [{"name": item.text, "output": item.content, "step": item.step} for item in phases],
@@ -75,12 +82,14 @@ def _to_json_value(
         "outcome": next(
             ({"output": item.content, "error": item.text or None} for item in items if item.kind == "outcome"), None
         ),
-        "children": children,
+        "children": [to_json_object(child) for child in children],
     }
 
 
 def _print_summary(output: Output, run: RunSummary) -> None:
     now = utc_now()
+    expires = f"{format_time(run.expires_at)}, in {formatting.duration(run.expires_at - now)}" if run.expires_at else ""
+    tokens, cost = formatting.number(run.usage.total_tokens), formatting.cost(run.usage.cost_usd)
     rows = [
         ("run", run.run_id),
         ("status", run.status + (f": {run.reason}" if run.reason else "")),
@@ -91,12 +100,13 @@ def _print_summary(output: Output, run: RunSummary) -> None:
         ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items())),
         ("created", f"{format_time(run.created_at)}, {formatting.duration(now - run.created_at)} ago"),
         ("updated", f"{format_time(run.updated_at)}, {formatting.duration(now - run.updated_at)} ago"),
-        ("used", f"{run.steps} steps, {formatting.number(run.tokens)} tokens {formatting.cost(run.cost_usd)}".strip()),
+        ("expires", expires),
+        ("waits", _format_waiting(run, now)),
+        ("used", f"{run.steps} steps, {tokens} tokens {cost}".strip()),
         ("size", formatting.size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
-        ("strikes", f"{run.strikes}, not before {format_time(run.not_before)}" if run.strikes else ""),
+        ("strikes", str(run.strikes) if run.strikes else ""),
         ("retries", f"{run.retries}, last after {one_line(run.retry_error, 200)}" if run.retries else ""),
-        ("resumes", f"after {format_time(run.not_before)}" if _is_delayed(run) else ""),
         ("cancel", "requested" if run.cancel_requested else ""),
     ]
     for name, value in rows:
@@ -105,16 +115,30 @@ def _print_summary(output: Output, run: RunSummary) -> None:
     output.print_line()
 
 
-def _is_delayed(run: RunSummary) -> bool:
-    return run.status == RunStatus.INTERRUPTED and not run.strikes and run.not_before > utc_now()
+def _format_waiting(run: RunSummary, now: datetime) -> str:
+    """Format what the run waits for, unless its status says it."""
+    if run.status is RunStatus.WAITING:
+        until = f", until {format_time(run.wake_at)}" if run.wake_at else ""
+        return f"for {run.waits_for}{until}"
+    if run.status in (RunStatus.QUEUED, RunStatus.INTERRUPTED) and run.not_before > now:
+        return f"for {run.waits_for}, not before {format_time(run.not_before)}"
+    return ""
 
 
 def _print_open_calls_and_children(output: Output, transcript: Transcript, children: list[RunSummary]) -> None:
     if transcript.unanswered:
         output.print_line()
         for call in transcript.unanswered:
-            output.print_line(f"{call.state}: {format_call(call)}", "bold yellow" if call.state == "in doubt" else "")
+            said = f" {one_line(format_value(call.metadata), 200)}" if call.metadata else ""
+            output.print_line(f"{call.state}: {format_call(call)}{said}", STYLES.get(call.state, ""))
     if children:
         output.print_line()
         rows = [[child.run_id, child.status, child.agent, formatting.number(child.steps)] for child in children]
         output.print_table(["CHILD", "STATUS", "AGENT", "STEPS"], rows, right=("STEPS",))
+
+
+def _format_answer_command(run_id: str, calls: list[Call], store: str) -> str:
+    """Return the command that answers the calls. The agent's code encodes the answers."""
+    answers = [f"{call.call_id}={'true' if call.state == 'needs approval' else 'RESULT'}" for call in calls]
+    options = [part for answer in answers for part in ("--resolve", answer)]
+    return format_command("unpark", store, "--app", "MODULE:ATTR", *options, run_id)

@@ -11,7 +11,6 @@ from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.listing import summarize_run
 from holdfast.cli.options import (
     InputOption,
     JsonOption,
@@ -25,6 +24,7 @@ from holdfast.cli.output import print_json
 from holdfast.cli.runner import CommandResult, print_result
 from holdfast.cli.stores import get_record, open_client
 from holdfast.core.info import RunInfo, new_run_id
+from holdfast.runtime.reading import summarize_run
 
 #: Polling is the fallback for a lost change notification.
 _POLL_INTERVAL = timedelta(seconds=1)

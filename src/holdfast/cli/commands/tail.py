@@ -11,11 +11,12 @@ from holdfast.checkpoint.errors import RunNotFound, StoreUnavailable
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.listing import display_status
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import Output, print_diagnostic, print_json_line
 from holdfast.cli.stores import open_store
-from holdfast.cli.transcript import Transcript, TranscriptItem, TranscriptPrinter
+from holdfast.cli.transcript import TranscriptPrinter
+from holdfast.runtime.reading import present_status
+from holdfast.runtime.transcript import Transcript, TranscriptItem
 
 #: Stores send no notification for an append.
 _POLL_INTERVAL = 0.2
@@ -83,7 +84,7 @@ class _TailPrinter:
 
     def print_status_change(self, record: RunRecord) -> None:
         """Print the run's status if it changed."""
-        status = display_status(record)
+        status = present_status(record)
         if status != self._status:
             self._status = status
             print_diagnostic(f"run {record.run_id} is {status}" + (f": {record.reason}" if record.reason else ""))

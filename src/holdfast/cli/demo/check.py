@@ -8,7 +8,7 @@ import msgspec
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.record import StoredRun
 from holdfast.cli.demo.agent import LedgerEntry, expected_answer
-from holdfast.cli.transcript import Transcript
+from holdfast.runtime.transcript import Transcript
 
 
 class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):

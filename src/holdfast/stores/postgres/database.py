@@ -128,6 +128,8 @@ class Database(PostgresServer):
                 return StoreUnavailable(
                     f"{self.label} accepted no write within {limit}: it is a standby, or was made read-only ({said})"
                 )
+            case ErrorKind.CONNECTION_LOST if self.is_out_of_reach(exc):
+                return StoreUnavailable(f"{self.label} cannot be reached: check its address, and that it runs ({said})")
             case ErrorKind.CONNECTION_LOST | ErrorKind.CONFLICT:
                 return StoreUnavailable(f"{self.label} did not answer within {self.timeout_s:g} s: {said}")
             case _:

@@ -51,15 +51,13 @@ class LateCommits:
         late = self._latest.get(request.token) if request.token is not None else None
         if isinstance(late, Command) and isinstance(request, Command):
             return (late.kind, *_get_end_state(late)) == (request.kind, *_get_end_state(request))
-        if isinstance(late, AppendRequest) and late.first_seq == request.first_seq:
+        if isinstance(late, AppendRequest):
             _overwrite(late, request)
         return False
 
     def acknowledge(self, requests: Sequence[WriteRequest], responses: MutableMapping[WriteRequest, Response]) -> None:
         """Forget the late commits of requests that are committed now, and whose callers will learn of it."""
         for request in requests:
-            if isinstance(request, Command) and request.prepended_append is not None:
-                responses.pop(request.prepended_append, None)  # the command's own response says the same
             if request.token is not None:
                 if _has_effect(request) and responses.get(request, _NO_RESPONSE).get("error") != "order":
                     self._latest.pop(request.token, None)
@@ -69,28 +67,36 @@ class LateCommits:
 
 
 def _has_effect(request: WriteRequest) -> bool:
-    """Return whether it writes anything. An append without entries only verifies its claim."""
-    return request.first_seq is not None or isinstance(request, Command)
+    """Return whether it writes anything. An append of nothing only verifies its claim."""
+    return request.first_seq is not None or bool(request.consumed) or isinstance(request, Command)
 
 
 def _overwrite(late: AppendRequest, request: WriteRequest) -> None:
-    """Let the request overwrite the late append, which begins at the same entry."""
-    if request.first_seq is None:
+    """Let the request overwrite the late append if it repeats it: the same first entry, and the same mail consumed."""
+    if not set(late.consumed) <= set(request.consumed):
         return
-    count = len(late.entries)
-    if isinstance(request, AppendRequest):
-        # The entries before a rewrite may be deleted already, so only another rewrite can take its place.
-        if request.rewrite or not late.rewrite:
-            request.overwrite_to = request.first_seq + count
-            request.overwritten_bytes = 0 if request.rewrite else late.size
-    elif isinstance(request, Command):  # releases the run
-        if late.rewrite:
+    if request.first_seq is None or late.first_seq != request.first_seq:
+        if late.first_seq is None:
+            request.consumed = _subtract(request.consumed, late.consumed)
+        return
+    if late.rewrite and not (isinstance(request, AppendRequest) and request.rewrite):
+        # The entries before a rewrite may be deleted already, so only another rewrite can take its place. A release
+        # follows it instead.
+        if isinstance(request, Command):
+            count = len(late.entries)
             request.entries = [structs.replace(entry, seq=entry.seq + count) for entry in request.entries]
             request.first_seq += count
-        else:
-            request.prepend_append(
-                overwrite_to=request.first_seq + count, overwritten_bytes=late.size, progress=late.progress
-            )
+            request.consumed = _subtract(request.consumed, late.consumed)
+        return
+    is_rewrite = isinstance(request, AppendRequest) and request.rewrite
+    request.overwrite_to = request.first_seq + len(late.entries)
+    request.overwritten_bytes = 0 if is_rewrite else late.size
+    request.consumed = _subtract(request.consumed, late.consumed)
+
+
+def _subtract(mail_ids: Sequence[str], consumed: Sequence[str]) -> list[str]:
+    """Return the mail that is not consumed yet."""
+    return [mail_id for mail_id in mail_ids if mail_id not in consumed]
 
 
 def _is_submission(request: WriteRequest | None) -> TypeGuard[Command]:
@@ -120,6 +126,9 @@ def _make_compensations(command: Command, response: Response) -> list[Command]:
                 "strikes": claim["strikes"] - 1,
                 "delay": 0,
                 "keep": command.parameters.get("keep"),
+                "wake_at": claim.get("wake_at"),
+                "wake_on": claim.get("wake_on", []),
+                "restores": True,
             },
             token=claim["token"],
         )

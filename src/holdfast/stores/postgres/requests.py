@@ -10,10 +10,12 @@ from holdfast.checkpoint.errors import (
     CheckpointError,
     ClaimLost,
     RunBusy,
+    RunEnded,
     RunExists,
     RunNotClaimable,
     RunNotFound,
     StoreError,
+    UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry, pack_segment
 from holdfast.stores.postgres.database import escape_text, unescape_text
@@ -75,7 +77,18 @@ Response = dict[str, Any]
 class WriteRequest:
     """One write, waiting for its commit."""
 
-    __slots__ = ("entries", "first_seq", "future", "run_id", "size", "submitted_at", "token")
+    __slots__ = (
+        "consumed",
+        "entries",
+        "first_seq",
+        "future",
+        "overwrite_to",
+        "overwritten_bytes",
+        "run_id",
+        "size",
+        "submitted_at",
+        "token",
+    )
 
     #: Set by `Writer.submit`: the time by the event loop's clock, and the future of the response.
     submitted_at: float
@@ -87,28 +100,48 @@ class WriteRequest:
     entries: Sequence[Entry]
     first_seq: int | None
     size: int
+    #: Ids of mail that it consumes.
+    consumed: Sequence[str]
+    #: Where the journal ends if the server committed an earlier append of this claim late (see `LateCommits`).
+    overwrite_to: int | None
+    #: The bytes of that append, which this request overwrites.
+    overwritten_bytes: int
+
+    def encode(self) -> dict[str, Any]:
+        """Return the request as `apply.sql` takes it."""
+        about: dict[str, Any] = {
+            "run_id": None if self.run_id is None else escape_text(self.run_id),
+            "token": self.token,
+            "first": self.first_seq,
+            "count": len(self.entries),
+            "size": self.size - self.overwritten_bytes,
+            "consumed": [escape_text(mail_id) for mail_id in self.consumed],
+        }
+        return about if self.overwrite_to is None else about | {"rewind": self.overwrite_to}
 
 
 class AppendRequest(WriteRequest):
     """An append to a journal."""
 
-    __slots__ = ("overwrite_to", "overwritten_bytes", "progress", "rewrite", "step_finished")
+    __slots__ = ("progress", "rewrite", "step_finished")
 
     def __init__(self, run_id: str, token: int, write: Append, size: int) -> None:
         entries = write.entries
         self.run_id, self.token, self.entries, self.size = run_id, token, entries, size
         self.first_seq = entries[0].seq if entries else None
         self.progress, self.step_finished, self.rewrite = write.progress, write.step_finished, write.rewrite
-        #: Where the journal ends if the server committed an earlier append of this claim late (see `LateCommits`).
-        self.overwrite_to: int | None = None
-        #: The bytes of that append, which this one overwrites.
-        self.overwritten_bytes = 0
+        self.consumed, self.overwrite_to, self.overwritten_bytes = write.consumed, None, 0
+
+    def encode(self) -> dict[str, Any]:
+        """Return the append as one of the other operations, as which it may consume mail."""
+        own = {"do": "append", "progress": self.progress, "finished": self.step_finished, "rewrite": self.rewrite}
+        return super().encode() | own
 
 
 class Command(WriteRequest):
-    """Any other request: `create`, `settle`, `remove`, `claim`, `take`, `cancel` or `purge`. See `apply.sql`."""
+    """Any other request: `create`, `settle`, `remove`, `claim`, `take`, `post`, `cancel`, `purge`. See `apply.sql`."""
 
-    __slots__ = ("kind", "parameters", "prepended_append")
+    __slots__ = ("kind", "parameters")
 
     def __init__(
         self,
@@ -119,29 +152,16 @@ class Command(WriteRequest):
         token: int | None = None,
         entries: Sequence[Entry] = (),
         size: int = 0,
+        consumed: Sequence[str] = (),
     ) -> None:
         """`parameters` go to `apply.sql` as JSON. Their strings are escaped already."""
         self.run_id, self.token, self.entries, self.size = run_id, token, entries, size
         self.first_seq = entries[0].seq if entries else None
         self.kind, self.parameters = kind, parameters
-        #: Precedes it in the same batch.
-        self.prepended_append: AppendRequest | None = None
-
-    def prepend_append(self, *, overwrite_to: int, overwritten_bytes: int, progress: bytes) -> None:
-        """Move the entries to an append that can overwrite; with `progress`, unless the command has its own."""
-        assert self.run_id is not None
-        assert self.token is not None
-        own = self.parameters["progress"]
-        write = Append(entries=self.entries, progress=progress if own is None else own)
-        self.prepended_append = AppendRequest(self.run_id, self.token, write, self.size)
-        self.prepended_append.overwrite_to, self.prepended_append.overwritten_bytes = overwrite_to, overwritten_bytes
-        # The command applies only where the append ended, so only if the server accepted that.
-        self.first_seq, self.entries, self.size = self.entries[-1].seq + 1, (), 0
+        self.consumed, self.overwrite_to, self.overwritten_bytes = consumed, None, 0
 
     def encode(self) -> dict[str, Any]:
-        run_id = None if self.run_id is None else escape_text(self.run_id)
-        counts = {"first": self.first_seq, "count": len(self.entries), "size": self.size}
-        return {"do": self.kind, "run_id": run_id, "token": self.token} | counts | self.parameters
+        return super().encode() | {"do": self.kind} | self.parameters
 
 
 WRITE_BATCH = """
@@ -155,8 +175,8 @@ select holdfast.write_batch(
 """
 
 
-def encode_arguments(appends: Sequence[AppendRequest], commands: Sequence[Command], packer: PagePacker) -> list[Any]:
-    """Return the arguments of `write_batch` from the fourth on. Appends are its items from 1 on, commands follow."""
+def encode_arguments(appends: Sequence[AppendRequest], others: Sequence[WriteRequest], packer: PagePacker) -> list[Any]:
+    """Return the arguments of `write_batch` from the fourth on. Appends are its items from 1 on, the others follow."""
     overwrites = [append.overwrite_to for append in appends]
     return [
         [escape_text(append.run_id or "") for append in appends],
@@ -168,8 +188,8 @@ def encode_arguments(appends: Sequence[AppendRequest], commands: Sequence[Comman
         [append.step_finished for append in appends],
         [append.rewrite for append in appends],
         overwrites if any(overwrites) else None,
-        msgspec.json.encode([command.encode() for command in commands]).decode() if commands else None,
-        *_encode_segments((*appends, *commands), packer),
+        msgspec.json.encode([request.encode() for request in others]).decode() if others else None,
+        *_encode_segments((*appends, *others), packer),
     ]
 
 
@@ -207,6 +227,13 @@ def _map_refusal(request: WriteRequest, run_id: str, response: Response) -> Chec
             return RunBusy(run_id, unescape_text(response["owner"]))
         case "status":
             return RunNotClaimable(run_id, response["status"], unescape_text(response["reason"]))
+        case "mail":
+            unknown_mail = sorted(unescape_text(mail_id) for mail_id in response["mail_ids"])
+            return StoreError(f"run {run_id}: {unknown_mail} is not among its unread mail; nothing was written")
+        case "unread":
+            return UnreadMail(run_id)
+        case "ended":
+            return RunEnded(run_id, response["status"])
         case unknown:
             return StoreError(f"run {run_id}: the server refused for a reason unknown to this holdfast: {unknown}")
 

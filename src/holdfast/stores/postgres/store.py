@@ -10,12 +10,14 @@ from typing import Any
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     TERMINAL_STATUSES,
     NewRun,
     Release,
     RunFilter,
+    RunPage,
     RunRecord,
     RunStatus,
     StoredRun,
@@ -26,6 +28,7 @@ from holdfast.stores.postgres.gc import GarbageCollector
 from holdfast.stores.postgres.heartbeat import Heartbeat
 from holdfast.stores.postgres.notify import ChangeNotifier
 from holdfast.stores.postgres.queries import Queries
+from holdfast.stores.postgres.records import make_receipt
 from holdfast.stores.postgres.requests import AppendRequest, Command, Response, measure_entries, raise_refusal
 from holdfast.stores.postgres.schema import check_health, prepare_schema
 from holdfast.stores.postgres.writer import Writer
@@ -166,7 +169,9 @@ class PostgresStore:
                     "caller_id": escape_text(run.caller_id),
                     "parent_run_id": None if run.parent_run_id is None else escape_text(run.parent_run_id),
                     "worker_id": None if worker_id is None else escape_text(worker_id),
-                    "wait": 0 if worker_id is None else _BACKOFF_S[1],
+                    "labels": {escape_text(name): escape_text(value) for name, value in run.labels.items()},
+                    "not_before": None if run.not_before is None else run.not_before.isoformat(),
+                    "wait": _BACKOFF_S[1],
                     "meta": run.meta,
                     "progress": run.progress,
                 },
@@ -201,6 +206,7 @@ class PostgresStore:
                 token=claim.token,
                 entries=release.entries,
                 size=size,
+                consumed=release.consumed,
                 parameters={
                     "status": release.status.value,
                     "reason": escape_text(release.reason),
@@ -210,6 +216,8 @@ class PostgresStore:
                     if release.retention is None
                     else min(release.retention.total_seconds(), _MAX_INTERVAL_S),
                     "progress": release.progress,
+                    "wake_at": None if release.wake_at is None else release.wake_at.isoformat(),
+                    "wake_on": [escape_text(topic) for topic in release.wake_on],
                 },
             )
         )
@@ -226,6 +234,11 @@ class PostgresStore:
         async for record in self._require_open().queries.list_runs(filter or RunFilter()):
             yield record
             self._require_open()
+
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        return await self._require_open().queries.list_page(filter or RunFilter(), limit, cursor)
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
@@ -256,6 +269,18 @@ class PostgresStore:
             claims += [_make_claim(unescape_text(taken["run_id"]), worker_id, taken) for taken in response["taken"]]
             tried += found
         return tuple(claims)
+
+    # -- mail ---------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        about = {"mail_id": escape_text(mail.mail_id), "topic": escape_text(mail.topic), "body": mail.body}
+        return make_receipt(mail, await self._execute(Command("post", run_id, about)))
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        return (await self.load(run_id, after=_PAST_EVERY_ENTRY)).mail
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        return tuple(await self._require_open().queries.pending_mail(worker_id))
 
     # -- signals between processes ------------------------------------------------------------------------------
 

@@ -197,17 +197,16 @@ class Writer:
 
     async def _write(self, batch: Sequence[WriteRequest], since: float) -> dict[WriteRequest, Response]:
         """Commit the batch, also across lost connections. Return the responses that say more than success."""
-        commands = [request for request in batch if isinstance(request, Command)]
-        appends = [request for request in batch if isinstance(request, AppendRequest)]
-        appends += [command.prepended_append for command in commands if command.prepended_append is not None]
-        items: list[WriteRequest] = [*appends, *commands]
+        appends = [request for request in batch if isinstance(request, AppendRequest) and not request.consumed]
+        others = [request for request in batch if isinstance(request, Command) or request.consumed]
+        items: list[WriteRequest] = [*appends, *others]
         if not items:
             return {}
         # Every second number: the one after it marks a batch that was given up.
         self._batch_number += 2
         number = self._batch_number
-        durable = self._durable or any(command.kind in _CLAIMING_KINDS for command in commands)
-        params = [self._writer_id, number, durable, *encode_arguments(appends, commands, self._packer)]
+        durable = self._durable or any(map(_is_claim, others))
+        params = [self._writer_id, number, durable, *encode_arguments(appends, others, self._packer)]
 
         async def attempt(deadline: float) -> dict[str, Response] | None:
             self._unknown_batch = (number, items)
@@ -248,6 +247,10 @@ class Writer:
         [(responses,)] = await self._connection.execute(statement, params, deadline=deadline)
         found: dict[str, Response] | None = responses
         return found
+
+
+def _is_claim(request: WriteRequest) -> bool:
+    return isinstance(request, Command) and request.kind in _CLAIMING_KINDS
 
 
 def _is_statement_error(exc: StoreError) -> bool:

@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Collection, Iterable, Sequence
-from datetime import timedelta
 from itertools import chain, islice, zip_longest
 from typing import NamedTuple
 
@@ -10,12 +9,14 @@ from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.errors import RunBusy, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.record import RunStatus
 from holdfast.stores.sqlite.database import statement
-from holdfast.stores.sqlite.heartbeat import Liveness
-from holdfast.stores.sqlite.runs import find_run
+from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.run_row import find_run
 from holdfast.stores.sqlite.transaction import Transaction, to_micros
 
 #: Callers that one scan covers at least. If more wait, the next scan continues behind them.
 _CALLERS_PER_SCAN = 256
+#: Waiting runs that one scan takes up at least: those due longest.
+_DUE_PER_SCAN = 256
 
 
 class ScanCursor(NamedTuple):
@@ -39,7 +40,7 @@ def claim(
     worker_id: str,
     statuses: Collection[RunStatus],
     steal: bool,
-    lease_timeout: timedelta,
+    liveness: Liveness,
     transaction: Transaction,
 ) -> Claim:
     run = find_run(run_id, transaction)
@@ -47,10 +48,12 @@ def claim(
         raise RunNotFound(run_id)
     counts_as = {run.status}
     if run.status is RunStatus.RUNNING:
-        if not Liveness(transaction.execute, transaction.now, lease_timeout).is_alive(run.owner):
+        if not liveness.is_alive(run.owner, transaction.execute):
             counts_as.add(RunStatus.INTERRUPTED)
         elif run.owner is not None and not steal:
             raise RunBusy(run_id, run.owner)
+    if run.is_due(transaction.now_micros):
+        counts_as.add(RunStatus.INTERRUPTED)
     if counts_as.isdisjoint(statuses):
         raise RunNotClaimable(run_id, run.status.value, run.reason)
     return _claim_run(Candidate(run.run_key, run_id, run.strikes), worker_id, transaction)
@@ -70,8 +73,8 @@ class FairQueue:
     The order is kept in memory, for each process separately.
     """
 
-    def __init__(self, lease_timeout: timedelta) -> None:
-        self._lease_timeout = lease_timeout
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
         #: Callers by the time they were last served, the latest last.
         self._served_callers: dict[str, None] = {}
         #: The caller that the next scan starts with.
@@ -87,7 +90,7 @@ class FairQueue:
         """
         if limit <= 0:
             return (), None
-        scan = _CandidateScan(sorted(set(agents)), transaction, self._lease_timeout)
+        scan = _CandidateScan(sorted(set(agents)), transaction, self._liveness, max(limit, _DUE_PER_SCAN))
         start, position = cursor or ScanCursor(self._position, self._position)
         callers, cursor = scan.next_callers(start, position, max(limit, _CALLERS_PER_SCAN))
         self._position = cursor.position if cursor else ""
@@ -112,14 +115,19 @@ class FairQueue:
 class _CandidateScan:
     """Finds runs of some agents without a live owner, within one transaction."""
 
-    def __init__(self, agents: Sequence[str], transaction: Transaction, lease_timeout: timedelta) -> None:
+    def __init__(self, agents: Sequence[str], transaction: Transaction, liveness: Liveness, max_due: int) -> None:
         self._transaction = transaction
-        liveness = Liveness(transaction.execute, transaction.now, lease_timeout)
         owners = [owner for (owner,) in transaction.execute(statement("running_owners")).fetchall()]
-        dead = [owner for owner in owners if not liveness.is_alive(owner)]
+        dead = [owner for owner in owners if not liveness.is_alive(owner, transaction.execute)]
         #: An agent, and the dead owner of its runs; `None` for runs without an owner.
         self._sources = [(agent, owner) for agent in agents for owner in (None, *dead)]
         self._caller_sources: dict[str, list[tuple[str, str | None]]] = {}
+        #: Waiting runs whose time has come, by caller.
+        self._due: dict[str, list[Candidate]] = {}
+        for agent in agents:
+            bindings = (agent, transaction.now_micros, max_due)
+            for *run, caller in transaction.execute(statement("due_runs"), bindings).fetchall():
+                self._due.setdefault(caller, []).append(Candidate(*run))
 
     def next_callers(self, start: str, position: str, limit: int) -> tuple[list[str], ScanCursor | None]:
         """Return up to `limit` callers with runs, and the cursor behind them; `None` at the end of the scan."""
@@ -136,7 +144,7 @@ class _CandidateScan:
 
     def _find_callers(self, first: str, limit: int, *, before: str | None = None) -> list[str]:
         """Return callers by name. Calls must cover disjoint ranges, or `find_runs` returns runs twice."""
-        found: set[str] = set()
+        found = {caller for caller in self._due if first <= caller and (before is None or caller < before)}
         for source in self._sources:
             agent, owner = source
             name = "claimable_callers" if owner is None else "orphaned_callers"
@@ -149,8 +157,8 @@ class _CandidateScan:
 
     def find_runs(self, caller: str, limit: int) -> list[Candidate]:
         """Return the oldest claimable runs of the caller."""
-        found: list[Candidate] = []
-        for agent, owner in self._caller_sources[caller]:
+        found = list(self._due.get(caller, ()))
+        for agent, owner in self._caller_sources.get(caller, ()):
             name = "claimable_runs" if owner is None else "orphaned_runs"
             bindings = (agent, caller, self._transaction.now_micros, limit)
             rows = self._transaction.execute(statement(name), bindings if owner is None else (*bindings, owner))

@@ -65,7 +65,7 @@ class Database(SqliteFile):
             SchemaTooNew: a newer holdfast wrote the file. Nothing was changed.
             StoreError: the file is no database, or another program's. Nothing was changed.
         """
-        self.create_folder()
+        self.create()
         connection = self.connect()
         try:
             with self.mapped_errors(connection):
@@ -105,7 +105,8 @@ class Database(SqliteFile):
                 f"{self.path} is read-only: check its permissions, and whether its disk is mounted read-only"
             )
         scripts = load_migrations()
-        # Checked before any write: a file of another program stays as it is.
+        # Checked before any write: a file of another program, or a damaged one, stays as it is.
+        self.refuse_truncated(connection)
         found = self._check_version(connection, len(scripts))
         self.set_format(connection)
         if found == len(scripts):

@@ -2,70 +2,26 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import apsw
 
-from holdfast.checkpoint.claim import ProcessIdentity, WorkerIdentity, is_process_alive, this_process
+from holdfast.checkpoint.claim import WorkerIdentity
 from holdfast.checkpoint.errors import StoreError
 from holdfast.clock import Clock
 from holdfast.db.sqlite import set_synchronous, transaction
 from holdfast.stores.sqlite.database import Database, statement
-from holdfast.stores.sqlite.transaction import Execute, Transaction, from_micros, to_micros
+from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.transaction import Execute, Transaction, to_micros
 
 
-@functools.cache
-def _own_process(pid: int) -> ProcessIdentity:
-    """Return the identity of this process, cached by its id, because it may fork."""
-    return this_process()
-
-
-class Liveness:
-    """Decides from its row whether a worker is alive: by its process on this host, by its heartbeat elsewhere.
-
-    A worker without a row is dead: it was deregistered.
-    """
-
-    def __init__(self, execute: Execute, now: datetime, lease_timeout: timedelta) -> None:
-        self._execute = execute
-        self._now = now
-        self._lease_timeout = lease_timeout
-
-    def is_alive(self, worker_id: str | None) -> bool:
-        if worker_id is None:
-            return False
-        row = self._execute(statement("get_worker"), (worker_id,)).get
-        return row is not None and self._is_row_alive(row)
-
-    def alive_workers(self) -> frozenset[str]:
-        return frozenset(
-            row[0] for row in self._execute(statement("list_workers")).fetchall() if self._is_row_alive(row)
-        )
-
-    def dead_workers(self) -> list[str]:
-        """Return the dead workers that still have a row."""
-        return [row[0] for row in self._execute(statement("list_workers")).fetchall() if not self._is_row_alive(row)]
-
-    def _is_row_alive(self, row: tuple[str, str, int, str, int]) -> bool:
-        _, host, pid, started, heartbeat_at = row
-        process = ProcessIdentity(host=host, pid=pid, started=started)
-        known = process == _own_process(os.getpid()) or is_process_alive(process)
-        if known is not None:
-            return known
-        return self._now - from_micros(heartbeat_at) < self._lease_timeout
-
-
-def register_worker(worker: WorkerIdentity, lease_timeout: timedelta, transaction: Transaction) -> None:
-    # Rows of dead workers would accumulate.
-    for worker_id in Liveness(transaction.execute, transaction.now, lease_timeout).dead_workers():
-        transaction.execute(statement("deregister_worker"), (worker_id,))
+def register_worker(worker: WorkerIdentity, liveness: Liveness, transaction: Transaction) -> None:
+    _forget_workers(liveness, transaction.execute)
     process = worker.process
     row = (worker.worker_id, process.host, process.pid, process.started, transaction.now_micros)
     transaction.execute(statement("register_worker"), row)
@@ -74,6 +30,12 @@ def register_worker(worker: WorkerIdentity, lease_timeout: timedelta, transactio
 def deregister_worker(worker_id: str, transaction: Transaction) -> None:
     transaction.execute(statement("deregister_worker"), (worker_id,))
     transaction.notify = True
+
+
+def _forget_workers(liveness: Liveness, execute: Execute) -> None:
+    """Delete rows of dead workers, which would accumulate."""
+    for worker_id in liveness.forgettable_workers(execute):
+        execute(statement("deregister_worker"), (worker_id,))
 
 
 class ChangeNotifier:
@@ -141,12 +103,14 @@ class Heartbeat:
         database: Database,
         clock: Clock,
         lease_timeout: timedelta,
+        liveness: Liveness,
         on_change: Callable[[int], None],
         can_write: Callable[[], bool],
     ) -> None:
         """`can_write`: whether the writer still works."""
         self._database = database
         self._clock = clock
+        self._liveness = liveness
         self._interval_s = lease_timeout.total_seconds() / _BEATS_PER_LEASE
         self._on_change = on_change
         self._can_write = can_write
@@ -243,23 +207,32 @@ class Heartbeat:
         return not self._stopping
 
     def _write_heartbeats(self, connection: apsw.Connection) -> None:
-        now = to_micros(self._clock.now())
         self._next_beat = time.monotonic() + self._interval_s
         with transaction(connection):
             # Read within the transaction, so that a concurrent deregister is ordered after this heartbeat.
             with self._condition:
-                workers = list(self._workers.values())
-            for worker in workers:
-                process = worker.process
-                if self._can_write():
-                    row = (worker.worker_id, process.host, process.pid, process.started, now)
-                    connection.execute(statement("register_worker"), row)
-                else:
-                    connection.execute(statement("deregister_worker"), (worker.worker_id,))
+                workers = list(self._workers)
+            if self._can_write():
+                now = to_micros(self._clock.now())
+                deregistered = [worker_id for worker_id in workers if not _beat(connection, worker_id, now)]
+                _forget_workers(self._liveness, connection.execute)
+            else:
+                deregistered = []
+                for worker_id in workers:
+                    connection.execute(statement("deregister_worker"), (worker_id,))
+        for worker_id in deregistered:
+            # Not registered again: other workers may have its runs already.
+            if self.remove(worker_id) is not None:
+                _log.error("another process deregistered worker %s: others resume its runs; restart it", worker_id)
 
     def _poll_changes(self, connection: apsw.Connection) -> None:
         version = connection.pragma("data_version")
         if version != self._data_version:
             self._data_version = version
-            _, change_number = connection.execute(statement("read_counters")).get
-            self._on_change(change_number)
+            self._on_change(Transaction(connection, self._clock.now()).read_change_number())
+
+
+def _beat(connection: apsw.Connection, worker_id: str, now: int) -> bool:
+    """Change the heartbeat of the worker. Return False if it is not registered any more."""
+    connection.execute(statement("beat"), (worker_id, now))
+    return connection.changes() == 1

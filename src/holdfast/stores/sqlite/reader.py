@@ -2,14 +2,11 @@
 
 import asyncio
 import contextlib
-import json
 import threading
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -17,12 +14,14 @@ import apsw
 
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Entry, unpack_segments
-from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.mail import Mail
+from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
-from holdfast.clock import Clock
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
-from holdfast.stores.sqlite.heartbeat import Liveness
-from holdfast.stores.sqlite.transaction import Execute, from_micros
+from holdfast.stores.sqlite.listing import NEWEST, OLDEST, Position, make_record, parse_cursor, read_page
+from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.mail import read_unread_mail
+from holdfast.stores.sqlite.transaction import Execute
 from holdfast.stores.sqlite.writer import resolve_future
 
 T = TypeVar("T")
@@ -156,27 +155,39 @@ class ReaderThreads:
 class Reader:
     """Reads runs and records."""
 
-    def __init__(self, database: Database, clock: Clock, lease_timeout: timedelta) -> None:
+    def __init__(self, database: Database, liveness: Liveness) -> None:
         self._database = database
-        self._clock = clock
-        self._lease_timeout = lease_timeout
+        self._liveness = liveness
         self._threads = ReaderThreads(database, asyncio.get_running_loop())
 
     async def load(self, run_id: str, after: int) -> StoredRun:
         return await self._threads.submit(partial(self._load, run_id, after))
 
     async def pending_cancellations(self, worker_id: str) -> tuple[str, ...]:
-        return await self._threads.submit(partial(_find_cancellations, worker_id))
+        return await self._threads.submit(partial(_find_run_ids, "pending_cancellations", worker_id))
 
     async def list_runs(self, filter: RunFilter) -> AsyncIterator[RunRecord]:
-        last_key: int | None = -1
-        while last_key is not None:
-            records, last_key = await self._threads.submit(partial(self._read_page, filter, last_key))
+        position: Position | None = OLDEST
+        while position is not None:
+            work = partial(read_page, filter, position, "ASC", _PAGE_SIZE, self._liveness)
+            records, position = await self._threads.submit(work)
             for record in records:
                 yield record
 
+    async def list_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+        start = NEWEST if cursor is None else parse_cursor(cursor)
+        work = partial(read_page, filter, start, "DESC", max(limit, 0), self._liveness)
+        records, position = await self._threads.submit(work)
+        return RunPage(records=tuple(records), cursor=None if position is None else position.to_cursor())
+
+    async def read_mail(self, run_id: str) -> tuple[Mail, ...]:
+        return await self._threads.submit(partial(_read_mail, run_id))
+
+    async def pending_mail(self, worker_id: str) -> tuple[str, ...]:
+        return await self._threads.submit(partial(_find_run_ids, "pending_mail", worker_id))
+
     async def check_health(self) -> StoreHealth:
-        return await self._threads.submit(partial(_check_health, self._database.path))
+        return await self._threads.submit(partial(_check_health, self._database))
 
     async def close(self) -> None:
         """Finish the reads under way, then stop the threads."""
@@ -188,10 +199,10 @@ class Reader:
         row = execute(statement("load_record"), (run_id,)).get
         if row is None:
             raise RunNotFound(run_id)
-        first_seq, last_segment, *columns = row
-        liveness = Liveness(execute, self._clock.now(), self._lease_timeout)
+        first_seq, last_segment, unread, *columns = row
         try:
-            record = _make_record(columns, columns[5] == RunStatus.RUNNING and liveness.is_alive(columns[8]))
+            is_running = columns[5] == RunStatus.RUNNING
+            record = make_record(columns, is_running and self._liveness.is_alive(columns[8], execute))
         except (ValueError, OverflowError, TypeError) as exc:
             raise RunDamaged(run_id, f"its record is not what was written ({exc})") from exc
         seqs = range(max(first_seq, after + 1), record.next_seq)
@@ -199,50 +210,8 @@ class Reader:
             entries = _read_journal(execute, columns[0], run_id, last_segment, seqs) if seqs else ()
         except (apsw.CorruptError, UnicodeDecodeError, TypeError) as exc:  # TypeError: a number is no number any more
             raise RunDamaged(run_id, f"its part of the file cannot be read ({exc})") from exc
-        return StoredRun(record=record, entries=entries)
-
-    def _read_page(self, filter: RunFilter, after: int, execute: Execute) -> tuple[list[RunRecord], int | None]:
-        """Return the next matching records and the key to continue from; `None` after the last page."""
-        statuses = None if filter.statuses is None else json.dumps(sorted(filter.statuses))
-        bindings: tuple[Any, ...] = (after, statuses, filter.agent_name, filter.caller_id, _PAGE_SIZE)
-        if filter.interrupted:
-            name, bindings = "list_unfinished", (*bindings, filter.parent_run_id)
-        elif filter.parent_run_id is not None:
-            name, bindings = "list_children", (*bindings, filter.parent_run_id)
-        else:
-            name = "list_runs"
-        rows = execute(statement(name), bindings).fetchall()
-        alive = Liveness(execute, self._clock.now(), self._lease_timeout).alive_workers()
-        records = [_make_record(row, row[8] in alive) for row in rows]
-        if filter.interrupted:
-            records = [record for record in records if record.is_interrupted]
-        return records, rows[-1][0] if len(rows) == _PAGE_SIZE else None
-
-
-def _make_record(row: Sequence[Any], owner_alive: bool) -> RunRecord:
-    """Make a record from a row of the columns `{record_columns}`."""
-    status = RunStatus(row[5])
-    return RunRecord(
-        run_id=row[1],
-        agent_name=row[2],
-        caller_id=row[3],
-        parent_run_id=row[4],
-        status=status,
-        created_at=from_micros(row[6]),
-        updated_at=from_micros(row[7]),
-        owner=row[8],
-        owner_alive=owner_alive and status is RunStatus.RUNNING,
-        token=row[9],
-        strikes=row[10],
-        not_before=from_micros(row[11]),
-        reason=row[12],
-        cancel_requested=bool(row[13]),
-        expires_at=None if row[14] is None else from_micros(row[14]),
-        next_seq=row[15],
-        size=row[16],
-        meta=row[17],
-        progress=row[18],
-    )
+        mail = read_unread_mail(columns[0], execute) if unread else ()
+        return StoredRun(record=record, entries=entries, mail=mail)
 
 
 def _read_journal(execute: Execute, run_key: int, run_id: str, last_segment: int, seqs: range) -> tuple[Entry, ...]:
@@ -274,22 +243,29 @@ def _read_journal(execute: Execute, run_key: int, run_id: str, last_segment: int
     return tuple(entries[seqs.start - entries[0].seq :])
 
 
-def _find_cancellations(worker_id: str, execute: Execute) -> tuple[str, ...]:
-    return tuple(run_id for (run_id,) in execute(statement("pending_cancellations"), (worker_id,)).fetchall())
+def _find_run_ids(name: str, worker_id: str, execute: Execute) -> tuple[str, ...]:
+    return tuple(run_id for (run_id,) in execute(statement(name), (worker_id,)).fetchall())
 
 
-def _check_health(path: Path, execute: Execute) -> StoreHealth:
+def _read_mail(run_id: str, execute: Execute) -> tuple[Mail, ...]:
+    run_key = execute(statement("run_key"), (run_id,)).get
+    if run_key is None:
+        raise RunNotFound(run_id)
+    return read_unread_mail(run_key, execute)
+
+
+def _check_health(database: Database, execute: Execute) -> StoreHealth:
     """Check the whole file."""
     version, page_size, free_pages = (
         execute(f"PRAGMA {name}").get for name in ("user_version", "page_size", "freelist_count")
     )
-    files = [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))]
     return StoreHealth(
         version=version,
         known_version=len(load_migrations()),
-        size=sum(file.stat().st_size for file in files if file.exists()),
+        size=sum(file.stat().st_size for file in database.list_files()),
         free=page_size * free_pages,
         problems=_find_problems(execute),
+        warnings=database.describe_permissions(),
     )
 
 

@@ -1,9 +1,9 @@
 """Writes to one run. Each public function runs in a write transaction: it checks first, then writes."""
 
+import json
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 
@@ -12,35 +12,15 @@ from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFoun
 from holdfast.checkpoint.journal import Append, Entry, Segment, pack_segment
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
 from holdfast.stores.sqlite.database import statement
-from holdfast.stores.sqlite.heartbeat import Liveness
+from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.mail import check_mail, consume_mail
+from holdfast.stores.sqlite.run_row import RunRow, find_run
 from holdfast.stores.sqlite.transaction import Transaction, to_micros
 
 #: Appends in one statement. SQLite does not cache longer statements.
 MAX_BULK_APPENDS = 512
 #: Bindings of one append in `append_bulk`, beside the time, which all share.
 _BULK_COLUMNS = 9
-
-
-class RunRow(NamedTuple):
-    """The columns of a run that decide whether a write is allowed."""
-
-    run_key: int
-    token: int
-    status: RunStatus
-    next_seq: int
-    owner: str | None
-    strikes: int
-    reason: str
-    #: Key of the last segment of the journal; 0: the journal is empty.
-    last_segment: int
-
-
-def find_run(run_id: str, transaction: Transaction) -> RunRow | None:
-    row = transaction.fetch_one(statement("run_row"), (run_id,))
-    if row is None:
-        return None
-    run_key, token, status, *rest = row
-    return RunRow(run_key, token, RunStatus(status), *rest)
 
 
 def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Claim | None:
@@ -54,32 +34,45 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
     claim = None
     if worker_id is not None:
         claim = Claim(run_id=run.run_id, worker_id=worker_id, token=transaction.next_token(), strikes=1)
-    wait = timedelta(0) if claim is None else backoff(claim.strikes)
+    status = RunStatus.QUEUED if claim is None else RunStatus.RUNNING
+    due_at = run.not_before or transaction.now
+    not_before = due_at if claim is None else transaction.now + backoff(claim.strikes)
     transaction.execute(
         statement("insert_run"),
         (
             *(run_key, run.run_id, run.agent_name, run.caller_id, run.parent_run_id),
-            (RunStatus.QUEUED if claim is None else RunStatus.RUNNING).value,
+            status.value,
             *(transaction.now_micros, worker_id),
             *((0, 0) if claim is None else (claim.token, claim.strikes)),
-            to_micros(transaction.now + wait),
+            to_micros(not_before),
             *(len(run.entries), 0 if segment is None else len(segment.body), last_segment),
-            *(run.meta, run.progress),
+            *(run.meta, run.progress, json.dumps(dict(run.labels)) if run.labels else "{}"),
         ),
     )
+    for name, value in run.labels.items():
+        row = (run_key, name, value, status.value, transaction.now_micros)
+        transaction.execute(statement("insert_label"), row)
     if claim is None:
         transaction.notify = True
     return claim
 
 
 def append(claim: Claim, write: Append, transaction: Transaction) -> None:
-    _write(claim, write.entries, write.progress, write.rewrite, write.step_finished, transaction)
+    run, segment = _check_write(claim, write.entries, transaction)
+    check_mail(claim.run_id, run, write.consumed, (), transaction)
+    consume_mail(run, write.consumed, transaction)
+    _write(run, segment, write, transaction)
+
+
+def append_and_consume(claim: Claim, write: Append, transaction: Transaction) -> None:
+    """Append as `append` does, but never in bulk: the write consumes mail."""
+    append(claim, write, transaction)
 
 
 def append_bulk(appends: Sequence[tuple[Claim, Append]], transaction: Transaction) -> bool:
     """Make up to `MAX_BULK_APPENDS` appends in one statement. Return False if nothing was written: call `append` then.
 
-    That happens if one of them is refused, or rewrites the journal, or has no entries.
+    That happens if one of them is refused, rewrites the journal, consumes mail, or has no entries.
 
     apsw releases the GIL for each statement, and waits up to 5 ms to get it back from a busy event loop. So N appends
     are one INSERT into a view, whose INSTEAD OF trigger applies them: 23% more steps per second with 128 runs at once,
@@ -87,7 +80,7 @@ def append_bulk(appends: Sequence[tuple[Claim, Append]], transaction: Transactio
     """
     bindings: list[Any] = [transaction.now_micros]
     for claim, write in appends:
-        if write.rewrite or not write.entries:
+        if write.rewrite or write.consumed or not write.entries:
             return False
         try:
             segment = pack_segment(write.entries)
@@ -116,27 +109,33 @@ def _build_bulk_statement(rows: int) -> str:
 
 
 def release(claim: Claim, release: Release, transaction: Transaction) -> None:
-    run_key = _write(claim, release.entries, release.progress, False, False, transaction)
+    run, segment = _check_write(claim, release.entries, transaction)
+    check_mail(claim.run_id, run, release.consumed, release.wake_on, transaction)
+    consume_mail(run, release.consumed, transaction)
+    _write(run, segment, release, transaction)
     expires_at = None if release.retention is None else to_micros(transaction.now + release.retention)
     not_before = to_micros(transaction.now + release.delay)
+    waits = release.status is RunStatus.WAITING
     transaction.execute(
         statement("release_run"),
         (
-            *(run_key, release.status.value, release.reason, release.strikes),
+            *(run.run_key, release.status.value, release.reason, release.strikes),
             *(not_before, expires_at, transaction.now_micros, release.status in TERMINAL_STATUSES),
+            None if release.wake_at is None else to_micros(release.wake_at),
+            json.dumps(list(release.wake_on)) if waits and release.wake_on else "[]",
         ),
     )
     transaction.notify = True
 
 
-def remove(run_id: str, claim: Claim | None, lease_timeout: timedelta, transaction: Transaction) -> None:
+def remove(run_id: str, claim: Claim | None, liveness: Liveness, transaction: Transaction) -> None:
     run = find_run(run_id, transaction)
     if claim is not None and (run is None or run.token != claim.token):
         raise ClaimLost(run_id, claim.token, None if run is None else run.token)
     if run is None:
         return
-    liveness = Liveness(transaction.execute, transaction.now, lease_timeout)
-    if claim is None and run.status is RunStatus.RUNNING and run.owner and liveness.is_alive(run.owner):
+    is_running = run.status is RunStatus.RUNNING
+    if claim is None and is_running and run.owner and liveness.is_alive(run.owner, transaction.execute):
         raise RunBusy(run_id, run.owner)
     _delete_tree(run_id, transaction)
 
@@ -156,15 +155,8 @@ def request_cancel(run_id: str, transaction: Transaction) -> None:
     transaction.notify = True
 
 
-def _write(
-    claim: Claim,
-    entries: Sequence[Entry],
-    progress: bytes | None,
-    rewrite: bool,
-    step_finished: bool,
-    transaction: Transaction,
-) -> int:
-    """Write under the claim, if it is valid and the entries are the next ones. Return the run's key."""
+def _check_write(claim: Claim, entries: Sequence[Entry], transaction: Transaction) -> tuple[RunRow, Segment | None]:
+    """Check that the claim is valid and that the entries are the next ones. Return the run and the new segment."""
     segment = _pack_entries(claim.run_id, entries)
     run = find_run(claim.run_id, transaction)
     if run is None or run.token != claim.token:
@@ -173,6 +165,12 @@ def _write(
         raise ClaimLost(claim.run_id, claim.token, None)
     if segment is not None and segment.seq != run.next_seq:
         raise _make_order_error(claim.run_id, segment.seq, run.next_seq)
+    return run, segment
+
+
+def _write(run: RunRow, segment: Segment | None, write: Append | Release, transaction: Transaction) -> None:
+    """Write the entries and the progress."""
+    rewrite, step_finished = (write.rewrite, write.step_finished) if isinstance(write, Append) else (False, False)
     last_segment = run.last_segment
     if rewrite:
         transaction.discard_journal(run.run_key, last_segment)
@@ -180,9 +178,8 @@ def _write(
     if segment is not None:
         last_segment = transaction.insert_segment(run.run_key, last_segment, segment)
     size = 0 if segment is None else len(segment.body)
-    change = (len(entries), size, transaction.now_micros, progress, rewrite, step_finished, last_segment)
+    change = (len(write.entries), size, transaction.now_micros, write.progress, rewrite, step_finished, last_segment)
     transaction.execute(statement("update_run"), (run.run_key, *change))
-    return run.run_key
 
 
 def _pack_entries(run_id: str, entries: Sequence[Entry]) -> Segment | None:

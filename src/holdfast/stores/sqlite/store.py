@@ -8,12 +8,24 @@ from os import PathLike
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    NewRun,
+    Release,
+    RunFilter,
+    RunPage,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
 from holdfast.checkpoint.store import Durability, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.stores.sqlite import claims, heartbeat, runs
 from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
+from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.mail import post
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.writer import Writer
 
@@ -45,14 +57,15 @@ class SqliteStore:
         Args:
             path: the file. It and its folder are created if they do not exist. A relative path is resolved here.
             durability: `full`: acknowledged writes survive a power cut. `process`: only the end of the process.
-            lease_timeout: a worker on another host, or in another container, is dead when its last heartbeat is older.
+            lease_timeout: a worker in another container is dead when this store has not seen a heartbeat for this long.
                 On this host a dead process is detected at once.
             timeout: how long a write waits for a lock of another process before it fails with `StoreUnavailable`.
         """
         self._clock = clock
         self._lease_timeout = lease_timeout
         self._database = Database(path, durability=durability, timeout=timeout)
-        self._fair_queue = claims.FairQueue(lease_timeout)
+        self._liveness = Liveness(clock, lease_timeout)
+        self._fair_queue = claims.FairQueue(self._liveness)
         self._is_open = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -65,9 +78,14 @@ class SqliteStore:
         self._notifier = ChangeNotifier(loop, self._clock)
         self._writer = Writer(self._database, self._clock, self._notifier.notify)
         self._notifier.start(await self._writer.start(loop))
-        self._reader = Reader(self._database, self._clock, self._lease_timeout)
+        self._reader = Reader(self._database, self._liveness)
         self._heartbeat = Heartbeat(
-            self._database, self._clock, self._lease_timeout, self._notifier.notify, can_write=self._writer.is_running
+            self._database,
+            self._clock,
+            self._lease_timeout,
+            self._liveness,
+            self._notifier.notify,
+            can_write=self._writer.is_running,
         )
         self._is_open = True
 
@@ -92,7 +110,7 @@ class SqliteStore:
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         self._check_open()
-        await self._writer.submit(None, heartbeat.register_worker, worker, self._lease_timeout)
+        await self._writer.submit(None, heartbeat.register_worker, worker, self._liveness)
         self._heartbeat.add(worker)
 
     async def deregister_worker(self, worker_id: str) -> None:
@@ -113,7 +131,8 @@ class SqliteStore:
 
     async def append(self, claim: Claim, write: Append) -> None:
         self._check_open()
-        await self._writer.submit(claim.run_id, runs.append, claim, write)
+        work = runs.append_and_consume if write.consumed else runs.append
+        await self._writer.submit(claim.run_id, work, claim, write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         self._check_open()
@@ -129,7 +148,7 @@ class SqliteStore:
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         self._check_open()
-        await self._writer.submit(run_id, runs.remove, run_id, claim, self._lease_timeout)
+        await self._writer.submit(run_id, runs.remove, run_id, claim, self._liveness)
 
     # -- finding and claiming -----------------------------------------------------------------------------------------
 
@@ -138,12 +157,18 @@ class SqliteStore:
         async for record in self._reader.list_runs(filter or RunFilter()):
             yield record
 
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        self._check_open()
+        return await self._reader.list_page(filter or RunFilter(), limit, cursor)
+
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
         self._check_open()
         return await self._writer.submit(
-            run_id, claims.claim, run_id, worker_id, frozenset(statuses), steal, self._lease_timeout
+            run_id, claims.claim, run_id, worker_id, frozenset(statuses), steal, self._liveness
         )
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
@@ -156,6 +181,20 @@ class SqliteStore:
             )
             if claimed or cursor is None:
                 return claimed
+
+    # -- mail ---------------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        self._check_open()
+        return await self._writer.submit(run_id, post, run_id, mail)
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        self._check_open()
+        return await self._reader.read_mail(run_id)
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        self._check_open()
+        return await self._reader.pending_mail(worker_id)
 
     # -- changes by other processes ------------------------------------------------------------------------------------
 

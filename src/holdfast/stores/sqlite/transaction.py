@@ -78,4 +78,7 @@ class Transaction:
         return self._change_number if self.notify else None
 
     def _read_counters(self) -> None:
-        self._token, self._change_number = self.fetch_one(statement("read_counters"))
+        row = self.fetch_one(statement("read_counters"))
+        if row is None or None in row:
+            raise apsw.CorruptError("the counters of the store are missing")
+        self._token, self._change_number = row

@@ -14,8 +14,11 @@ UPDATE counters SET token = ?1, signal = ?2
 -- name: insert_run
 INSERT INTO runs (
     run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-    not_before, next_seq, size, last_piece, meta, progress
-) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+    not_before, next_seq, size, last_piece, meta, progress, labels
+) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
+
+-- name: insert_label
+INSERT INTO labels (run_key, name, value, status, created_at) VALUES (?1, ?2, ?3, ?4, ?5)
 
 -- name: run_exists
 SELECT EXISTS (SELECT 1 FROM runs WHERE run_id = ?1)
@@ -63,24 +66,51 @@ INSERT INTO pieces (run_key, before, seq, layout, checksum, body) VALUES (?1, ?2
 -- name: release_run
 UPDATE runs SET
     status = ?2, reason = ?3, strikes = ?4, not_before = ?5, expires_at = ?6, updated_at = ?7,
-    cancel_requested = iif(?8, 0, cancel_requested)
+    cancel_requested = iif(?8, 0, cancel_requested), wake_at = ?9, wake_on = ?10
 WHERE run_key = ?1
 
 -- name: run_row
 -- Decides whether a write, a claim or a removal is allowed.
-SELECT run_key, token, status, next_seq, owner, strikes, reason, last_piece FROM runs WHERE run_id = ?1
+SELECT run_key, token, status, next_seq, owner, strikes, reason, last_piece, unread, wake_at, wake_on
+FROM runs WHERE run_id = ?1
 
 -- name: claim_run
 UPDATE runs SET
     status = 'running', owner = ?2, token = ?3, strikes = ?4, not_before = ?5, updated_at = ?6, reason = '',
-    expires_at = NULL
+    expires_at = NULL, wake_at = NULL, wake_on = '[]'
 WHERE run_key = ?1
 
 -- name: request_cancel
 UPDATE runs SET cancel_requested = 1 WHERE run_key = ?1 AND status NOT IN ('done', 'failed', 'cancelled')
 
 -- name: pending_cancellations
-SELECT run_id FROM runs WHERE owner = ?1 AND cancel_requested = 1 AND status = 'running' ORDER BY run_key
+SELECT run_id FROM runs INDEXED BY runs_to_cancel
+WHERE owner = ?1 AND cancel_requested = 1 AND status = 'running' ORDER BY run_key
+
+-- == mail ============================================================================================================
+
+-- name: post_mail
+INSERT INTO mail (run_key, mail_id, topic, body, posted_at) VALUES (?1, ?2, ?3, ?4, ?5)
+
+-- name: find_mail
+SELECT mail_id, topic, body, posted_at, consumed FROM mail WHERE run_key = ?1 AND mail_id = ?2
+
+-- name: unread_mail
+SELECT mail_id, topic, body, posted_at FROM mail WHERE run_key = ?1 AND consumed = 0 ORDER BY mail_key
+
+-- name: consume_mail
+-- The entry that used it has the content.
+UPDATE mail SET consumed = 1, body = x'' WHERE run_key = ?1 AND mail_id = ?2
+
+-- name: count_unread
+UPDATE runs SET unread = unread + ?2 WHERE run_key = ?1
+
+-- name: wake_run
+UPDATE runs SET status = 'interrupted', wake_at = NULL, wake_on = '[]', not_before = ?2, updated_at = ?2
+WHERE run_key = ?1
+
+-- name: pending_mail
+SELECT run_id FROM runs INDEXED BY runs_with_mail WHERE owner = ?1 AND unread > 0 AND status = 'running' ORDER BY run_key
 
 -- == removal =========================================================================================================
 
@@ -97,7 +127,7 @@ SELECT run_key, last_piece FROM family JOIN runs USING (run_id)
 DELETE FROM runs WHERE run_key = ?1
 
 -- name: expired_runs
-SELECT run_id FROM runs
+SELECT run_id FROM runs INDEXED BY runs_expiring
 WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled')
     -- A parent that may resume needs the result of its child.
     AND NOT EXISTS (SELECT 1 FROM runs AS parent WHERE parent.run_id = runs.parent_run_id AND parent.status <> 'done')
@@ -155,50 +185,42 @@ DELETE FROM doomed
 
 -- name: record_columns
 run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress
+not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress, wake_at, wake_on, labels
 
 -- name: load_record
-SELECT first_seq, last_piece, {record_columns} FROM runs WHERE run_id = ?1
+SELECT first_seq, last_piece, unread, {record_columns} FROM runs WHERE run_id = ?1
+
+-- name: run_key
+SELECT run_key FROM runs WHERE run_id = ?1
 
 -- name: read_segment
 -- `far` and `passed` are skip pointers of earlier versions. They are not needed: `before` names every segment.
 SELECT before, seq, layout, checksum, body FROM pieces WHERE piece_key = ?1 AND run_key = ?2
 
--- name: list_runs
-SELECT {record_columns} FROM runs
-WHERE run_key > ?1
-    AND (?2 IS NULL OR status IN (SELECT value FROM json_each(?2)))
-    AND (?3 IS NULL OR agent_name = ?3)
-    AND (?4 IS NULL OR caller_id = ?4)
-ORDER BY run_key LIMIT ?5
+-- name: list_page
+-- `branches` are UNION ALL of `list_branch`. SQLite merges them, so only the rows of the page are read.
+SELECT {record_columns} FROM (
+    {branches} ORDER BY created {direction}, key {direction} LIMIT :limit
+) AS page CROSS JOIN runs ON runs.run_key = page.key
+ORDER BY created {direction}, key {direction}
 
--- name: list_children
-SELECT {record_columns} FROM runs
-WHERE run_key > ?1
-    AND (?2 IS NULL OR status IN (SELECT value FROM json_each(?2)))
-    AND (?3 IS NULL OR agent_name = ?3)
-    AND (?4 IS NULL OR caller_id = ?4)
-    AND parent_run_id = ?6
-ORDER BY run_key LIMIT ?5
+-- name: list_branch
+SELECT {k}.created_at AS created, {k}.run_key AS key FROM {source} WHERE {conditions}
 
--- name: list_unfinished
-SELECT {record_columns} FROM runs INDEXED BY runs_unfinished
-WHERE run_key > ?1
-    AND status IN ('queued', 'running', 'interrupted')
-    AND (?2 IS NULL OR status IN (SELECT value FROM json_each(?2)))
-    AND (?3 IS NULL OR agent_name = ?3)
-    AND (?4 IS NULL OR caller_id = ?4)
-    AND (?6 IS NULL OR parent_run_id = ?6)
-ORDER BY run_key LIMIT ?5
+-- name: has_label
+EXISTS (SELECT 1 FROM labels AS other WHERE other.run_key = {k}.run_key AND {condition})
+
+-- name: probe_source
+SELECT count(*) FROM (SELECT 1 FROM {source} WHERE {conditions} LIMIT :probe)
 
 -- == claiming ==========================================================================================================
 
 -- name: running_owners
 -- Skips from one owner to the next, so the cost does not depend on the number of runs.
 WITH RECURSIVE owners (owner) AS (
-    SELECT min(owner) FROM runs WHERE status = 'running'
+    SELECT min(owner) FROM runs INDEXED BY runs_running WHERE status = 'running'
     UNION ALL
-    SELECT (SELECT min(runs.owner) FROM runs WHERE runs.status = 'running' AND runs.owner > owners.owner)
+    SELECT (SELECT min(runs.owner) FROM runs INDEXED BY runs_running WHERE runs.status = 'running' AND runs.owner > owners.owner)
     FROM owners WHERE owners.owner IS NOT NULL
 )
 SELECT owner FROM owners WHERE owner IS NOT NULL
@@ -206,11 +228,11 @@ SELECT owner FROM owners WHERE owner IS NOT NULL
 -- name: claimable_callers
 -- Callers of agent ?1, from caller ?2 on. Skips from one to the next, so the cost does not depend on the number of runs.
 WITH RECURSIVE callers (caller_id) AS (
-    SELECT min(caller_id) FROM runs
+    SELECT min(caller_id) FROM runs INDEXED BY runs_waiting
     WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id >= ?2
     UNION ALL
     SELECT (
-        SELECT min(runs.caller_id) FROM runs
+        SELECT min(runs.caller_id) FROM runs INDEXED BY runs_waiting
         WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.caller_id > callers.caller_id
     )
     FROM callers WHERE callers.caller_id IS NOT NULL
@@ -220,11 +242,11 @@ SELECT caller_id FROM callers WHERE caller_id IS NOT NULL LIMIT ?3
 -- name: orphaned_callers
 -- The same among the runs that the dead worker ?4 owned.
 WITH RECURSIVE callers (caller_id) AS (
-    SELECT min(caller_id) FROM runs
+    SELECT min(caller_id) FROM runs INDEXED BY runs_running
     WHERE status = 'running' AND owner = ?4 AND agent_name = ?1 AND caller_id >= ?2
     UNION ALL
     SELECT (
-        SELECT min(runs.caller_id) FROM runs
+        SELECT min(runs.caller_id) FROM runs INDEXED BY runs_running
         WHERE runs.status = 'running' AND runs.owner = ?4 AND runs.agent_name = ?1
             AND runs.caller_id > callers.caller_id
     )
@@ -233,8 +255,10 @@ WITH RECURSIVE callers (caller_id) AS (
 SELECT caller_id FROM callers WHERE caller_id IS NOT NULL LIMIT ?3
 
 -- name: claimable_runs
-SELECT run_key, run_id, strikes FROM runs
-WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id = ?2 AND not_before <= ?3
+-- A record of the future was written by a clock that was ahead: its backoff is ignored, rather than waited for all that time.
+SELECT run_key, run_id, strikes FROM runs INDEXED BY runs_waiting
+WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id = ?2
+    AND (not_before <= ?3 OR updated_at > ?3 + 10000000)
     AND NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
@@ -242,13 +266,24 @@ WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id = ?2
 ORDER BY run_key LIMIT ?4
 
 -- name: orphaned_runs
-SELECT run_key, run_id, strikes FROM runs
-WHERE status = 'running' AND owner = ?5 AND agent_name = ?1 AND caller_id = ?2 AND not_before <= ?3
+SELECT run_key, run_id, strikes FROM runs INDEXED BY runs_running
+WHERE status = 'running' AND owner = ?5 AND agent_name = ?1 AND caller_id = ?2
+    AND (not_before <= ?3 OR updated_at > ?3 + 10000000)
     AND NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
     )
 ORDER BY run_key LIMIT ?4
+
+-- name: due_runs
+-- Waiting runs of agent ?1 whose time has come. The others are not read.
+SELECT run_key, run_id, strikes, caller_id FROM runs INDEXED BY runs_due
+WHERE status = 'waiting' AND agent_name = ?1 AND wake_at <= ?2 AND not_before <= ?2
+    AND NOT EXISTS (
+        SELECT 1 FROM runs AS parent
+        WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
+    )
+ORDER BY wake_at LIMIT ?3
 
 -- == workers =========================================================================================================
 
@@ -256,6 +291,11 @@ ORDER BY run_key LIMIT ?4
 INSERT INTO workers (worker_id, host, pid, started, heartbeat_at) VALUES (?1, ?2, ?3, ?4, ?5)
 ON CONFLICT (worker_id) DO UPDATE SET
     host = excluded.host, pid = excluded.pid, started = excluded.started, heartbeat_at = excluded.heartbeat_at
+
+-- name: beat
+-- An update: a heartbeat does not bring back a worker that was deregistered. It changes the value even if the clock stands
+-- still or was set back.
+UPDATE workers SET heartbeat_at = max(heartbeat_at + 1, ?2) WHERE worker_id = ?1
 
 -- name: deregister_worker
 DELETE FROM workers WHERE worker_id = ?1

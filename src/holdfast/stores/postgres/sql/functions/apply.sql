@@ -1,4 +1,4 @@
--- One operation of a batch, other than an append.
+-- One operation of a batch, other than an append without mail.
 --
 -- `key`: the run to whose journal the operation's entries belong; null if it was refused. `answer`: its response, if it has
 -- more than success. `sign`: whether to send a change notification.
@@ -10,6 +10,9 @@ begin
         when 'create' then
             select c.key, c.answer into key, answer from holdfast.create_run(p) c;
             sign := p ->> 'worker_id' is null;
+        when 'append' then
+            select a.key, a.answer into key, answer from holdfast.append_run(p) a;
+            sign := false;
         when 'settle' then
             select s.key, s.answer into key, answer from holdfast.settle_run(p) s;
         when 'remove' then
@@ -20,6 +23,8 @@ begin
         when 'take' then
             answer := holdfast.take_runs(p);
             sign := false;
+        when 'post' then
+            answer := holdfast.post_mail(p);
         when 'cancel' then
             answer := holdfast.cancel_run(p);
         when 'purge' then

@@ -1,4 +1,4 @@
--- Renew the leases of these workers. A row that was deleted while its worker was silent is inserted again.
+-- Register these workers, or renew their leases.
 create or replace function holdfast.beat(
     p_worker_ids text[], p_hosts text[], p_pids bigint[], p_started text[], p_dead_after float8
 ) returns void

@@ -5,7 +5,7 @@ declare
     found_run record;
     driven boolean;
 begin
-    select r.id, r.status, r.owner, r.reason into found_run
+    select r.id, r.status, r.owner, r.reason, r.wake_at, r.wake_on into found_run
     from holdfast.run r where r.run_id = p ->> 'run_id' for update;
     if not found then
         return jsonb_build_object('error', 'missing');
@@ -16,13 +16,17 @@ begin
     if driven and not (p ->> 'steal')::boolean then
         return jsonb_build_object('error', 'busy', 'owner', found_run.owner);
     end if;
-    -- A running run without a live owner counts as interrupted.
-    if not p -> 'statuses' ? found_run.status
-        and not (found_run.status = 'running' and not driven and p -> 'statuses' ? 'interrupted')
-    then
+    -- A running run without a live owner counts as interrupted, and so does one that has waited long enough.
+    if not p -> 'statuses' ? found_run.status and not (
+        p -> 'statuses' ? 'interrupted'
+        and (found_run.status = 'running' and not driven or coalesce(found_run.wake_at <= now(), false))
+    ) then
         return jsonb_build_object('error', 'status', 'status', found_run.status, 'reason', found_run.reason);
     end if;
     return holdfast.take_run(found_run.id, p ->> 'worker_id', p -> 'backoff')
-        || jsonb_build_object('was', found_run.status, 'reason', found_run.reason);
+        || jsonb_build_object(
+            'was', found_run.status, 'reason', found_run.reason,
+            'wake_at', found_run.wake_at, 'wake_on', found_run.wake_on
+        );
 end
 $$;

@@ -3,6 +3,7 @@ create or replace function holdfast.create_run(p jsonb, out key bigint, out answ
 language plpgsql as $$
 declare
     claimed boolean := p ->> 'worker_id' is not null;
+    due timestamptz := coalesce((p ->> 'not_before')::timestamptz, now());
     new_token bigint := 0;
 begin
     if claimed then
@@ -10,20 +11,25 @@ begin
         answer := jsonb_build_object('token', new_token, 'strikes', 1);
     end if;
     insert into holdfast.run (
-        run_id, agent_name, caller_id, parent_run_id, status, owner, token, strikes, not_before,
-        next_seq, size, meta, progress
+        run_id, agent_name, caller_id, parent_run_id, status, owner, token, strikes, not_before, due_at,
+        next_seq, size, labels, meta, progress
     )
     values (
         p ->> 'run_id', p ->> 'agent_name', p ->> 'caller_id', p ->> 'parent_run_id',
         case when claimed then 'running' else 'queued' end, p ->> 'worker_id', new_token, claimed::integer,
-        now() + make_interval(secs => (p ->> 'wait')::float8),
-        (p ->> 'count')::bigint, (p ->> 'size')::bigint,
+        case when claimed then now() + make_interval(secs => (p ->> 'wait')::float8) else due end,
+        case when not claimed then due end,
+        (p ->> 'count')::bigint, (p ->> 'size')::bigint, coalesce(p -> 'labels', '{}'),
         decode(p ->> 'meta', 'base64'), decode(p ->> 'progress', 'base64')
     )
     on conflict (run_id) do nothing
     returning id into key;
     if key is null then
         answer := jsonb_build_object('error', 'exists');
+    elsif p -> 'labels' <> '{}' then
+        insert into holdfast.run_label (label, created_at, run)
+        select holdfast.label_key(l.key, l.value), now(), create_run.key from jsonb_each_text(p -> 'labels') l
+        on conflict do nothing;
     end if;
 end
 $$;

@@ -1,4 +1,4 @@
--- Delete up to `slice` segments that belong to no run. Returns their number; zero if none is left.
+-- Delete up to `slice` segments and mail that belong to no run. Returns their number; zero if none is left.
 create or replace function holdfast.sweep(p_slice bigint) returns bigint
 language plpgsql as $$
 declare
@@ -23,6 +23,15 @@ begin
             get diagnostics swept = row_count;
             total := total + swept;
         end loop;
+        -- The mail, unless the run is there and has rewritten its journal.
+        delete from holdfast.mail m using (
+            select u.id from holdfast.mail u
+            where u.run = heap.run and not exists (select from holdfast.run r where r.id = heap.run)
+            limit p_slice - total
+        ) slice
+        where m.id = slice.id;
+        get diagnostics swept = row_count;
+        total := total + swept;
         if total < p_slice then
             delete from holdfast.garbage g where g.id = heap.id;
             total := total + 1;

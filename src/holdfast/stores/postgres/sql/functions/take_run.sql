@@ -10,6 +10,9 @@ language sql as $$
             secs => (p_backoff ->> least(r.strikes + 1, jsonb_array_length(p_backoff) - 1))::float8
         ),
         reason = '',
+        due_at = null,
+        wake_at = null,
+        wake_on = '{}',
         expires_at = null,
         updated_at = now()
     where r.id = p_id

@@ -1,0 +1,175 @@
+"""A battery's tables in a SQLite file, on a thread of their own."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import apsw
+
+from holdfast.db.sqlite import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
+from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text, run_blocking
+
+_T = TypeVar("_T")
+
+_TABLES_ERRORS = ErrorTypes(
+    full=TablesUnavailable, denied=TablesError, locked=TablesUnavailable, io=TablesUnavailable, other=TablesError
+)
+
+_CREATE_VERSION_TABLE = (
+    "CREATE TABLE IF NOT EXISTS holdfast_battery (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+)
+
+
+class _DatabaseThread:
+    """A daemon thread that runs blocking jobs one after the other.
+
+    If one hangs, neither the event loop nor the end of the process waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._started = False
+        #: Set when it accepts no more jobs.
+        self.closed = threading.Event()
+
+    def submit(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Return a future of the result of `work`. If it is cancelled before its turn, `work` does not run.
+
+        Raises:
+            TablesError: the thread accepts no more jobs.
+        """
+        if self.closed.is_set():
+            raise TablesError("the tables were closed")
+        done: Future[_T] = Future()
+        self._enqueue(done, work)
+        return asyncio.wrap_future(done)
+
+    def shutdown(self, final_work: Callable[[], None]) -> asyncio.Future[None]:
+        """Accept no more jobs. Return a future of `final_work`, which runs last, even if the caller is cancelled."""
+        self.closed.set()
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # it cannot be cancelled any more
+        self._enqueue(done, final_work)
+        self._queue.put(None)
+        return asyncio.wrap_future(done)
+
+    def _enqueue(self, done: Future[_T], work: Callable[[], _T]) -> None:
+        self._queue.put((done, work))
+        if not self._started:
+            self._started = True
+            # The interpreter joins the threads of an executor at exit, but not a daemon thread.
+            threading.Thread(target=self._run_queue, name="holdfast-tables", daemon=True).start()
+
+    def _run_queue(self) -> None:
+        while (job := self._queue.get()) is not None:
+            _run_work(*job)
+            del job
+
+
+def _run_work(done: Future[_T], work: Callable[[], _T]) -> None:
+    if not (done.running() or done.set_running_or_notify_cancel()):
+        return
+    try:
+        result = work()
+    except BaseException as exc:  # re-raised in the caller
+        done.set_exception(exc)
+    else:
+        done.set_result(result)
+
+
+class _SqliteCursor:
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+        check_text(parameters)
+        return list(self._connection.execute(sql, parameters))
+
+
+class SqliteTables:
+    """One connection on its own thread. Several processes may use the same file."""
+
+    def __init__(self, path: str | Path, *, busy_timeout_ms: int = 10_000) -> None:
+        self._file = SqliteFile(path, timeout=timedelta(milliseconds=busy_timeout_ms), errors=_TABLES_ERRORS)
+        self._thread = _DatabaseThread()
+        self._connection: apsw.Connection | None = None
+
+    async def open(self, schema: Schema) -> None:
+        """Create or migrate the tables."""
+        if self._thread.closed.is_set():
+            self._thread = _DatabaseThread()
+        await self._run_on_thread(self._connect)
+        await self.transaction(partial(_migrate, schema))
+
+    async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
+        """Run `work` in one transaction. A SQLite file has one writer at a time, so `lock` adds nothing."""
+        return await self._run_on_thread(partial(self._write, work))
+
+    async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
+        """Run `work`, which only reads."""
+        return await self._run_on_thread(partial(self._read, work))
+
+    async def close(self) -> None:
+        """Finish the work under way, then close the connection. May be called again."""
+        if not self._thread.closed.is_set():
+            await self._thread.shutdown(self._disconnect)
+
+    async def _run_on_thread(self, work: Callable[[], _T]) -> _T:
+        return await self._thread.submit(partial(self._run_mapped, work))
+
+    # -- on the thread ------------------------------------------------------------------------------------------------
+
+    def _run_mapped(self, work: Callable[[], _T]) -> _T:
+        with self._file.mapped_errors(self._connection):
+            return work()
+
+    def _connect(self) -> None:
+        if self._connection is not None:
+            return
+        self._file.create()
+        connection = self._file.connect()
+        try:
+            self._file.set_format(connection)
+            set_synchronous(connection, full=True)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _write(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
+        connection = self._require_connection()
+        with transaction(connection):
+            return run_blocking(work(_SqliteCursor(connection)))
+
+    def _read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
+        return run_blocking(work(_SqliteCursor(self._require_connection())))
+
+    def _require_connection(self) -> apsw.Connection:
+        if self._connection is None:
+            raise TablesError(f"the tables in {self._file.path} are not open")
+        return self._connection
+
+
+async def _migrate(schema: Schema, cursor: Cursor) -> None:
+    if not await cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
+        await cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    await cursor.execute(_CREATE_VERSION_TABLE)
+    rows = await cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.name,))
+    version = rows[0][0] if rows else 0
+    if version > len(schema.migrations):
+        raise TablesError(f"a newer holdfast made the {schema.name} tables (version {version}): upgrade holdfast")
+    for statements in schema.migrations[version:]:
+        for statement in statements:
+            await cursor.execute(statement)
+    await cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.name, len(schema.migrations)))
