@@ -7,13 +7,23 @@ from datetime import timedelta
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    NewRun,
+    Release,
+    RunFilter,
+    RunPage,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
 from holdfast.checkpoint.store import CheckpointStore
 
 #: Awaited before each call, with the method's name. What it raises, the caller gets, and nothing is done.
 Before = Callable[[str], Awaitable[None]]
 
-_WRITE_METHODS = frozenset({"create", "append", "release", "remove", "claim", "claim_next"})
+_WRITE_METHODS = frozenset({"create", "append", "release", "remove", "claim", "claim_next", "post"})
 
 
 class ProbeStore:
@@ -137,6 +147,26 @@ class ProbeStore:
         await self._enter("list_runs")
         async for record in self.inner.list_runs(filter):
             yield record
+
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        await self._enter("list_page")
+        return await self.inner.list_page(filter, limit=limit, cursor=cursor)
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        await self._enter("post")
+        receipt = await self.inner.post(run_id, mail)
+        await self._yield_to_loop()
+        return receipt
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        await self._enter("read_mail")
+        return await self.inner.read_mail(run_id)
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        await self._enter("pending_mail")
+        return await self.inner.pending_mail(worker_id)
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False

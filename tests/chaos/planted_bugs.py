@@ -11,31 +11,25 @@ from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import Release
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.stores.wrapper import StoreWrapper
 
 
-class UnfencedStore:
+class UnfencedStore(StoreWrapper):
     """Steals the run again when a write is refused, so that no write is ever refused."""
-
-    def __init__(self, inner: CheckpointStore) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     async def append(self, claim: Claim, write: Append) -> None:
         async def again(new_claim: Claim, next_seq: int) -> None:
             entries = _renumber(write.entries, next_seq)
-            await self._inner.append(new_claim, msgspec.structs.replace(write, entries=entries))
+            await self._store.append(new_claim, msgspec.structs.replace(write, entries=entries))
 
-        await self._retry_with_new_claim(claim, self._inner.append(claim, write), again)
+        await self._retry_with_new_claim(claim, self._store.append(claim, write), again)
 
     async def release(self, claim: Claim, release: Release) -> None:
         async def again(new_claim: Claim, next_seq: int) -> None:
             entries = _renumber(release.entries, next_seq)
-            await self._inner.release(new_claim, msgspec.structs.replace(release, entries=entries))
+            await self._store.release(new_claim, msgspec.structs.replace(release, entries=entries))
 
-        await self._retry_with_new_claim(claim, self._inner.release(claim, release), again)
+        await self._retry_with_new_claim(claim, self._store.release(claim, release), again)
 
     async def _retry_with_new_claim(
         self,
@@ -47,8 +41,8 @@ class UnfencedStore:
             await write
         except ClaimLost:
             try:
-                new_claim = await self._inner.claim(claim.run_id, claim.worker_id, steal=True)
-                stored = await self._inner.load(claim.run_id)
+                new_claim = await self._store.claim(claim.run_id, claim.worker_id, steal=True)
+                stored = await self._store.load(claim.run_id)
                 await again(new_claim, stored.record.next_seq)
             except (ClaimLost, RunNotFound, RunNotClaimable):
                 return  # the run is terminal or removed: drop the write silently

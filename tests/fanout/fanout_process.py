@@ -9,15 +9,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from holdfast import Reply, ToolCall, Usage
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.fanout import Fanout, FanoutSettings, ModelResponse
 from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.wrapper import StoreWrapper
 
 MODELS = {f"p{number % 2}:m{number}": 2 + number for number in range(6)}
 
@@ -41,14 +41,12 @@ def make_model(folder: Path, attempt: str, model: str, turns: int) -> Any:
     return ask
 
 
-class KillingStore:
+class KillingStore(StoreWrapper):
     """A store whose process dies at one moment in the life of the second model."""
 
     def __init__(self, path: Path, death: str) -> None:
-        self._store, self._death, self._ended = SqliteStore(path), death, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        super().__init__(SqliteStore(path))
+        self._death, self._ended = death, 0
 
     async def release(self, claim: Any, release: Any) -> None:
         self._ended += release.status is RunStatus.DONE
@@ -81,7 +79,7 @@ async def run_fanout(folder: Path, attempt: str, *, checkpoint: Path | None, dea
         "why?",
         models,
         workspace=folder / "work",
-        store=cast(CheckpointStore, store),
+        store=store,
         checkpoint=checkpoint,
         on_complete=finish,
         settings=FanoutSettings(max_concurrency=1 if death else 4, max_per_provider=3),

@@ -1,24 +1,20 @@
 """A store that acknowledges before it writes."""
 
-from typing import Any
-
 from tests.crash.agents import single
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Release
 from holdfast.stores.url import store_from_url
+from holdfast.stores.wrapper import StoreWrapper
 
 
-class EarlyAckStore:
+class EarlyAckStore(StoreWrapper):
     """Delays each append until the next write."""
 
     def __init__(self, url: str) -> None:
-        self._inner = store_from_url(url)
+        super().__init__(store_from_url(url))
         self._pending_append: tuple[Claim, Append] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     async def append(self, claim: Claim, write: Append) -> None:
         await self._flush()
@@ -26,16 +22,16 @@ class EarlyAckStore:
 
     async def release(self, claim: Claim, release: Release) -> None:
         await self._flush()
-        await self._inner.release(claim, release)
+        await self._store.release(claim, release)
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         await self._flush()
-        await self._inner.remove(run_id, claim=claim)
+        await self._store.remove(run_id, claim=claim)
 
     async def _flush(self) -> None:
         pending, self._pending_append = self._pending_append, None
         if pending is not None:
-            await self._inner.append(*pending)
+            await self._store.append(*pending)
 
 
 agent = single

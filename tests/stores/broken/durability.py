@@ -14,7 +14,11 @@ from examples.snapshot_store import Contents, Run, SnapshotStore
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, is_process_alive
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import Release, StoredRun
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import Release, RunStatus, StoredRun
+
+#: Between two transactions that should be one: by far the longest part of the call, so that the kill comes then.
+TIME_TO_KILL = 0.5
 
 
 class BrokenSnapshotStore(SnapshotStore):
@@ -65,6 +69,18 @@ class ForgetsTimesWhenOpened(BrokenSnapshotStore):
                 run.update(not_before=created_at, expires_at=created_at if run.record.is_terminal else None)
 
 
+class ForgetsMailWhenOpened(BrokenSnapshotStore):
+    """As a store does that keeps mail in memory."""
+
+    red = ("test_mail_and_waits_are_kept_over_reopening",)
+
+    async def open(self) -> None:
+        await super().open()
+        with self._transaction() as contents:
+            for run in contents.runs.values():
+                run.consumed = {}
+
+
 class AcknowledgesWritesAfterClose(BrokenSnapshotStore):
     """A write that waits while the store is closed is acknowledged and lost."""
 
@@ -86,6 +102,7 @@ class NeverReadsTheFileAgain(BrokenSnapshotStore):
     red = (
         "test_two_stores_at_one_location_see_the_same_runs",
         "test_a_cancel_reaches_the_worker_at_another_store",
+        "test_mail_reaches_the_worker_at_another_store",
         "test_processes_write_to_their_runs_concurrently",
         "test_of_many_processes_one_creates_an_id",
         "test_a_stopped_process_writes_nothing_after_its_run_was_stolen",
@@ -277,7 +294,7 @@ class RewritesInTwoTransactions(BrokenSnapshotStore):
     async def append(self, claim: Claim, write: Append) -> None:
         if write.rewrite:
             await super().append(claim, msgspec.structs.replace(write, entries=()))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(TIME_TO_KILL)
         await super().append(claim, msgspec.structs.replace(write, rewrite=False))
 
 
@@ -299,9 +316,55 @@ class ReleasesInTwoTransactions(BrokenSnapshotStore):
 
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, msgspec.structs.replace(release, entries=()))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(TIME_TO_KILL)
         with self._transaction() as contents:
             contents.runs[claim.run_id].append(release.entries)
+
+
+class WakesInASecondTransaction(BrokenSnapshotStore):
+    """A kill between the two leaves a waiting run with the mail that it waits for."""
+
+    red = ("test_a_kill_during_a_call_leaves_its_whole_effect_or_none[post]",)
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        with self._transaction() as contents:
+            wake_on = contents.get(run_id).record.wake_on
+            contents.get(run_id).update(wake_on=())
+        receipt = await super().post(run_id, mail)
+        with self._transaction() as contents:
+            contents.get(run_id).update(wake_on=wake_on)
+        await asyncio.sleep(TIME_TO_KILL)
+        with self._transaction() as contents:
+            if mail.topic in wake_on:
+                contents.get(run_id).update(status=RunStatus.INTERRUPTED, wake_on=())
+        return receipt
+
+
+class ConsumesInASecondTransaction(BrokenSnapshotStore):
+    """A kill between the two leaves mail unread that an entry has used."""
+
+    red = ("test_a_kill_during_a_call_leaves_its_whole_effect_or_none[append]",)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        await super().append(claim, msgspec.structs.replace(write, consumed=()))
+        await asyncio.sleep(TIME_TO_KILL)
+        with self._transaction() as contents:
+            contents.get_claimed(claim).consume(write.consumed)
+
+
+class WaitsWithoutLookingAtTheMail(BrokenSnapshotStore):
+    """Mail that comes between the last look and the wait does not wake the run."""
+
+    red = ("test_mail_that_processes_post_while_others_wait_for_it_is_consumed_once",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        for _ in range(1000 if release.wake_on else 0):
+            if await self.read_mail(claim.run_id):
+                break
+            await asyncio.sleep(0.001)
+        await super().release(claim, msgspec.structs.replace(release, wake_on=()))
+        with self._transaction() as contents:
+            contents.get(claim.run_id).update(wake_on=release.wake_on)
 
 
 class TakesAllProcessesForAlive(BrokenSnapshotStore):

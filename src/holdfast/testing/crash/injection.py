@@ -5,16 +5,17 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Collection, Sequence
 from typing import TypeVar
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Progress, RecordedResult, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.stores.wrapper import StoreWrapper
 from holdfast.testing.crash.events import (
     CrashEvent,
     EventLog,
@@ -71,87 +72,60 @@ def _kill_process() -> None:
 _T = TypeVar("_T")
 
 
-class CrashingStore:
+class CrashingStore(StoreWrapper):
     """Wraps a store: adds crash points around its writes and logs every write it acknowledges."""
 
     def __init__(
         self, inner: CheckpointStore, injector: CrashInjector, event_log: EventLog, other_loops: OtherLoops
     ) -> None:
-        self._inner, self._injector, self._event_log, self._other_loops = inner, injector, event_log, other_loops
-        self.durable = inner.durable
-
-    async def open(self) -> None:
-        await self._inner.open()
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-    async def register_worker(self, worker: WorkerIdentity) -> None:
-        await self._inner.register_worker(worker)
-
-    async def deregister_worker(self, worker_id: str) -> None:
-        await self._inner.deregister_worker(worker_id)
+        super().__init__(inner)
+        self._injector, self._event_log, self._other_loops = injector, event_log, other_loops
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         event = WriteAcknowledgedEvent(run_id=run.run_id, entries=run.entries, rewrite=True)
-        return await self._write_with_crash_points(self._inner.create(run, worker_id=worker_id), event, ["creation"])
+        return await self._write_with_crash_points(self._store.create(run, worker_id=worker_id), event, ["creation"])
 
     async def append(self, claim: Claim, write: Append) -> None:
-        if not write.entries:
+        if not write.entries and not write.consumed:
             # A claim check: it changes nothing, and the tool call that follows has crash points of its own.
-            await self._inner.append(claim, write)
+            await self._store.append(claim, write)
             return
         marks, step = _list_marks(write.entries, decode(write.progress, Progress))
         event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=write.entries, rewrite=write.rewrite)
-        await self._write_with_crash_points(self._inner.append(claim, write), event, marks, fallback_mark=step)
-
-    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        return await self._inner.load(run_id, after=after)
-
-    async def get_record(self, run_id: str) -> RunRecord:
-        return await self._inner.get_record(run_id)
+        marks = marks or [f"mail consumed in {step}"]
+        await self._write_with_crash_points(self._store.append(claim, write), event, marks, fallback_mark=step)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await self._record_closing(claim.run_id)
         event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=release.entries)
-        await self._write_with_crash_points(self._inner.release(claim, release), event, [f"end ({release.status})"])
+        await self._write_with_crash_points(self._store.release(claim, release), event, [f"end ({release.status})"])
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         await self._record_closing(run_id)
         event = WriteAcknowledgedEvent(run_id=run_id, removed=True)
-        await self._write_with_crash_points(self._inner.remove(run_id, claim=claim), event, ["removal"])
-
-    def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        return self._inner.list_runs(filter)
+        await self._write_with_crash_points(self._store.remove(run_id, claim=claim), event, ["removal"])
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
     ) -> Claim:
-        claim = await self._inner.claim(run_id, worker_id, statuses=statuses, steal=steal)
+        claim = await self._store.claim(run_id, worker_id, statuses=statuses, steal=steal)
         self._injector.reach(f"after claim of {run_id}")
         return claim
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        claims = await self._inner.claim_next(worker_id, agents=agents, limit=limit)
+        claims = await self._store.claim_next(worker_id, agents=agents, limit=limit)
         for claim in claims:
             self._injector.reach(f"after claim of {claim.run_id}")
         return claims
 
-    async def request_cancel(self, run_id: str) -> None:
-        await self._inner.request_cancel(run_id)
-
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        return await self._inner.pending_cancellations(worker_id)
-
-    async def wait_for_change(self, timeout: timedelta) -> bool:
-        return await self._inner.wait_for_change(timeout)
-
-    async def purge(self, *, limit: int = 100) -> int:
-        return await self._inner.purge(limit=limit)
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        event = WriteAcknowledgedEvent(run_id=run_id)
+        # Named by its topic: the id may differ from attempt to attempt.
+        return await self._write_with_crash_points(self._store.post(run_id, mail), event, [f"mail ({mail.topic})"])
 
     async def _record_closing(self, run_id: str) -> None:
         with contextlib.suppress(RunNotFound):
-            stored = await self._inner.load(run_id)
+            stored = await self._store.load(run_id)
             if stored.record.agent_name in self._other_loops:
                 self._event_log.write(RunClosingEvent(journal=self._other_loops.read_journal(stored)))
 

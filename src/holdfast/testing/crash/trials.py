@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import queue
 import random
@@ -303,7 +304,10 @@ def _choose_trials(
     if crashes > 1:
         plans = draw_plans(sample or len(points), crashes, len(points), rng)
         return [functools.partial(runner.crash_repeatedly, plan) for plan in plans]
-    chosen = points if sample is None or sample >= len(points) else rng.sample(points, sample)
+    if sample is None or sample >= len(points):
+        chosen = points
+    else:  # sorted, because concurrent tools reach their points in any order, and a seed chooses the same points
+        chosen = rng.sample(sorted(points, key=operator.attrgetter("name")), sample)
     return [functools.partial(runner.crash_at, point) for point in chosen]
 
 

@@ -6,8 +6,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunEnded, RunNotFound, StoreError, UnreadMail
-from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import RELEASE_STATUSES, TERMINAL_STATUSES, Release, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
@@ -196,13 +197,13 @@ class ConsumeMailTests(StoreUnderTest):
         before = await store.load("run-1")
         consumed = ["mail", wrong]
         for refused in (
-            store.append(claim, make_append(2, b"more", progress=b"further", step_finished=True, consumed=consumed)),
-            store.append(claim, make_append(2, b"all", rewrite=True, consumed=consumed)),
-            store.release(claim, Release(status=RunStatus.DONE, entries=make_entries(2, b"end"), consumed=consumed)),
-            store.release(claim, Release(status=RunStatus.WAITING, consumed=consumed, wake_on=["message"])),
+            make_append(2, b"more", progress=b"further", step_finished=True, consumed=consumed),
+            make_append(2, b"all", rewrite=True, consumed=consumed),
+            Release(status=RunStatus.DONE, entries=make_entries(2, b"end"), consumed=consumed),
+            Release(status=RunStatus.WAITING, consumed=consumed, wake_on=["message"]),
         ):
             with pytest.raises(StoreError) as error:
-                await refused
+                await _write(store, claim, refused)
             assert not isinstance(error.value, ClaimLost)
             assert _as_comparable(await store.load("run-1")) == _as_comparable(before)
         assert await read_mail_ids(store, "run-2") == ["of another run"]
@@ -212,11 +213,11 @@ class ConsumeMailTests(StoreUnderTest):
         claim = await create_claimed(store, worker)
         await store.post("run-1", make_mail())
         for refused in (
-            store.append(claim, make_append(7, b"out of order", consumed=["mail-1"])),
-            store.release(claim, Release(status=RunStatus.DONE, entries=make_entries(7, b"out"), consumed=["mail-1"])),
+            make_append(7, b"out of order", consumed=["mail-1"]),
+            Release(status=RunStatus.DONE, entries=make_entries(7, b"out of order"), consumed=["mail-1"]),
         ):
             with pytest.raises(StoreError):
-                await refused
+                await _write(store, claim, refused)
             [mail] = await store.read_mail("run-1")
             assert mail.body == b"hello"
 
@@ -226,12 +227,12 @@ class ConsumeMailTests(StoreUnderTest):
         claim = await store.claim("run-1", await add_worker(store), steal=True)
         before = await store.load("run-1")
         for late in (
-            store.append(stale, make_append(1, b"late", consumed=["mail-1"])),
-            store.release(stale, Release(status=RunStatus.DONE, consumed=["mail-1"])),
-            store.release(stale, Release(status=RunStatus.WAITING, wake_on=["message"])),
+            make_append(1, b"late", consumed=["mail-1"]),
+            Release(status=RunStatus.DONE, consumed=["mail-1"]),
+            Release(status=RunStatus.WAITING, wake_on=["message"]),
         ):
             with pytest.raises(ClaimLost):
-                await late
+                await _write(store, stale, late)
         assert _as_comparable(await store.load("run-1")) == _as_comparable(before)
         await store.append(claim, make_append(1, b"used", consumed=["mail-1"]))
         assert await read_mail_ids(store) == []
@@ -303,6 +304,10 @@ class PendingMailTests(StoreUnderTest):
         assert list(await store.pending_mail(thief)) == ["run-1"]
         await store.append(claim, make_append(2, b"used", consumed=["mail-1"]))
         assert list(await store.pending_mail(thief)) == []
+
+
+async def _write(store: CheckpointStore, claim: Claim, write: Append | Release) -> None:
+    await (store.append(claim, write) if isinstance(write, Append) else store.release(claim, write))
 
 
 def _without_update(record: RunRecord) -> RunRecord:

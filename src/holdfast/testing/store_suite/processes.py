@@ -61,6 +61,8 @@ async def _consume_until_waiting(store: CheckpointStore, claim: Claim, consumed:
         consumed.update(mail_ids)
         with contextlib.suppress(UnreadMail):
             await store.release(claim, Release(status=RunStatus.WAITING, wake_on=["message"]))
+            stored = await store.load(claim.run_id)
+            assert not (stored.mail and stored.record.status is RunStatus.WAITING), "no run waits for mail that it has"
             return
 
 

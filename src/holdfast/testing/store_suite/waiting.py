@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from holdfast.checkpoint.errors import RunNotClaimable
-from holdfast.checkpoint.record import Release, RunFilter, RunStatus
+from holdfast.checkpoint.record import Release, RunFilter, RunStatus, restore_previous
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing.store_suite.store_under_test import (
     StoreUnderTest,
@@ -124,6 +124,21 @@ class WaitTests(StoreUnderTest):
             await store.release(claim, Release(status=status))
             record = await load_record(store, status)
             assert (list(record.wake_on), record.wake_at) == ([], None)
+
+    async def test_a_claim_without_effect_restores_the_wait(self, store: CheckpointStore, worker: str) -> None:
+        wake_at = await from_now(store, timedelta(hours=1))
+        claim = await create_claimed(store, worker)
+        await store.release(
+            claim,
+            Release(status=RunStatus.WAITING, reason="for an answer", strikes=1, wake_on=["message"], wake_at=wake_at),
+        )
+        before = await load_record(store)
+        claim = await store.claim("run-1", worker, statuses={RunStatus.WAITING})
+        assert claim.strikes == 2
+        await store.release(claim, restore_previous(claim, before))
+        after = await load_record(store)
+        assert (after.status, after.reason, after.strikes) == (RunStatus.WAITING, "for an answer", 1)
+        assert (list(after.wake_on), after.wake_at) == (["message"], wake_at)
 
     async def test_a_new_wait_replaces_the_old(self, store: CheckpointStore, worker: str) -> None:
         await create_waiting(store, worker, wake_on=["old"], wake_at=await from_now(store, timedelta(0)))
