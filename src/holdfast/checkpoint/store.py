@@ -35,6 +35,8 @@ class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     free: int = 0
     #: Descriptions of damage to the store. Loading a run finds damage to that run.
     problems: Sequence[str] = ()
+    #: What a person should change, with the advice. The data is not damaged.
+    warnings: Sequence[str] = ()
 
 
 @runtime_checkable

@@ -122,7 +122,7 @@ class Doctor:
         is_newest = health.version == health.known_version
         newest = "the newest" if is_newest else f"this code knows {health.known_version}"
         free = f", {formatting.size(health.free)} of it free" if health.free else ""
-        return [
+        findings = [
             Finding(check="schema", level="ok", detail=f"version {health.version}, {newest}"),
             Finding(check="size", level="ok", detail=f"{formatting.size(health.size)}{free}"),
             Finding(
@@ -131,6 +131,9 @@ class Doctor:
                 detail="; ".join(health.problems) or "no damage found",
             ),
         ]
+        if health.warnings:
+            findings.append(Finding(check="settings", level="warning", detail="; ".join(health.warnings)))
+        return findings
 
     async def _check_run(self, record: RunRecord) -> None:
         self._statuses[display_status(record)] += 1
