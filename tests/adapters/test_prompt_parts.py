@@ -17,8 +17,8 @@ from tests.adapters.scripted_model import ScriptedModel, call
 from holdfast import App, Phase, Result, WorkerSettings
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.errors import RunConflict
-from holdfast.cli.listing import summarize_run
 from holdfast.core.errors import DefinitionError
+from holdfast.runtime.reading import summarize_run
 from holdfast.stores.memory import MemoryStore
 
 #: Every byte, and lengths that base64 pads differently.
@@ -39,7 +39,7 @@ SUMMARY = (
     "What is in these? [binary image/png] [binary application/pdf] [image-url image/png] "
     "[document-url application/pdf] [audio-url audio/mpeg] [video-url video/mp4] a note [cache-point] Be brief."
 )
-NO_WORKER = WorkerSettings(recover_on_start=False)
+NO_WORKER = WorkerSettings(take_runs=False)
 
 
 def looking(script: ScriptedModel) -> Agent[object, str]:

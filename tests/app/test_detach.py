@@ -53,10 +53,13 @@ async def test_a_run_continues_after_a_timeout_around_it_and_in_a_failed_task_gr
             await gate.reached.wait()
             raise ValueError("another task of the group")
 
-        with pytest.raises(ExceptionGroup):
+        async def run_in_group() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(app.run("a", "go", run_id="r"))
                 group.create_task(fail())
+
+        with pytest.raises(ExceptionGroup):
+            await run_in_group()
         gate.open.set()
         assert (await app.result("r")).output == "done"
     assert gate.asked == 1

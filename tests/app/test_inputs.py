@@ -12,15 +12,15 @@ from tests.simulated_host import SimulatedHost
 from holdfast import Agent, App, CheckpointSettings, Phase, RunInfo, User, WorkerSettings, current_call, tool
 from holdfast.checkpoint.codec import Begin, RunMeta, decode
 from holdfast.checkpoint.errors import RunConflict
-from holdfast.cli.listing import summarize_run
 from holdfast.core.errors import DefinitionError, Shutdown
 from holdfast.core.redaction import REDACTED, Redactor
 from holdfast.core.state import PhaseOutput
+from holdfast.runtime.reading import summarize_run
 from holdfast.stores.memory import MemoryStore
 
 INPUTS = {"customer": {"id": 7, "tags": ["new"]}, "note": "café"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
-NO_WORKER = WorkerSettings(recover_on_start=False)
+NO_WORKER = WorkerSettings(take_runs=False)
 
 
 @tool(effect="pure")

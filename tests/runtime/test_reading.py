@@ -16,7 +16,7 @@ from holdfast.core.errors import DefinitionError, RunFailed, RunParked
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.clock import ManualClock
 
-IDLE = WorkerSettings(recover_on_start=False)
+IDLE = WorkerSettings(take_runs=False)
 WORKER = WorkerIdentity(worker_id="w1", process=this_process())
 
 

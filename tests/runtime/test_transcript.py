@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.cli.modules import approving
 
-from holdfast import App, WorkerSettings
+from holdfast import App
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.errors import RunParked
 from holdfast.runtime.transcript import Call, Transcript
@@ -23,7 +23,7 @@ async def read_calls(store: MemoryStore) -> tuple[list[Call], list[str]]:
 
 async def test_calls_that_need_an_approval_are_followed_from_question_to_result() -> None:
     store, agent = MemoryStore(), durable(approving.agent)
-    async with App([agent], store, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], store, worker=False) as app:
         await app.submit(agent, "book", run_id="r1")
         with pytest.raises(RunParked):
             await app.resume("r1")

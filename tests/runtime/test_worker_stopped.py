@@ -68,7 +68,7 @@ async def test_a_store_that_fails_for_a_moment_ends_no_run_under_way() -> None:
 async def test_a_store_that_closes_before_the_worker_waits_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())
-    async with App([agent], probe, worker=WorkerSettings(recover_on_start=False)) as app:
+    async with App([agent], probe, worker=False) as app:
         closed = False
 
         async def close_first(method: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 from tests.postgres_server import LocalServer, fresh_database
 
+from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.postgres.database import SqlFiles
@@ -36,7 +37,10 @@ async def make(url: str) -> dict[str, object]:
     store = PostgresStore(url)
     await store.open()
     worker = await add_worker(store)
-    await store.create(make_run("queued", b"zero", caller_id="someone"))
+    await store.create(make_run("queued", b"zero", caller_id="someone", labels={"team": "red"}))
+    await store.post("queued", Mail(mail_id="mail-1", topic="message", body=b"hello"))
+    waiting = await create_claimed(store, worker, make_run("waiting", b"zero"))
+    await store.release(waiting, Release(status=RunStatus.WAITING, wake_on=["message"]))
     rewritten = await create_claimed(store, worker, make_run("rewritten", b"zero", b"one"))
     await store.append(rewritten, make_append(2, b"two", rewrite=True))
     await store.append(rewritten, make_append(3, b"three", b"four", step_finished=True))

@@ -13,6 +13,7 @@ from tests.stores.postgres_support import fail_after_timeout, open_store, route_
 
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreUnavailable
 from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_suite.store_under_test import (
@@ -71,6 +72,50 @@ async def test_the_same_append_succeeds_and_is_there_once(
     record, journal = await load_contents(witness)
     assert [entry.body for entry in journal] == [b"begin", b"one", b"two", b"three"]
     assert record.size == sum(len(entry.body) for entry in journal)
+
+
+async def test_the_same_append_may_have_consumed_mail(store: PostgresStore, unanswered: Unanswered) -> None:
+    claim = await create_claimed(store, await add_worker(store))
+    for mail_id in ("one", "two"):
+        await store.post("run-1", Mail(mail_id=mail_id, topic="message", body=b"hello"))
+    await unanswered(store.append(claim, make_append(1, b"used one", consumed=["one"])))
+    assert [mail.mail_id for mail in await store.read_mail("run-1")] == ["two"], "it was committed"
+    await store.append(claim, make_append(1, b"used both", consumed=["one", "two"]))
+    await unanswered(store.append(claim, make_append(2, b"more")))
+    release = Release(status=RunStatus.WAITING, entries=make_entries(2, b"waits"), wake_on=["message"])
+    await store.release(claim, release)
+    assert await load_bodies(store) == [b"begin", b"used both", b"waits"]
+    assert await store.read_mail("run-1") == ()
+    assert (await load_record(store)).size == len(b"beginused bothwaits")
+
+
+async def test_a_release_may_have_mail_that_was_consumed_already(store: PostgresStore, unanswered: Unanswered) -> None:
+    claim = await create_claimed(store, await add_worker(store))
+    await store.post("run-1", Mail(mail_id="one", topic="message", body=b"hello"))
+    await unanswered(store.append(claim, make_append(1, b"used", consumed=["one"])))
+    await store.release(claim, Release(status=RunStatus.DONE, entries=make_entries(1, b"used"), consumed=["one"]))
+    assert await load_bodies(store) == [b"begin", b"used"]
+
+
+async def test_a_waiting_run_that_was_claimed_waits_again_or_reads_its_mail(
+    store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
+) -> None:
+    worker = await add_worker(store)
+    statuses = frozenset({RunStatus.WAITING})
+    for run_id in ("run-1", "run-2"):
+        claim = await create_claimed(store, worker, make_run(run_id))
+        await store.release(claim, Release(status=RunStatus.WAITING, reason="a person", wake_on=["message"]))
+        await unanswered(store.claim(run_id, worker, statuses=statuses))
+        if run_id == "run-2":
+            await witness.post(run_id, Mail(mail_id="one", topic="message", body=b"hello"))
+
+        async def is_released(run_id: str = run_id) -> bool:
+            return (await load_record(witness, run_id)).status is not RunStatus.RUNNING
+
+        await wait_until(is_released)
+    first, second = await load_record(witness, "run-1"), await load_record(witness, "run-2")
+    assert (first.status, first.reason, list(first.wake_on)) == (RunStatus.WAITING, "a person", ["message"])
+    assert second.status is RunStatus.INTERRUPTED
 
 
 async def test_the_next_append_may_carry_more(store: PostgresStore, unanswered: Unanswered) -> None:

@@ -269,6 +269,21 @@ async def test_rows_of_processes_that_are_long_gone_are_tidied_away(url: str) ->
             assert await list_run_ids(second) == ["run-1", "run-2"]
 
 
+async def test_the_health_check_warns_of_settings_that_hurt(url: str) -> None:
+    async with open_store(url) as store:
+        assert list((await store.check_health()).warnings) == []
+    name = urlsplit(url).path.removeprefix("/")
+    for setting in ("synchronous_commit = off", "statement_timeout = '2s'", "idle_session_timeout = '5s'"):
+        asked(shared_server().url(), f'alter database "{name}" set {setting}')
+    async with open_store(url) as store:
+        warnings = (await store.check_health()).warnings
+    assert [warning.partition(" is ")[0] for warning in warnings] == [
+        "synchronous_commit",
+        "statement_timeout",
+        "idle_session_timeout",
+    ]
+
+
 async def test_the_schema_is_made_by_the_sql_files_alone(url: str) -> None:
     """They can be read, and run by hand: they are valid as they are, for the schema they are written for."""
     folder = resources.files("holdfast.stores.postgres") / "sql"

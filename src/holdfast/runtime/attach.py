@@ -35,8 +35,8 @@ class RunAttacher:
             is_new: the id was made for this run, so the store need not be asked for it.
 
         Raises:
-            RunConflict: it has another agent, prompt or inputs. RunParked: it waits for a person. RunNotFound: it was removed
-                while the caller waited. Any other error: the run's own.
+            RunConflict: it has another agent, prompt or inputs. RunParked: it waits for a person. RunNotFound: it was
+                removed while the caller waited. Any other error: the run's own.
         """
         try:
             return await self._start(agent, info, on_cancel, is_new=is_new)

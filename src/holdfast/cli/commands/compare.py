@@ -26,10 +26,11 @@ from holdfast.cli.options import JsonOption, QuietOption, StoreOption, read_prom
 from holdfast.cli.output import Output, print_diagnostic, print_json
 from holdfast.cli.progress import LivePanels, ProgressListener
 from holdfast.cli.runner import SignalHandler
-from holdfast.cli.stores import make_store, redact_url, resolve_store_url
+from holdfast.cli.stores import make_store, resolve_store_url
 from holdfast.compare.preferences import compute_scores
 from holdfast.compare.recipe import Recipe, Task, read_recipe
 from holdfast.compare.report import COLUMNS, NUMERIC_COLUMNS, Report, format_rows
+from holdfast.db.url import redact_url
 
 
 def compare(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.errors import InvalidCursor
-from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunFilter, RunPage, RunRecord, RunStatus
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text
 from holdfast.stores.postgres.records import RecordDecoder
 
@@ -76,8 +76,11 @@ def _encode_filter(filter: RunFilter) -> dict[str, Any]:
         "interrupted": filter.interrupted,
         "labels": {escape_text(name): escape_text(value) for name, value in filter.labels.items()},
     }
-    if filter.statuses is not None:
-        about["statuses"] = [status.value for status in filter.statuses]
+    statuses = frozenset(RunStatus) if filter.statuses is None else frozenset(filter.statuses)
+    if filter.interrupted:
+        statuses &= CLAIMABLE_STATUSES
+    if filter.interrupted or filter.statuses is not None:
+        about["statuses"] = sorted(statuses)
     about |= {field: escape_text(name) for field, name in names.items() if name is not None}
     return about | {field: time.isoformat() for field, time in times.items() if time is not None}
 

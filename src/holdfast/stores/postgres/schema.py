@@ -6,6 +6,7 @@ from holdfast.checkpoint.errors import SchemaTooNew, StoreError
 from holdfast.checkpoint.store import StoreHealth
 from holdfast.db.postgres_connection import PgConnection, Rows
 from holdfast.stores.postgres.database import Database, SqlFiles
+from holdfast.stores.postgres.settings import SETTINGS_QUERY, describe_bad_settings
 
 _CREATE_VERSION_TABLE = (
     "create table holdfast.schema_version (version integer primary key, applied_at timestamptz not null default now())"
@@ -106,6 +107,7 @@ async def _try_check_health(database: Database, deadline: float) -> StoreHealth:
     try:
         session = _Session(connection, database.sql, deadline)
         [(version, size, unusable)] = await session.execute(_HEALTH_QUERY, f'"{database.sql.schema}"')
+        settings = await session.execute(SETTINGS_QUERY)
     finally:
         connection.close()
     return StoreHealth(
@@ -113,4 +115,5 @@ async def _try_check_health(database: Database, deadline: float) -> StoreHealth:
         known_version=len(database.sql.migrations),
         size=size,
         problems=[f"the index {name} cannot be used: reindex it" for name in unusable],
+        warnings=describe_bad_settings([(str(name), str(value)) for name, value in settings]),
     )
