@@ -38,6 +38,7 @@ PUBLIC = {
     "Ports",
     "Reply",
     "Result",
+    "Retention",
     "Retry",
     "RunDetails",
     "RunInfo",
