@@ -2,21 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Protocol
 
 from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
-from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge
+from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunCancelled, RunLost, format_error
+from holdfast.core.mail import MESSAGE_TOPIC
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.state import RunState
 
@@ -166,6 +167,7 @@ class StoreCheckpointer:
         send = partial(self._send, delta)
         await (self._retry_until_timeout(send) if retry else send())
         self._watermark, self._progress = delta.next_watermark, delta.progress
+        _forget_consumed(state, delta.consumed)
         self._progressed = self._progressed or delta.step_finished
         self._claim_checked_at = self._sent_at
         self._saved_at = self._clock.monotonic()
@@ -176,7 +178,11 @@ class StoreCheckpointer:
             self._claim = await self._create(delta)
             return
         write = Append(
-            entries=delta.entries, progress=delta.progress, rewrite=delta.rewrite, step_finished=delta.step_finished
+            entries=delta.entries,
+            progress=delta.progress,
+            rewrite=delta.rewrite,
+            step_finished=delta.step_finished,
+            consumed=delta.consumed,
         )
         await self._store.append(self._claim, write)
 
@@ -223,10 +229,48 @@ class StoreCheckpointer:
 
     # -- finalizing ---------------------------------------------------------------------------------------------
 
-    async def complete(self, output: Any, usage: Usage) -> None:
-        """Record success. The run and its result are kept for their retention."""
+    async def complete(self, output: Any, usage: Usage) -> bool:
+        """Record success. The run and its result are kept for their retention.
+
+        Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
+        """
         outcome = encode(Outcome(output=output, usage=usage))
-        await self._end(RunStatus.DONE, outcome)
+        return await self._end(RunStatus.DONE, outcome, wake_on=(MESSAGE_TOPIC,))
+
+    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+        """Leave the run waiting for a time or for mail.
+
+        Returns False if such mail has arrived: the run is left to be resumed at once.
+        """
+        release = partial(
+            self._release_claim,
+            status=RunStatus.WAITING,
+            reason=reason,
+            strikes=self._strikes_to_keep,
+            wake_at=wake_at,
+            wake_on=wake_on,
+        )
+        return await self._finalize_unless_mail(release)
+
+    async def _finalize_unless_mail(self, write: _FinalWrite) -> bool:
+        """End the claim with `write`. If unread mail refuses that, leave the run to be resumed, and return False."""
+        unread = False
+
+        async def write_or_release(claim: Claim) -> None:
+            nonlocal unread
+            try:
+                await write(claim)
+            except UnreadMail:
+                unread = True
+                await self._release_claim(claim, status=RunStatus.INTERRUPTED, strikes=self._strikes_to_keep)
+
+        await self._finalize(write_or_release)
+        return not unread
+
+    @property
+    def _strikes_to_keep(self) -> int:
+        """The strikes of a run whose present attempt is none."""
+        return 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - 1)
 
     async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
         """Record failure or cancellation. The run is kept for its retention and can be resumed by hand.
@@ -239,16 +283,29 @@ class StoreCheckpointer:
         outcome = encode(Outcome(error=text, usage=self._current_usage()))
         await self._end(status, outcome, reason=text, cancel_children=cancelled and may_have_children)
 
-    async def _end(self, status: RunStatus, outcome: bytes, *, reason: str = "", cancel_children: bool = False) -> None:
-        """Keep the ended run for its retention, or remove it if that is zero."""
+    async def _end(
+        self,
+        status: RunStatus,
+        outcome: bytes,
+        *,
+        reason: str = "",
+        cancel_children: bool = False,
+        wake_on: Sequence[str] = (),
+    ) -> bool:
+        """Keep the ended run for its retention, or remove it if that is zero. Returns False if unread mail refuses."""
         retention = self._settings.retention.of(status)
         write: _FinalWrite = partial(
-            self._release_claim, status=status, reason=reason, outcome=outcome, retention=retention
+            self._release_claim, status=status, reason=reason, outcome=outcome, retention=retention, wake_on=wake_on
         )
         if not retention and self._meta.parent_run_id is None:
-            write = self._remove
+            # Released first: a message that was accepted meanwhile must not be removed with the run.
+            write = partial(self._release_and_remove, write) if wake_on else self._remove
         # A child without a retention is kept until its parent is removed: a resumed parent reads its outcome.
-        await self._finalize(partial(self._cancel_tree, write) if cancel_children else write)
+        return await self._finalize_unless_mail(partial(self._cancel_tree, write) if cancel_children else write)
+
+    async def _release_and_remove(self, release: _FinalWrite, claim: Claim) -> None:
+        await release(claim)
+        await self._store.remove(self._meta.run_id)
 
     async def _cancel_tree(self, write: _FinalWrite, claim: Claim) -> None:
         if self._owner is not None:
@@ -317,8 +374,10 @@ class StoreCheckpointer:
         strikes: int = 0,
         delay: timedelta = timedelta(0),
         retention: timedelta | None = None,
+        wake_at: datetime | None = None,
+        wake_on: Sequence[str] = (),
     ) -> None:
-        entries, progress = self._unsaved_delta()
+        entries, progress, consumed = self._unsaved_delta()
         if outcome is not None:
             seq = self._watermark.next_seq + len(entries)
             entries = [*entries, Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome)]
@@ -331,22 +390,25 @@ class StoreCheckpointer:
             strikes=strikes,
             delay=delay,
             retention=retention,
+            consumed=consumed,
+            wake_at=wake_at,
+            wake_on=wake_on,
         )
         await self._store.release(claim, release)
 
-    def _unsaved_delta(self) -> tuple[list[Entry], bytes | None]:
-        """Return the entries and the progress since the last save; nothing if they cannot be appended."""
+    def _unsaved_delta(self) -> tuple[list[Entry], bytes | None, Sequence[str]]:
+        """Return the entries, progress and consumed mail since the last save; nothing if they cannot be appended."""
         if self._latest_state is None:
-            return [], None
+            return [], None, ()
         try:
             delta = Delta(self._watermark, self._latest_state, self._meta, self._clock)
         except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
             log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
-            return [], None
+            return [], None, ()
         limit = self._settings.max_transcript_bytes
         if delta.rewrite or (limit is not None and delta.next_watermark.size > limit):
-            return [], None
-        return list(delta.entries), delta.progress
+            return [], None, ()
+        return list(delta.entries), delta.progress, delta.consumed
 
     async def _retry_until_timeout(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `store_timeout`."""
@@ -366,6 +428,12 @@ class StoreCheckpointer:
             pause = min(pause * 2, _MAX_BACKOFF)
 
 
+def _forget_consumed(state: RunState, mail_ids: Sequence[str]) -> None:
+    """Forget mail that the store has consumed. More may have been taken during the write."""
+    if mail_ids:
+        state.consumed[:] = [mail_id for mail_id in state.consumed if mail_id not in mail_ids]
+
+
 class NullCheckpointer:
     """The checkpointer of a run without a store: every method succeeds and does nothing."""
 
@@ -375,8 +443,11 @@ class NullCheckpointer:
     async def verify_claim(self) -> None:
         return
 
-    async def complete(self, output: Any, usage: Usage) -> None:
-        return
+    async def complete(self, output: Any, usage: Usage) -> bool:
+        return True
+
+    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+        return True
 
     async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
         return

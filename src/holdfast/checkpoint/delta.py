@@ -57,7 +57,7 @@ def make_watermark(state: RunState, next_seq: int, size: int) -> Watermark:
 class Delta:
     """The entries that bring the store from a watermark to the current state, and the next watermark."""
 
-    __slots__ = ("entries", "next_watermark", "progress", "rewrite", "step_finished")
+    __slots__ = ("consumed", "entries", "next_watermark", "progress", "rewrite", "step_finished")
 
     def __init__(self, watermark: Watermark, state: RunState, meta: RunMeta, clock: Clock) -> None:
         history = state.history
@@ -97,6 +97,7 @@ class Delta:
             seq += 1
             size += len(body)
         self.next_watermark = make_watermark(state, seq, size)
+        self.consumed = tuple(state.consumed)
 
     def _encode_step(self, progress: Progress, state: RunState, clock: Clock) -> bytes:
         then = progress.at_step_end(state.step_end)
@@ -105,7 +106,12 @@ class Delta:
 
     def is_empty(self, watermark: Watermark) -> bool:
         """Whether there is nothing to write."""
-        return not self.entries and not self.step_finished and self.next_watermark.annotations == watermark.annotations
+        return (
+            not self.entries
+            and not self.step_finished
+            and not self.consumed
+            and self.next_watermark.annotations == watermark.annotations
+        )
 
 
 def _encode_messages(

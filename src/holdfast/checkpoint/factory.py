@@ -96,7 +96,12 @@ class StoreCheckpoints:
         checkpoint = read_checkpoint(stored, codec)
         watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size)
         checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark)
-        return Resumption(info=checkpoint.meta.to_info(), checkpointer=checkpointer, state=checkpoint.state)
+        return Resumption(
+            info=checkpoint.meta.to_info(),
+            checkpointer=checkpointer,
+            state=checkpoint.state,
+            mail=tuple(stored.mail),
+        )
 
     def _open_checkpointer(
         self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark

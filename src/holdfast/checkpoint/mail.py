@@ -1,21 +1,8 @@
-"""Mail: what others send to a run. Durable when posted, consumed once."""
-
-from datetime import datetime
+"""The answer of a store to posted mail."""
 
 import msgspec
 
-
-class Mail(msgspec.Struct, frozen=True, kw_only=True):
-    """One message, answer or signal to a run."""
-
-    #: Unique within the run. The sender chooses it, so that posting again posts nothing.
-    mail_id: str
-    #: What it is about, such as `message` or `answer:CALL`. A waiting run names the topics that wake it.
-    topic: str
-    #: Encoded by the sender. Opaque to stores. Empty once it was consumed: the entry that used it has the content.
-    body: bytes
-    #: Set by the store.
-    posted_at: datetime | None = None
+from holdfast.core.mail import Mail as Mail
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

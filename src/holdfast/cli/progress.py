@@ -177,8 +177,8 @@ def _format_event(event: RunEvent, took: timedelta, *, live: bool) -> tuple[str,
             return (f"phase {event.name}", "bold")
         case "resumed":
             return (f"resumed after step {event.step}" if event.step else "started", "cyan")
-        case "steered":
-            return (f"{step}steered: {one_line(event.text, _TEXT_LENGTH)}", "cyan")
+        case "message":
+            return (f"{step}message: {one_line(event.text, _TEXT_LENGTH)}", "cyan")
         case "retry":
             return (f"{step}{_describe_retry(event)}: {one_line(event.text, _TEXT_LENGTH)}", "yellow")
     return None

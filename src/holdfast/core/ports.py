@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from holdfast.core.info import RunInfo
+from holdfast.core.mail import Mail
 from holdfast.core.message import MessageCodec, Usage
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool
@@ -41,8 +42,18 @@ class Checkpointer(Protocol):
         """
         ...
 
-    async def complete(self, output: Any, usage: Usage) -> None:
-        """Record success. No later save brings the checkpoint back."""
+    async def complete(self, output: Any, usage: Usage) -> bool:
+        """Record success. No later save brings the checkpoint back.
+
+        Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
+        """
+        ...
+
+    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+        """Let the run wait, without an owner, for a time or for mail of these topics.
+
+        Returns False if such mail has arrived: the run is left to be resumed at once.
+        """
         ...
 
     async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
@@ -73,6 +84,8 @@ class Resumption:
     info: RunInfo
     checkpointer: Checkpointer
     state: RunState
+    #: Its unread mail.
+    mail: tuple[Mail, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +121,7 @@ class CheckpointerFactory(Protocol):
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened in a run, for listeners in the executing process."""
 
-    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "resumed", "steered", "retry"]
+    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "resumed", "message", "retry"]
     step: int = 0
     #: The tool's or the phase's name. Of a retry: the tool's; empty for a model call.
     name: str = ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from holdfast.core.errors import RunInterrupted, RunLost, RunParked
 from holdfast.core.message import Usage
 from holdfast.core.state import History, PhaseOutput
+from holdfast.core.waiting import RunWaiting
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -41,6 +42,8 @@ class CheckpointAction(StrEnum):
     COMPLETE = "complete"
     #: It stays, without an owner: recovery resumes the run.
     INTERRUPT = "leave"
+    #: It stays, and waits for a time or for mail.
+    WAIT = "wait"
     #: It stays, and waits for a person or a condition.
     PARK = "park"
     #: It is marked failed: recovery ignores it.
@@ -62,6 +65,8 @@ def classify_error(
         return CheckpointAction.COMPLETE
     if isinstance(error, RunLost):
         return CheckpointAction.NONE
+    if isinstance(error, RunWaiting):
+        return CheckpointAction.WAIT
     if isinstance(error, RunParked):
         return CheckpointAction.PARK
     if isinstance(error, RunInterrupted | KeyboardInterrupt | SystemExit):

@@ -98,6 +98,8 @@ class RunState:
     elapsed: timedelta = timedelta(0)
     #: Small plain data that ports keep with the run, each under its own name.
     annotations: dict[str, Any] = field(default_factory=dict)
+    #: Ids of mail that the next save consumes, in the same write as the entries that use it.
+    consumed: list[str] = field(default_factory=list)
     #: The last step that was finished in this process.
     step_end: StepEnd = _NO_STEP
 

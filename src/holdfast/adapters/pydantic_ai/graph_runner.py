@@ -122,7 +122,7 @@ class GraphRunner:
         self._transcript.add_results(self._batch.close(parts), parts, final=over)
         if not known:
             await self._end_step()
-        if over and self._context.has_steering:
+        if over and self._context.has_messages:
             return ModelRequestNode(ModelRequest(parts=[]))
         return following
 

@@ -179,6 +179,8 @@ class Executor:
             result = task.result() if error is None else None
             run.finalize_task = asyncio.ensure_future(finalize(run, error, result))
             await shielded(run.finalize_task)
+            error = run.finalize_task.result()
+            result = result if error is None else None
         finally:
             _resolve_outcome(run, error, result)
             del self._runs[run_id]

@@ -26,6 +26,7 @@ from holdfast.core.ports import RunEvent
 from holdfast.core.result import CheckpointAction, Result
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool
+from holdfast.core.waiting import RunWaiting, describe_waits
 
 #: Attempts in a row in which the agent of a resumed run cannot be built, before the run is parked.
 MAX_BUILD_FAILURES = 10
@@ -210,10 +211,13 @@ def describe_unknown_phases(agent: Agent, state: RunState) -> str:
 # -- the end ----------------------------------------------------------------------------------------------------
 
 
-async def finalize(run: RunExecution, error: BaseException | None, result: StoredResult | None) -> None:
+async def finalize(
+    run: RunExecution, error: BaseException | None, result: StoredResult | None
+) -> BaseException | None:
     """Complete, fail, park or release the checkpoint of a run that has ended, and close its ports.
 
-    Raises nothing: that would mask the outcome of the run.
+    Returns `error`, or the interruption of a run that has to read its mail first. Raises nothing: that would mask the
+    outcome of the run.
 
     Args:
         result: if the run succeeded.
@@ -223,7 +227,9 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
         await _call_port(run, _commit_budget(run, action))
         if run.checkpointer is not None and not run.stop_state.abandoned:
-            await _finalize_checkpoint(run, action, error, result)
+            if not await _finalize_checkpoint(run, action, error, result):
+                error = RunInterrupted(f"run {run.info.run_id} continues: mail has arrived")
+                action = CheckpointAction.INTERRUPT
     except asyncio.CancelledError:
         if not run.stop_state.abandoned:
             raise
@@ -232,6 +238,7 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
     await _call_port(run, _close_watch(run))
     await _call_port(run, _close_recorder(run, action, error))
     await _call_port(run, _report_error(run, error))
+    return error
 
 
 async def release_claim(run: RunExecution) -> None:
@@ -245,24 +252,28 @@ async def release_claim(run: RunExecution) -> None:
 
 async def _finalize_checkpoint(
     run: RunExecution, action: CheckpointAction, error: BaseException | None, result: StoredResult | None
-) -> None:
+) -> bool:
+    """Return False if the run has to read its mail before it may end or wait."""
     checkpointer = run.checkpointer
     if checkpointer is None or action is CheckpointAction.NONE:
-        return
+        return True
     if result is not None:
-        await checkpointer.complete(result[1], result[0].usage)
-    elif error is not None and action is CheckpointAction.FAIL:
+        return await checkpointer.complete(result[1], result[0].usage)
+    if error is not None and action is CheckpointAction.FAIL:
         await checkpointer.fail(error, may_have_children=run.may_have_children)
     else:
         if isinstance(error, ProcessExit):
             run.state.annotations[PROCESS_EXIT_KEY] = {"step": run.state.steps + 1, "error": str(error)}
         await _save_unsaved(run)
+        if isinstance(error, RunWaiting):
+            return await checkpointer.wait(describe_waits(error.calls), error.wake_at, error.wake_on)
         if isinstance(error, RunParked):
             await checkpointer.park(error.message)
         elif isinstance(error, RunInterrupted) and not isinstance(error, Shutdown):
             await checkpointer.release(str(error), error.retry_after, strike=error.is_strike)
         else:  # a shutdown, also by the host's own exception, is no reason worth storing
             await checkpointer.release()
+    return True
 
 
 async def _save_unsaved(run: RunExecution) -> None:

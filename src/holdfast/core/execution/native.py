@@ -123,7 +123,7 @@ class NativeLoop:
             if not reply.tool_calls:
                 if not (resumed and conversation.is_last_step_counted):
                     await context.end_step()
-                if not context.has_steering:
+                if not context.has_messages:
                     return reply.text
             else:
                 context.state.history.extend(await conversation.call_tools(reply.tool_calls, resumed=resumed))

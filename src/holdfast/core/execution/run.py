@@ -16,6 +16,7 @@ from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.stop_state import StopCause, StopState
 from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.json_value import to_json_value
+from holdfast.core.mail import MESSAGE_TOPIC, Mailbox, decode_message
 from holdfast.core.ports import Ports, Recorder, Resumption, RunEvent, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
@@ -79,13 +80,14 @@ class RunExecution:
         self.resumed = resumption is not None
         self.services, self.ports, self.clock = services, services.ports, services.clock
         self.stop_state = StopState()
+        self.mailbox = Mailbox(self.state.consumed, () if resumption is None else resumption.mail)
         #: It may have started child runs that are not terminal, in this process or an earlier one.
         self.may_have_children = self.resumed
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
         #: Without a listener or a watch, here or above, events need not be made.
         self.has_listeners: bool = self.ports.listener is not None or (parent is not None and parent.has_listeners)
-        self.finalize_task: asyncio.Task[None] | None = None
+        self.finalize_task: asyncio.Task[BaseException | None] | None = None
         #: The `Result` of the run or its error, for tasks that wait for it beside its caller.
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._parent = parent
@@ -251,9 +253,14 @@ class RunExecution:
         # A new list each time: a save compares annotations with those it saved last.
         self.state.annotations[STEERING_KEY] = [*self.steering, to_json_value(text, "the message")]
 
-    def take_steering(self) -> list[str]:
-        """Return and remove the steered messages. The loop puts them into the history before it awaits anything."""
-        return list(self.state.annotations.pop(STEERING_KEY, ()))
+    def peek_messages(self) -> list[str]:
+        """Return the messages and nudges that the next step takes."""
+        return [*self.steering, *(decode_message(mail) for mail in self.mailbox.list(MESSAGE_TOPIC))]
+
+    def take_messages(self) -> list[str]:
+        """Return and remove the messages. The loop puts them into the history before it awaits anything."""
+        nudges = self.state.annotations.pop(STEERING_KEY, ())
+        return [*nudges, *(decode_message(mail) for mail in self.mailbox.take_all(MESSAGE_TOPIC))]
 
     @property
     def steering(self) -> Sequence[str]:
@@ -261,8 +268,9 @@ class RunExecution:
         return steered
 
     @property
-    def has_steering(self) -> bool:
-        return STEERING_KEY in self.state.annotations
+    def has_messages(self) -> bool:
+        """Whether a message or a nudge waits: the run takes another step even if the reply is an answer."""
+        return STEERING_KEY in self.state.annotations or self.mailbox.has(MESSAGE_TOPIC)
 
     # -- the store ----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,9 @@ from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
 from holdfast.core.ports import RunEvent
+from holdfast.core.execution.waits import WAITING, Expired, Waits
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
+from holdfast.core.waiting import ApprovalRequest, Deferred, Suspend, WaitingCall
 
 #: Sent to the model as the result of a call in doubt.
 UNKNOWN_OUTCOME = (
@@ -111,6 +113,7 @@ class StepContext:
         self.profile = profile
         self.run, self.state = run, run.state
         self.model_retries = ModelRetries(run, profile.retry)
+        self.waits = Waits(run)
         #: Calls of the current batch without a result.
         self._outstanding = 0
         self._in_doubt = _NO_CALLS
@@ -135,12 +138,12 @@ class StepContext:
         await self.run.save(force=True)
 
     async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str]:
-        """Check bounds, budget and shutdown before a model call. Return the messages that were steered in.
+        """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.
 
         The loop puts them into the history before it awaits anything: a save in between would lose them.
 
         Args:
-            prepare: awaited before the steered messages are taken; for compaction.
+            prepare: awaited before the messages are taken; for compaction.
         """
         run, state = self.run, self.state
         run.raise_if_stopped()
@@ -156,13 +159,11 @@ class StepContext:
         if prepare is not None:
             await prepare()
         # Taken last: an error before this point must not lose the messages.
-        if not run.has_steering:
+        if not run.has_messages:
             return []
-        emitted = 0
-        while emitted < len(run.steering):
-            await run.emit(RunEvent(kind="steered", step=state.steps + 1, text=run.steering[emitted]))
-            emitted += 1
-        return run.take_steering()
+        for text in run.peek_messages():
+            await run.emit(RunEvent(kind="message", step=state.steps + 1, text=text))
+        return run.take_messages()
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
@@ -181,6 +182,7 @@ class StepContext:
         state.finish_step()
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
         self._not_started.clear()
+        self.waits.clear()
         await run.save(force=force)
         if run.ports.budget is not None:
             run.update_elapsed()
@@ -189,9 +191,9 @@ class StepContext:
             run.recorder.step(state.steps, state.own_usage)
 
     @property
-    def has_steering(self) -> bool:
-        """Whether a steered message waits: the run takes another step even if the reply is an answer."""
-        return self.run.has_steering
+    def has_messages(self) -> bool:
+        """Whether a message waits: the run takes another step even if the reply is an answer."""
+        return self.run.has_messages
 
     # -- tool calls ---------------------------------------------------------------------------------------------
 
@@ -212,7 +214,8 @@ class StepContext:
         self._has_once_call, self._has_idempotent_call = _ONCE in effects, _IDEMPOTENT in effects
         recorded = self._take_not_started()
         if resumed:
-            self._in_doubt = frozenset(call.call_id for call in missing).difference(not_started, recorded)
+            never_started = (*not_started, *self.waits.undecided())
+            self._in_doubt = frozenset(call.call_id for call in missing).difference(never_started, recorded)
         if self._has_once_call:
             once = {call.call_id for call in missing if call.effect is _ONCE}
             self._not_started = once.difference(self._in_doubt, not_started)
@@ -242,15 +245,52 @@ class StepContext:
             children=children,
         )
         result = None
-        if request.call_id in self._in_doubt and request.effect is _ONCE:
+        if (wait := self._find_wait(request, context)) is not None:
+            result = self._resolve_wait(request, wait)
+        if result is None and request.call_id in self._in_doubt and request.effect is _ONCE:
             result = await self._resolve_in_doubt(request, context)
-            if result is not None:
-                self._record_result(request, result, children)
-        if result is None:
+        if result is not None:
+            if result is WAITING:
+                return WAITING
+            self._record_result(request, result, children)
+        else:
+            if wait is not None and request.effect is _ONCE:
+                # The answer is consumed, and the call counts as started, before it is.
+                await run.save(must_succeed=True)
             result = await self._execute_call(request, context, children)
+            if result is WAITING:
+                return WAITING
         if self._outstanding > 0:  # the last result of a batch is saved with the step
             await run.save(force=request.effect is _ONCE)
         return result
+
+    def _find_wait(self, request: ExecutableCall, context: ToolContext) -> WaitingCall | None:
+        """Return the wait of this call; one is added if it needs an approval."""
+        wait = self.waits.get(request.call_id)
+        if wait is not None or request.approval is None or request.call_id in self._in_doubt:
+            return wait
+        approval = request.approval
+        expires_at = None if approval.expires_in is None else self.run.clock.now() + approval.expires_in
+        return self.waits.add(
+            context, "approval", reason=approval.reason, expires_at=expires_at, audience=approval.audience
+        )
+
+    def _resolve_wait(self, request: ExecutableCall, wait: WaitingCall) -> Any:
+        """Return the result of a call that waited, `WAITING`, or `None` if the call was approved and is to be made."""
+        decision = self.waits.resolve(wait)
+        if decision is None:
+            return WAITING
+        if isinstance(decision, Expired):
+            done = wait.kind == "timer"
+            return request.reconciled_result(decision.text) if done else request.error_result(decision.text)
+        match decision.kind:
+            case "approve":
+                return None if decision.arguments is None else request.replace_arguments(decision.arguments)
+            case "deny":
+                reason = f": {decision.comment}" if decision.comment else ""
+                return request.error_result(f"The call was denied{reason}.")
+            case "value":
+                return request.reconciled_result(decision.value)
 
     def _record_result(
         self, request: ExecutableCall, result: Any, children: ChildRuns, usage: Usage = NO_USAGE
@@ -290,6 +330,9 @@ class StepContext:
         run.calls_in_progress += 1
         try:
             result = await request.execute()
+        except Suspend as suspend:
+            wait = self.waits.add_suspended(context, suspend)
+            result = self._resolve_wait(request, wait)
         except (SystemExit, KeyboardInterrupt) as exc:
             # Raised in a task, these two end the event loop before any run is saved.
             process_exit = ProcessExit(exc)
@@ -306,6 +349,13 @@ class StepContext:
             if children.outcomes:
                 await children.stop()
         children.raise_if_interrupted()
+        if isinstance(result, Deferred):
+            expires_at = None if result.expires_in is None else run.clock.now() + result.expires_in
+            wait = self.waits.add(context, "result", reason=result.reason, expires_at=expires_at, token=context.token)
+            await run.save(must_succeed=True)  # the token is known outside from now on
+            result = self._resolve_wait(request, wait)
+        if result is WAITING:
+            return result
         # Recorded before any port runs: an error of a port does not undo the call.
         self._record_result(request, result, children, ONE_TOOL_CALL)
         if run.recorder is not None:

@@ -1,0 +1,143 @@
+"""The calls of one step that wait, and what ends each wait."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.core.execution.run import RunExecution
+from holdfast.core.json_value import to_json_value
+from holdfast.core.tool_context import ToolContext
+from holdfast.core.waiting import Decision, RunWaiting, Suspend, WaitingCall, WaitKind
+
+#: Among a run's annotations: its waiting calls, by call id.
+WAITS_KEY = "waits"
+
+
+class StillWaiting:
+    """The type of `WAITING`."""
+
+
+#: What `StepContext.call` returns for a call that waits.
+WAITING: Final = StillWaiting()
+
+
+class Expired(msgspec.Struct, frozen=True):
+    """The wait ended without an answer."""
+
+    call: WaitingCall
+
+    @property
+    def text(self) -> str:
+        if self.call.kind == "timer":
+            return "The time has come."
+        assert self.call.expires_at is not None
+        return f"No answer within {self.call.expires_at - self.call.asked_at}."
+
+
+class Waits:
+    """The waiting calls of the current step. Kept in the run's annotations, so that they survive the process."""
+
+    def __init__(self, run: RunExecution) -> None:
+        self._run = run
+
+    def get(self, call_id: str) -> WaitingCall | None:
+        """Return the wait of a call of the current step."""
+        stored = self._run.state.annotations.get(WAITS_KEY, {}).get(call_id)
+        if stored is None:
+            return None
+        call = msgspec.convert(stored, WaitingCall)
+        return call if call.step == self._run.state.steps + 1 else None
+
+    def undecided(self) -> frozenset[str]:
+        """The calls that were never started: they wait, and no answer was read."""
+        return frozenset(
+            call_id
+            for call_id in self._run.state.annotations.get(WAITS_KEY, {})
+            if (call := self.get(call_id)) is not None and call.decision is None
+        )
+
+    def add(
+        self,
+        context: ToolContext,
+        kind: WaitKind,
+        *,
+        topic: str = "",
+        reason: str = "",
+        expires_at: datetime | None = None,
+        audience: str = "",
+        token: str = "",
+    ) -> WaitingCall:
+        """Record that a call waits."""
+        call = WaitingCall(
+            run_id=context.run_id,
+            call_id=context.call_id,
+            step=context.step,
+            tool=context.tool,
+            kind=kind,
+            arguments=context.arguments,
+            topic=topic or ("" if kind == "timer" else f"answer:{context.step}:{context.call_id}"),
+            reason=reason,
+            asked_at=self._run.clock.now(),
+            expires_at=expires_at,
+            audience=audience,
+            token=token,
+        )
+        self._set(call)
+        return call
+
+    def add_suspended(self, context: ToolContext, suspend: Suspend) -> WaitingCall:
+        """Record that a tool has suspended its call."""
+        return self.add(
+            context,
+            suspend.kind,
+            topic=suspend.topic,
+            reason=suspend.reason,
+            expires_at=suspend.expires_at,
+            audience=suspend.audience,
+        )
+
+    def _set(self, call: WaitingCall) -> None:
+        # New objects each time: a save compares annotations with those it saved last.
+        waits = self._run.state.annotations.get(WAITS_KEY, {})
+        self._run.state.annotations[WAITS_KEY] = {**waits, call.call_id: msgspec.to_builtins(call)}
+
+    def resolve(self, call: WaitingCall) -> Decision | Expired | None:
+        """Return what has ended the wait; `None` if it goes on. Mail that ends it is consumed with the next save.
+
+        An answer that arrived before the expiry is read counts, however late it is read.
+        """
+        if call.decision is not None:
+            return call.decision
+        mail = self._run.mailbox.peek(call.topic) if call.topic else None
+        if mail is None:
+            due = call.expires_at is not None and call.expires_at <= self._run.clock.now()
+            return Expired(call) if due else None
+        self._run.mailbox.take(mail)
+        if call.kind == "signal":
+            decision = Decision(kind="value", value=msgspec.json.decode(mail.body))
+        else:
+            decision = msgspec.json.decode(mail.body, type=Decision)
+        decision = msgspec.structs.replace(decision, at=mail.posted_at)
+        self._set(msgspec.structs.replace(call, decision=decision))
+        return decision
+
+    def clear(self) -> None:
+        """Forget the waits: the step is finished."""
+        self._run.state.annotations.pop(WAITS_KEY, None)
+
+    def make_error(self) -> RunWaiting:
+        """Return the error that lets the run wait."""
+        stored = self._run.state.annotations.get(WAITS_KEY, {})
+        calls = tuple(call for call_id in stored if (call := self.get(call_id)) is not None and call.decision is None)
+        return RunWaiting(self._run.info.run_id, calls)
+
+
+def read_waits(annotations: dict[str, Any]) -> tuple[WaitingCall, ...]:
+    """Return the undecided waits among the annotations of a stored run."""
+    calls = [msgspec.convert(each, WaitingCall) for each in annotations.get(WAITS_KEY, {}).values()]
+    return tuple(call for call in calls if call.decision is None)
+
+
+def check_answerable(value: Any) -> Any:
+    return to_json_value(value, "the payload")

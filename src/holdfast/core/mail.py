@@ -1,0 +1,80 @@
+"""Mail: what others send to a run. Durable when posted, consumed once."""
+
+from datetime import datetime
+
+import msgspec
+
+#: The topic of messages. A run reads them before its next step.
+MESSAGE_TOPIC = "message"
+#: The topic of the notice that a child run may continue.
+CHILD_TOPIC = "child"
+
+
+class Mail(msgspec.Struct, frozen=True, kw_only=True):
+    """One message, answer or signal to a run."""
+
+    #: Unique within the run. The sender chooses it, so that posting again posts nothing.
+    mail_id: str
+    #: What it is about, such as `message` or `answer:3:CALL`. A waiting run names the topics that wake it.
+    topic: str
+    #: Encoded by the sender. Opaque to stores. Empty once it was consumed: the entry that used it has the content.
+    body: bytes
+    #: Set by the store.
+    posted_at: datetime | None = None
+
+
+def encode_message(text: str) -> bytes:
+    """Encode the body of a message."""
+    return msgspec.json.encode({"text": text})
+
+
+def decode_message(mail: Mail) -> str:
+    """Return the text of a message."""
+    return str(msgspec.json.decode(mail.body)["text"])
+
+
+class Mailbox:
+    """The unread mail of one run, in the process that executes it.
+
+    Mail that is taken is consumed by the next save, in the same write as the entries that use it. So whoever takes mail
+    changes the state of the run before anything is awaited.
+    """
+
+    __slots__ = ("_consumed", "_taken", "_unread")
+
+    def __init__(self, consumed: list[str], unread: "list[Mail] | tuple[Mail, ...]" = ()) -> None:
+        """Make a mailbox. The ids of taken mail are added to `consumed`."""
+        self._consumed = consumed
+        self._unread = {mail.mail_id: mail for mail in unread}
+        #: All that was ever taken: a delivery may have been read before it was consumed.
+        self._taken: set[str] = set()
+
+    def deliver(self, mail: "list[Mail] | tuple[Mail, ...]") -> None:
+        """Add mail that the store has. Known mail is ignored."""
+        for each in mail:
+            if each.mail_id not in self._taken:
+                self._unread.setdefault(each.mail_id, each)
+
+    def list(self, topic: str) -> "list[Mail]":
+        """Return the mail of the topic. It stays unread."""
+        return [mail for mail in self._unread.values() if mail.topic == topic]
+
+    def has(self, topic: str) -> bool:
+        return any(mail.topic == topic for mail in self._unread.values())
+
+    def peek(self, topic: str) -> Mail | None:
+        """Return the oldest mail of the topic. It stays unread."""
+        return next((mail for mail in self._unread.values() if mail.topic == topic), None)
+
+    def take(self, mail: Mail) -> None:
+        """Consume the mail with the next save."""
+        del self._unread[mail.mail_id]
+        self._taken.add(mail.mail_id)
+        self._consumed.append(mail.mail_id)
+
+    def take_all(self, topic: str) -> list[Mail]:
+        """Consume all mail of the topic with the next save."""
+        taken = self.list(topic)
+        for mail in taken:
+            self.take(mail)
+        return taken
