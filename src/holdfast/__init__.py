@@ -14,6 +14,8 @@ from holdfast.core.result import Result
 from holdfast.core.retry import Retry
 from holdfast.core.tool import Tool, ToolSchema, tool
 from holdfast.core.tool_context import ToolContext, current_call
+from holdfast.core.waiting import ApprovalRequest, Approve, Deferred, Deny, RunWaiting, Value, WaitingCall
+from holdfast.core.waiting_tools import ask_person, sleep, wait_for
 from holdfast.errors import HoldfastError
 from holdfast.runtime.reading import RunDetails, RunList, RunSummary
 from holdfast.stores.url import store_from_url
@@ -23,9 +25,13 @@ __all__ = [
     "UNKNOWN",
     "Agent",
     "App",
+    "ApprovalRequest",
+    "Approve",
     "Bounds",
     "CheckpointSettings",
     "Completed",
+    "Deferred",
+    "Deny",
     "Effect",
     "Executor",
     "HoldfastError",
@@ -42,6 +48,7 @@ __all__ = [
     "RunInfo",
     "RunList",
     "RunSummary",
+    "RunWaiting",
     "StoreCheckpoints",
     "System",
     "Tool",
@@ -51,8 +58,13 @@ __all__ = [
     "ToolSchema",
     "Usage",
     "User",
+    "Value",
+    "WaitingCall",
     "WorkerSettings",
+    "ask_person",
     "current_call",
+    "sleep",
     "store_from_url",
     "tool",
+    "wait_for",
 ]

@@ -1,12 +1,12 @@
 """App: joins agents, a store and ports."""
 
 import asyncio
+import builtins
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypedDict, Unpack, get_args
 
-from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -22,9 +22,11 @@ from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RunList
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
 from holdfast.core.validation import check_choice, check_duration, check_type
+from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.janitor import Janitor
+from holdfast.runtime.mailer import Mailer
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
@@ -55,6 +57,7 @@ class _StoreParts:
 
     checkpoints: StoreCheckpoints
     client: RunClient
+    mailer: Mailer
     worker: Worker
     attacher: RunAttacher
     janitor: Janitor
@@ -175,7 +178,8 @@ class App:
         attacher = RunAttacher(client, worker, executor, clock=clock)
         janitor = Janitor(checkpoints, executor, clock=clock)
         janitor.start()
-        return _StoreParts(checkpoints, client, worker, attacher, janitor)
+        mailer = Mailer(checkpoints.store, clock=clock)
+        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor)
 
     async def __aexit__(self, *error: object) -> None:
         await self.shutdown()
@@ -301,6 +305,7 @@ class App:
         *,
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
+        not_before: datetime | None = None,
         **labels: Unpack[RunLabels],
     ) -> str:
         """Queue a run for any worker, this App included. Durable when this returns.
@@ -310,13 +315,16 @@ class App:
         Args:
             prompt: as for `run`.
             inputs: as for `run`.
+            not_before: workers leave the run alone until then.
 
         Raises:
             DefinitionError: as for `run`.
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
-        return await self._client.submit(info)
+        if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
+            raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
+        return await self._client.submit(info, not_before)
 
     async def result(self, run_id: str) -> Result:
         """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`."""
@@ -361,19 +369,61 @@ class App:
         """Queue a new run that starts with the state of `run_id` after `at_step`. The old run is not changed."""
         return await self._client.fork(run_id, at_step, new_id=new_id)
 
-    def steer(self, run_id: str, text: str) -> None:
-        """Put a message in front of the next step of a run that this process executes.
+    # -- mail ---------------------------------------------------------------------------------------------------
 
-        The run's next save makes it durable, at the latest during a shutdown. A crash before that loses it.
+    async def send(self, run_id: str, text: str, *, id: str | None = None) -> str:
+        """Send a message to a run, whichever process executes it. Durable when this returns.
+
+        The run reads it before its next step, exactly once. Returns the id of the message. Sending with the same `id`
+        again changes nothing.
 
         Raises:
-            RunNotFound: this process does not execute the run.
-            PayloadError: the text cannot be stored, such as half a surrogate pair. Nothing was changed.
+            RunNotFound: there is no such run. RunEnded: it is done, failed or cancelled.
         """
-        run = self._open_executor.get_run(run_id)
-        if run is None:
-            raise RunNotFound(run_id)
-        run.steer(text)
+        return await self._stored.mailer.send(run_id, text, id)
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> str:
+        """Send a signal to a run: a call of the tool `wait_for` with this name returns the payload.
+
+        The signal may come before the wait. Raises as `send`.
+        """
+        return await self._stored.mailer.signal(run_id, name, payload, id)
+
+    async def pending(
+        self,
+        *,
+        agent: str | None = None,
+        caller: str | None = None,
+        tool: str | None = None,
+        older_than: timedelta | None = None,
+    ) -> builtins.list[WaitingCall]:
+        """Return the calls of all runs that wait for a person's approval or answer."""
+        return await self._stored.mailer.list_pending(agent=agent, caller=caller, tool=tool, older_than=older_than)
+
+    async def answer(
+        self, run_id: str, call_id: str, answer: Answer, *, by: str = "", via: str = "", digest: str | None = None
+    ) -> None:
+        """Answer a call that waits for a person. Durable when this returns; applied exactly once.
+
+        Args:
+            answer: `Approve` (with other arguments, if given), `Deny` (the model reads the reason) or `Value`.
+            by: who decided.
+            via: where, such as `slack`.
+            digest: of the arguments that the person saw. Others are refused.
+
+        Raises:
+            NotWaiting: no such call waits. AlreadyAnswered: another answer was first.
+            CheckpointError: the arguments are not those of `digest`.
+        """
+        await self._stored.mailer.answer(run_id, call_id, answer, by=by, via=via, digest=digest)
+
+    async def complete_call(self, token: str, result: Any) -> None:
+        """Give the result of a call whose tool returned `Deferred`. The token is `current_call().completion_token`.
+
+        Raises:
+            NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
+        """
+        await self._stored.mailer.complete_call(token, result)
 
     # -- reading runs -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ HoldfastError
 │   ├── ToolFailed, ToolTimeout, RunKilled, RunCancelled, RunFailed
 │   ├── RunParked               the run waits for a person or a condition
 │   ├── RunInterrupted          the run stopped and is resumed later: Shutdown, ShuttingDown, MissingDefinition,
-│   │                           ProcessExit, SaveFailed, ModelUnavailable
+│   │                           ProcessExit, SaveFailed, ModelUnavailable, MailArrived
 │   └── RunLost                 another worker owns the run
 ├── CheckpointError             errors of stored runs: `holdfast.checkpoint.errors`
 │   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, StoreClosed, SchemaTooNew

@@ -140,7 +140,10 @@ class StoreCheckpoints:
                     return ChildOutcome(output=outcome.output, usage=outcome.usage, error=outcome.error), None
             # The owner of the parent owns its children: a parked child resumes with its parent, and a worker that
             # lost the parent has lost the child.
-            statuses = {*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED}
+            statuses = {
+                *CLAIMABLE_STATUSES,
+                *(RunStatus.WAITING, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED),
+            }
             claim = await self._store.claim(info.run_id, self.worker_id, statuses=statuses, steal=True)
             undo = partial(self.release_claim, claim, restore_previous(claim, stored.record, now=self._clock.now()))
             try:
@@ -204,10 +207,13 @@ class StoreCheckpoints:
         try:
             claim = await shielded_with_undo(self._store.claim(run_id, self.worker_id), self._restore)
         except RunNotClaimable as exc:
-            if exc.status != RunStatus.PARKED:
+            if exc.status not in (RunStatus.PARKED, RunStatus.WAITING):
                 raise
-            parked = Release(status=RunStatus.PARKED, reason=exc.reason)
-            return await self.claim_with_undo(run_id, RunStatus.PARKED, parked), parked
+            record = await self._store.get_record(run_id)
+            waited = Release(
+                status=RunStatus(exc.status), reason=record.reason, wake_at=record.wake_at, wake_on=record.wake_on
+            )
+            return await self.claim_with_undo(run_id, waited.status, waited), waited
         return claim, restore_previous(claim)
 
     async def _restore(self, claim: Claim) -> None:

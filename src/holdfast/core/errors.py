@@ -137,6 +137,10 @@ class Shutdown(RunInterrupted):
     """The host shuts down. Recovery resumes the run."""
 
 
+class MailArrived(RunInterrupted):
+    """Mail arrived while the run was about to end or to wait. It is resumed at once, and reads it."""
+
+
 class MissingDefinition(RunInterrupted):
     """This process lacks a tool, a phase or the agent of a saved run. The run is left to a process that has it."""
 

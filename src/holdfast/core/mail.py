@@ -1,5 +1,6 @@
 """Mail: what others send to a run. Durable when posted, consumed once."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -42,20 +43,20 @@ class Mailbox:
 
     __slots__ = ("_consumed", "_taken", "_unread")
 
-    def __init__(self, consumed: list[str], unread: "list[Mail] | tuple[Mail, ...]" = ()) -> None:
+    def __init__(self, consumed: list[str], unread: Sequence[Mail] = ()) -> None:
         """Make a mailbox. The ids of taken mail are added to `consumed`."""
         self._consumed = consumed
         self._unread = {mail.mail_id: mail for mail in unread}
         #: All that was ever taken: a delivery may have been read before it was consumed.
         self._taken: set[str] = set()
 
-    def deliver(self, mail: "list[Mail] | tuple[Mail, ...]") -> None:
+    def deliver(self, mail: Sequence[Mail]) -> None:
         """Add mail that the store has. Known mail is ignored."""
         for each in mail:
             if each.mail_id not in self._taken:
                 self._unread.setdefault(each.mail_id, each)
 
-    def list(self, topic: str) -> "list[Mail]":
+    def find(self, topic: str) -> "Sequence[Mail]":
         """Return the mail of the topic. It stays unread."""
         return [mail for mail in self._unread.values() if mail.topic == topic]
 
@@ -72,9 +73,9 @@ class Mailbox:
         self._taken.add(mail.mail_id)
         self._consumed.append(mail.mail_id)
 
-    def take_all(self, topic: str) -> list[Mail]:
+    def take_all(self, topic: str) -> Sequence[Mail]:
         """Consume all mail of the topic with the next save."""
-        taken = self.list(topic)
+        taken = self.find(topic)
         for mail in taken:
             self.take(mail)
         return taken

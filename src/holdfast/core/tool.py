@@ -10,6 +10,7 @@ from typing import Any, get_args, overload
 
 import msgspec
 
+from holdfast.core.approval import ApprovalRequest
 from holdfast.core.effects import Effect, InDoubt, OnError, Reconcile
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import JsonValue
@@ -89,6 +90,10 @@ def _flatten_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return top
 
 
+#: Whether the calls of a tool need a person's approval: all, none, or what a function of the arguments says.
+Approval = bool | ApprovalRequest | Callable[[dict[str, Any]], "bool | ApprovalRequest"]
+
+
 class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as the model sees it."""
 
@@ -102,6 +107,7 @@ class Tool:
     """A function with a name, a schema and an effect. Immutable; `@tool` makes one."""
 
     __slots__ = (
+        "_approval",
         "_signature",
         "effect",
         "function",
@@ -127,6 +133,7 @@ class Tool:
         on_error: OnError = "report",
         retry: Retry | None = None,
         timeout: timedelta | None = None,
+        approval: Approval = False,
     ) -> None:
         """Make a tool of `function`, sync or async. A sync one runs in a thread.
 
@@ -139,6 +146,8 @@ class Tool:
             retry: repeat a call that raised a transient error, before the error is reported. Not for `once` tools.
             timeout: of one attempt. A call that takes longer is reported as an error. An async one is cancelled; a
                 thread cannot be.
+            approval: a person has to approve each call, or those for which this function of the arguments returns
+                True or an `ApprovalRequest`.
 
         Raises:
             DefinitionError: the signature cannot be described, or the options contradict each other.
@@ -163,6 +172,9 @@ class Tool:
             raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
         self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
         self.retry, self.timeout = check_tool_retry(self.name, self.effect, retry), _check_timeout(self.name, timeout)
+        if not isinstance(approval, bool | ApprovalRequest):
+            check_callable(f"tool {self.name}: approval", approval)
+        self._approval = approval
         self._signature = Signature(function)
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
@@ -179,6 +191,13 @@ class Tool:
             ValueError: they do not fit the signature; the message is for the model.
         """
         return self._signature.convert_arguments(arguments)
+
+    def request_approval(self, arguments: dict[str, Any]) -> ApprovalRequest | None:
+        """Return what a person has to approve before the call is made; `None` if it needs no approval."""
+        wanted = self._approval if isinstance(self._approval, bool | ApprovalRequest) else self._approval(arguments)
+        if isinstance(wanted, ApprovalRequest):
+            return wanted
+        return ApprovalRequest() if wanted else None
 
     def call(self, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """Call the function, in a thread if it is sync, and return its result."""
@@ -230,6 +249,7 @@ def tool(
     on_error: OnError = "report",
     retry: Retry | None = None,
     timeout: timedelta | None = None,
+    approval: Approval = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""

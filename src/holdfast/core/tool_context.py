@@ -1,13 +1,17 @@
 """The call that a tool is in: its identity, and the child runs it may start."""
 
+import functools
 import hashlib
+import secrets
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunError
 from holdfast.core.info import RunInfo
 
@@ -32,6 +36,18 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     children: ChildStarter | None = None
     #: Runs the function of a sync tool.
     threads: Executor | None = None
+    clock: Clock = SYSTEM_CLOCK
+    #: For a tool that returns `Deferred`: whoever has it may complete the call. Unguessable.
+    token: str = msgspec.field(default_factory=functools.partial(secrets.token_urlsafe, 24))
+
+    @property
+    def completion_token(self) -> str:
+        """For a tool that returns `Deferred`: whoever has it may give the result with `App.complete_call`."""
+        return f"{self.info.run_id}~{self.token}"
+
+    def now(self) -> datetime:
+        """The time of the run's clock, in UTC."""
+        return self.clock.now()
 
     @property
     def run_id(self) -> str:

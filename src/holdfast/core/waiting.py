@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from holdfast.core.approval import ApprovalRequest as ApprovalRequest
 from holdfast.core.errors import RunError
 from holdfast.core.json_value import to_json_value
 
@@ -67,16 +68,6 @@ class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     #: How long the run waits for the result. `None`: without limit.
     expires_in: timedelta | None = None
-
-
-class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Says that a call needs a person's approval, and returned by the predicate of a tool for such a call."""
-
-    reason: str = ""
-    #: How long the run waits for the answer. `None`: without limit.
-    expires_in: timedelta | None = None
-    #: Who may decide: a label that the host checks.
-    audience: str = ""
 
 
 class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

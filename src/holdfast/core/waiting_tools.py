@@ -1,6 +1,6 @@
 """Ready-made tools that let a run wait: for a time, for a signal, for a person."""
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast.core.tool import tool
@@ -18,7 +18,7 @@ async def sleep(seconds: float | None = None, until: datetime | None = None) -> 
         raise ValueError("give until with a time zone, such as 2026-01-31T09:00:00Z")
     due = now + timedelta(seconds=max(0.0, seconds)) if seconds is not None else until
     assert due is not None
-    raise Suspend("timer", expires_at=due.astimezone(timezone.utc), reason="sleeps")
+    raise Suspend("timer", expires_at=due.astimezone(UTC), reason="sleeps")
 
 
 @tool(effect="pure")

@@ -7,16 +7,22 @@ from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotCl
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus, StoredRun
 from holdfast.clock import Clock
 from holdfast.core.agent import AgentSource
-from holdfast.core.errors import ModelUnavailable, RunAlreadyRunning, RunLost, ShuttingDown
+from holdfast.core.errors import MailArrived, ModelUnavailable, RunAlreadyRunning, RunLost, ShuttingDown
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.info import RunInfo
 from holdfast.core.result import Result
+from holdfast.core.waiting import RunWaiting
 from holdfast.runtime.client import RunClient, is_settled
 from holdfast.runtime.worker import Worker
 
 #: The statuses from which a person may resume a run.
-_MANUAL_STATUSES = frozenset({*CLAIMABLE_STATUSES, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED})
+_MANUAL_STATUSES = frozenset(
+    {*CLAIMABLE_STATUSES, RunStatus.WAITING, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED}
+)
+
+#: Errors of an execution after which its run is followed: it continues later, or elsewhere.
+_CONTINUING = (RunLost, ModelUnavailable, MailArrived, RunWaiting)
 
 #: The pause before a run is looked up that this process has claimed but not started.
 _CLAIMED_PAUSE = timedelta(milliseconds=5)
@@ -44,7 +50,7 @@ class RunAttacher:
             if exc.run_id != info.run_id:
                 raise  # a child
             known: RunRecord | StoredRun = await self._client.load_same_request(info)
-        except (RunLost, ModelUnavailable):
+        except _CONTINUING:
             known = await self._client.get_record(info.run_id)
         return await self._follow(known, on_cancel)
 
@@ -81,7 +87,7 @@ class RunAttacher:
             except RunBusy as busy:
                 if busy.owner != self._worker.worker_id:
                     raise
-            except (RunAlreadyRunning, RunNotClaimable, RunLost, ModelUnavailable):
+            except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
                 pass
         return await self._follow(await self._client.get_record(run_id), on_cancel)
 
@@ -93,8 +99,8 @@ class RunAttacher:
                 try:
                     if (result := await self._take(known, CLAIMABLE_STATUSES, on_cancel)) is not None:
                         return result
-                except (RunAlreadyRunning, RunNotClaimable, RunLost, ModelUnavailable):
-                    pass  # it is executed elsewhere, or waits for its provider
+                except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
+                    pass  # it is executed elsewhere, or continues later
                 except RunBusy as busy:
                     mine = busy.owner == self._worker.worker_id
                     await (self._clock.sleep(_CLAIMED_PAUSE) if mine else self._client.wait_for_change())
@@ -115,9 +121,28 @@ class RunAttacher:
             if isinstance(known, StoredRun):
                 return self._client.read_result(known)
             return await self._client.result(record.run_id)
+        if record.status is RunStatus.WAITING:
+            return await self._wait_with(record, statuses, on_cancel)
         # A caller that has the journal asks for the first time: it need not wait for the backoff.
         delay = timedelta(0) if isinstance(known, StoredRun) else record.not_before - self._clock.now()
         if record.owner_alive or delay > timedelta(0):
             await self._client.wait_for_change(max(delay, _CLAIMED_PAUSE) if not record.owner_alive else None)
             return None
         return await self._worker.resume(known, statuses, on_cancel=on_cancel)
+
+    async def _wait_with(
+        self, record: RunRecord, statuses: Collection[RunStatus], on_cancel: OnCancel
+    ) -> Result | None:
+        """Wait with a run that waits for a time, and resume it when it is due.
+
+        Raises:
+            RunWaiting: it waits for a person, a signal or a result.
+        """
+        waiting = self._client.read_waiting(record)
+        if not waiting.only_for_time:
+            raise waiting
+        delay = timedelta(0) if record.wake_at is None else record.wake_at - self._clock.now()
+        if delay > timedelta(0):
+            await self._client.wait_for_change(delay)
+            return None
+        return await self._worker.resume(record, statuses, on_cancel=on_cancel)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -33,9 +33,11 @@ from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunPa
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.native import NATIVE_LOOP, get_loop
 from holdfast.core.execution.steps import IN_DOUBT_KEY, UNKNOWN_OUTCOME
+from holdfast.core.execution.waits import read_waits
 from holdfast.core.info import RunInfo, new_run_id
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
+from holdfast.core.waiting import RunWaiting
 from holdfast.stores.redacting import stored_meta
 
 #: How long a caller waits for a change notification before it polls.
@@ -70,13 +72,16 @@ class RunClient:
             return False
         return True
 
-    async def submit(self, info: RunInfo) -> str:
+    async def submit(self, info: RunInfo, not_before: datetime | None = None) -> str:
         """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
+
+        Args:
+            not_before: workers leave the run alone until then.
 
         Raises:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
-        new = _make_queued_run(RunMeta.from_info(info), Progress(), [])
+        new = _make_queued_run(RunMeta.from_info(info), Progress(), [], not_before)
         while True:
             try:
                 await self._store.create(new)
@@ -109,11 +114,18 @@ class RunClient:
 
         Raises:
             RunNotFound: there is no such run, or its retention has passed.
-            RunFailed: it failed. RunCancelled: it was cancelled. RunParked: it waits for a person.
+            RunFailed: it failed. RunCancelled: it was cancelled. RunParked: it needs a person.
+            RunWaiting: it waits for a person, a signal or a result from outside.
         """
-        while not is_settled(await self.get_record(run_id)):
+        while not is_settled(record := await self.get_record(run_id)):
+            if record.status is RunStatus.WAITING and not (waiting := self.read_waiting(record)).only_for_time:
+                raise waiting
             await self.wait_for_change()
         return self.read_result(await self._store.load(run_id))
+
+    def read_waiting(self, record: RunRecord) -> RunWaiting:
+        """Return what a waiting run waits for, as an error."""
+        return RunWaiting(record.run_id, read_waits(decode(record.progress, Progress).annotations))
 
     async def wait_for_change(self, timeout: timedelta | None = None) -> None:
         """Wait until a run may have changed; at most `timeout`, and not longer than the poll interval."""
@@ -256,7 +268,9 @@ def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
     return agents[name]
 
 
-def _make_queued_run(meta: RunMeta, progress: Progress, entries: list[Entry]) -> NewRun:
+def _make_queued_run(
+    meta: RunMeta, progress: Progress, entries: list[Entry], not_before: datetime | None = None
+) -> NewRun:
     """Make a queued run from its first entry and the copied `entries` of another run."""
     begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin.from_meta(meta)))
     copied = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
@@ -266,6 +280,7 @@ def _make_queued_run(meta: RunMeta, progress: Progress, entries: list[Entry]) ->
         caller_id=meta.caller_id,
         parent_run_id=meta.parent_run_id,
         labels=meta.labels,
+        not_before=not_before,
         meta=encode(meta.summary()),
         progress=encode(progress),
         entries=[begin, *copied],

@@ -1,10 +1,11 @@
-"""The janitor: applies cancel requests, retries failed releases and purges expired runs, once for all runs."""
+"""The janitor: applies cancel requests, delivers mail, retries failed releases, purges runs; once for all runs."""
 
 import asyncio
 import logging
+from contextlib import suppress
 from datetime import timedelta
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunCancelled
@@ -51,11 +52,16 @@ class Janitor:
             await self._clock.sleep(MIN_POLL_INTERVAL)
 
     async def tick(self) -> None:
-        """Stop the runs that another process asked to cancel. Every `PURGE_INTERVAL`, retry releases and purge."""
+        """Stop the runs that another process asked to cancel, and deliver mail. Sometimes retry releases and purge."""
         for run_id in await self._store.pending_cancellations(self._checkpoints.worker_id):
             run = self._executor.get_run(run_id)
             if run is not None:
                 run.stop(RunCancelled(f"run {run_id} was cancelled"))
+        for run_id in await self._store.pending_mail(self._checkpoints.worker_id):
+            run = self._executor.get_run(run_id)
+            if run is not None:
+                with suppress(RunNotFound):  # it has ended meanwhile
+                    run.mailbox.deliver(await self._store.read_mail(run_id))
         if self._clock.monotonic() - self._purged_at >= PURGE_INTERVAL.total_seconds():
             self._purged_at = self._clock.monotonic()
             await self._checkpoints.retry_pending_releases()

@@ -23,6 +23,7 @@ from holdfast.core.execution.native import get_loop
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
+from holdfast.core.waiting import RunWaiting
 from holdfast.runtime.client import RunClient, find_agent
 
 log = logging.getLogger("holdfast.worker")
@@ -40,6 +41,8 @@ class RecoveryStatus(StrEnum):
 
     COMPLETED = "completed"
     FAILED = "failed"
+    #: For a time or for mail; it resumes by itself.
+    WAITING = "waiting"
     PARKED = "parked"
     #: Stopped before its end; it stays in the store for the next recovery.
     INTERRUPTED = "interrupted"
@@ -242,6 +245,8 @@ class Worker:
             return RecoveryStatus.COMPLETED, ""
         except RunParked as exc:
             return RecoveryStatus.PARKED, str(exc)
+        except RunWaiting as exc:
+            return RecoveryStatus.WAITING, str(exc)
         except (RunInterrupted, RunLost) as exc:
             return RecoveryStatus.INTERRUPTED, str(exc)
         except Exception as exc:  # the run's own error: it is finished, and the other runs continue

@@ -10,6 +10,7 @@ from holdfast.clock import Timer
 from holdfast.core.agent import Agent, AgentSource, Bounds, Phase, Profile
 from holdfast.core.errors import (
     DefinitionError,
+    MailArrived,
     MissingDefinition,
     NotDurable,
     ProcessExit,
@@ -211,9 +212,7 @@ def describe_unknown_phases(agent: Agent, state: RunState) -> str:
 # -- the end ----------------------------------------------------------------------------------------------------
 
 
-async def finalize(
-    run: RunExecution, error: BaseException | None, result: StoredResult | None
-) -> BaseException | None:
+async def finalize(run: RunExecution, error: BaseException | None, result: StoredResult | None) -> BaseException | None:
     """Complete, fail, park or release the checkpoint of a run that has ended, and close its ports.
 
     Returns `error`, or the interruption of a run that has to read its mail first. Raises nothing: that would mask the
@@ -226,10 +225,10 @@ async def finalize(
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
         await _call_port(run, _commit_budget(run, action))
-        if run.checkpointer is not None and not run.stop_state.abandoned:
-            if not await _finalize_checkpoint(run, action, error, result):
-                error = RunInterrupted(f"run {run.info.run_id} continues: mail has arrived")
-                action = CheckpointAction.INTERRUPT
+        abandoned = run.checkpointer is None or run.stop_state.abandoned
+        if not abandoned and not await _finalize_checkpoint(run, action, error, result):
+            error = MailArrived(f"run {run.info.run_id} continues: mail has arrived")
+            action = CheckpointAction.INTERRUPT
     except asyncio.CancelledError:
         if not run.stop_state.abandoned:
             raise

@@ -23,6 +23,7 @@ from holdfast.core.execution.attempts import call_tool
 from holdfast.core.execution.loop import FinishedCall, Loop, PendingCall
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.execution.steps import StepContext
+from holdfast.core.execution.waits import WAITING
 from holdfast.core.info import AgentDetails
 from holdfast.core.json_value import to_json_value
 from holdfast.core.message import (
@@ -39,6 +40,7 @@ from holdfast.core.message import (
 )
 from holdfast.core.prompt import dump_json_parts, summarize_prompt
 from holdfast.core.tool import Tool
+from holdfast.core.waiting import ApprovalRequest, Deferred, Suspend
 
 
 class RepeatCounter:
@@ -198,6 +200,12 @@ class _Conversation:
             self._check_missing_tools(calls)
         requests = list(map(self._make_call, calls))
         await self._context.announce_calls(requests, resumed=resumed)
+        results = await self._call_side_by_side(requests)
+        if any(result is WAITING for result in results):
+            raise self._context.waits.make_error()
+        return results
+
+    async def _call_side_by_side(self, requests: Sequence["_Call"]) -> list[Any]:
         if len(requests) == 1:
             return [await self._context.call(requests[0])]
         tasks = [asyncio.create_task(self._context.call(request)) for request in requests]
@@ -237,7 +245,7 @@ class _Conversation:
 class _Call:
     """A call that cannot be made: its result is a text for the model."""
 
-    __slots__ = ("_refusal", "arguments", "call_id", "effect", "in_doubt", "in_thread", "reconcile", "tool")
+    __slots__ = ("_refusal", "approval", "arguments", "call_id", "effect", "in_doubt", "in_thread", "reconcile", "tool")
 
     def __init__(self, call: ToolCall, refusal: str = "") -> None:
         self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
@@ -245,9 +253,13 @@ class _Call:
         self.reconcile: Reconcile | None = None
         self.in_doubt: InDoubt = "report"
         self.in_thread = False
+        self.approval: ApprovalRequest | None = None
         self._refusal = refusal
 
-    async def execute(self) -> ToolResult:
+    async def execute(self) -> Any:
+        return self.error_result(self._refusal)
+
+    def replace_arguments(self, arguments: Any) -> Any:
         return self.error_result(self._refusal)
 
     def error_result(self, text: str) -> ToolResult:
@@ -272,17 +284,27 @@ class _ToolCall(_Call):
     def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], run: RunExecution) -> None:
         self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
         self.effect, self.reconcile, self.in_doubt = tool.effect, tool.reconcile, tool.in_doubt
-        self.in_thread = tool.in_thread
+        self.in_thread, self.approval = tool.in_thread, tool.request_approval(arguments)
         self._tool, self._validated_arguments, self._run, self._refusal = tool, arguments, run, ""
 
-    async def execute(self) -> ToolResult:
+    def replace_arguments(self, arguments: Any) -> Any:
+        try:
+            self._validated_arguments = self._tool.check(arguments)
+        except ValueError as exc:
+            return self.error_result(f"The approved arguments do not fit: {exc}. The tool was not called.")
+        self.arguments = arguments
+        return None
+
+    async def execute(self) -> Any:
         tool, run = self._tool, self._run
         try:
             returned = await call_tool(run, tool, self.call_id, self._start)
+            if isinstance(returned, Deferred):
+                return returned
             content = to_json_value(returned, f"the result of {tool.name}")
         except (Exception, asyncio.CancelledError) as exc:  # user code may raise anything: it is a result for the model
-            if run.is_resumable_after(exc):
-                raise  # the tool parks the run, or announces a shutdown
+            if isinstance(exc, Suspend) or run.is_resumable_after(exc):
+                raise  # the tool waits, parks the run, or announces a shutdown
             cancelled = isinstance(exc, asyncio.CancelledError)
             if cancelled:
                 await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now

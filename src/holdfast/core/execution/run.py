@@ -255,7 +255,7 @@ class RunExecution:
 
     def peek_messages(self) -> list[str]:
         """Return the messages and nudges that the next step takes."""
-        return [*self.steering, *(decode_message(mail) for mail in self.mailbox.list(MESSAGE_TOPIC))]
+        return [*self.steering, *(decode_message(mail) for mail in self.mailbox.find(MESSAGE_TOPIC))]
 
     def take_messages(self) -> list[str]:
         """Return and remove the messages. The loop puts them into the history before it awaits anything."""

@@ -14,9 +14,9 @@ from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded
 from holdfast.core.execution.attempts import ModelRetries
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.execution.waits import WAITING, Expired, Waits
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
 from holdfast.core.ports import RunEvent
-from holdfast.core.execution.waits import WAITING, Expired, Waits
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import ApprovalRequest, Deferred, Suspend, WaitingCall
 
@@ -68,8 +68,17 @@ class ExecutableCall(AnnouncedCall, Protocol):
         """Whether the tool runs in a thread: `execute` is called with `ToolContext.threads` for it."""
         ...
 
+    @property
+    def approval(self) -> ApprovalRequest | None:
+        """Set if a person has to approve the call before it is made."""
+        ...
+
     def execute(self) -> Awaitable[Any]:
         """Make the call. The loop's codec has to be able to store the result."""
+        ...
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        """Make the call with these arguments instead. Returns a result for the model if they do not fit."""
         ...
 
     def error_result(self, text: str) -> Any:
@@ -102,6 +111,10 @@ class CallRequest:
     in_doubt: InDoubt = "report"
     is_error: Callable[[Any], bool] = _is_never_error
     in_thread: bool = False
+    approval: ApprovalRequest | None = None
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        return self.error_result("The arguments of this call cannot be replaced. The tool was not called.")
 
 
 class StepContext:
@@ -243,6 +256,7 @@ class StepContext:
             tool=request.tool,
             arguments=request.arguments,
             children=children,
+            clock=run.clock,
         )
         result = None
         if (wait := self._find_wait(request, context)) is not None:

@@ -1,0 +1,185 @@
+"""Sends mail to runs from any process: messages, signals, and answers to calls that wait."""
+
+import hmac
+import secrets
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.mail import Mail, Receipt
+from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.clock import Clock
+from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.core.execution.waits import read_waits
+from holdfast.core.json_value import to_json_value
+from holdfast.core.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
+from holdfast.core.waiting import Answer, Approve, Decision, Deny, Value, WaitingCall
+
+#: The largest body of a message, a signal or an answer.
+MAX_MAIL_BYTES = 4 * 1024 * 1024
+
+_UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRUPTED})
+
+
+class NotWaiting(CheckpointError):
+    """The run has no such call that waits: it never had, or the wait is over. Nothing was sent."""
+
+
+class AlreadyAnswered(CheckpointError):
+    """Another answer was first. Nothing was changed."""
+
+    def __init__(self, run_id: str, call_id: str, decision: Decision | None) -> None:
+        first = "another answer was first"
+        if decision is not None:
+            at = f" at {decision.at:%Y-%m-%d %H:%M:%S} UTC" if decision.at is not None else ""
+            first = f"{decision.by or 'another caller'} answered first ({decision.kind}){at}"
+        super().__init__(f"run {run_id}: call {call_id} was answered already: {first}")
+        self.run_id, self.call_id, self.decision = run_id, call_id, decision
+
+
+class Mailer:
+    """Posts mail to the runs of one store."""
+
+    def __init__(self, store: CheckpointStore, *, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+
+    async def send(self, run_id: str, text: str, mail_id: str | None = None) -> str:
+        """Send a message to a run that has not ended. Durable when this returns. The run reads it before its next step.
+
+        Returns the id of the message. Sending with an id that the run knows changes nothing.
+        """
+        if not isinstance(text, str):
+            raise DefinitionError(f"the message is {text!r:.80}: give text")
+        body = encode_message(to_json_value(text, "the message"))
+        return await self._post(run_id, MESSAGE_TOPIC, body, mail_id)
+
+    async def signal(self, run_id: str, name: str, payload: Any, mail_id: str | None = None) -> str:
+        """Send a signal. A call of `wait_for` with this name returns the payload, also if it comes later."""
+        if not isinstance(name, str) or not name:
+            raise DefinitionError(f"the name of the signal is {name!r:.80}: give a text")
+        body = msgspec.json.encode(to_json_value(payload, "the payload"))
+        return await self._post(run_id, f"signal:{name}", body, mail_id)
+
+    async def answer(
+        self, run_id: str, call_id: str, answer: Answer, *, by: str = "", via: str = "", digest: str | None = None
+    ) -> None:
+        """Answer a call that waits for a person. Each call is answered once, whichever process was first.
+
+        Raises:
+            NotWaiting: no such call waits. AlreadyAnswered: another answer was first.
+            CheckpointError: the arguments are not those of `digest`.
+        """
+        call = await self._find_call(run_id, call_id)
+        _check_answer(call, answer)
+        if digest is not None and not hmac.compare_digest(digest, call.digest):
+            raise CheckpointError(f"run {run_id}: the arguments of call {call_id} are not the ones that were shown")
+        await self._post_decision(call, answer.to_decision(by, via))
+
+    async def complete_call(self, token: str, result: Any) -> None:
+        """Give the result of a call whose tool returned `Deferred`.
+
+        Raises:
+            NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
+        """
+        run_id, _, secret = token.rpartition("~") if isinstance(token, str) else ("", "", "")
+        record = await self._get_record(run_id)
+        calls = [] if record is None else _read_record_waits(record)
+        for call in calls:
+            if call.token and hmac.compare_digest(call.token, secret):
+                await self._post_decision(call, Value(result).to_decision("", "token"))
+                return
+        raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
+
+    async def list_pending(
+        self,
+        *,
+        agent: str | None = None,
+        caller: str | None = None,
+        tool: str | None = None,
+        older_than: timedelta | None = None,
+    ) -> list[WaitingCall]:
+        """Return the calls that wait for a person, over all runs, oldest run first."""
+        before = None if older_than is None else self._clock.now() - older_than
+        wanted = RunFilter(statuses=_UNFINISHED, agent_name=agent, caller_id=caller)
+        return [
+            call
+            async for record in self._store.list_runs(wanted)
+            for call in _read_record_waits(record)
+            if call.kind in ("approval", "question")
+            and (tool is None or call.tool == tool)
+            and (before is None or call.asked_at <= before)
+        ]
+
+    async def _find_call(self, run_id: str, call_id: str) -> WaitingCall:
+        record = await self._store.get_record(run_id)
+        for call in _read_record_waits(record):
+            if call.call_id == call_id and call.topic:
+                if _is_expired(call, self._clock.now()):
+                    raise NotWaiting(f"run {run_id}: the wait of call {call_id} expired at {call.expires_at}")
+                return call
+        raise NotWaiting(f"run {run_id} has no call {call_id} that waits for an answer")
+
+    async def _get_record(self, run_id: str) -> RunRecord | None:
+        try:
+            return await self._store.get_record(run_id)
+        except CheckpointError:
+            return None
+
+    async def _post_decision(self, call: WaitingCall, decision: Decision) -> None:
+        body = _check_size(msgspec.json.encode(decision))
+        receipt = await self._store.post(call.run_id, Mail(mail_id=call.topic, topic=call.topic, body=body))
+        if not receipt.is_new:
+            raise AlreadyAnswered(call.run_id, call.call_id, _read_first(receipt))
+        await self._wake_parents(call.run_id)
+
+    async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
+        if mail_id is not None and (not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200):
+            raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")
+        mail = Mail(mail_id=mail_id or secrets.token_hex(8), topic=topic, body=_check_size(body))
+        await self._store.post(run_id, mail)
+        await self._wake_parents(run_id)
+        return mail.mail_id
+
+    async def _wake_parents(self, run_id: str) -> None:
+        """Notify the runs above a child: only its parent resumes it."""
+        record = await self._get_record(run_id)
+        while record is not None and record.parent_run_id is not None:
+            notice = Mail(mail_id=secrets.token_hex(8), topic=CHILD_TOPIC, body=b"{}")
+            record = await self._get_record(record.parent_run_id)
+            if record is not None and record.status is RunStatus.WAITING:
+                await self._store.post(record.run_id, notice)
+
+
+def _read_record_waits(record: RunRecord) -> Collection[WaitingCall]:
+    return read_waits(decode(record.progress, Progress).annotations)
+
+
+def _read_first(receipt: Receipt) -> Decision | None:
+    if not receipt.mail.body:
+        return None
+    first = msgspec.json.decode(receipt.mail.body, type=Decision)
+    return msgspec.structs.replace(first, at=receipt.mail.posted_at)
+
+
+def _is_expired(call: WaitingCall, now: datetime) -> bool:
+    return call.expires_at is not None and call.expires_at <= now
+
+
+def _check_answer(call: WaitingCall, answer: Answer) -> None:
+    if not isinstance(answer, Approve | Deny | Value):
+        raise DefinitionError(f"the answer is {answer!r:.80}: give Approve, Deny or Value")
+    if call.kind == "approval" and isinstance(answer, Value):
+        raise DefinitionError(f"call {call.call_id} waits for an approval: give Approve or Deny")
+    if call.kind != "approval" and isinstance(answer, Approve):
+        raise DefinitionError(f"call {call.call_id} waits for a {call.kind}: give Value or Deny")
+
+
+def _check_size(body: bytes) -> bytes:
+    if len(body) > MAX_MAIL_BYTES:
+        raise PayloadError(f"the mail has {len(body)} bytes: send at most {MAX_MAIL_BYTES}")
+    return body
