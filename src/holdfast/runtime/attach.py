@@ -96,6 +96,7 @@ class RunAttacher:
         run_id = (known.record if isinstance(known, StoredRun) else known).run_id
         try:
             while True:
+                self._raise_if_waiting(known)
                 try:
                     if (result := await self._take(known, CLAIMABLE_STATUSES, on_cancel)) is not None:
                         return result
@@ -121,28 +122,19 @@ class RunAttacher:
             if isinstance(known, StoredRun):
                 return self._client.read_result(known)
             return await self._client.result(record.run_id)
-        if record.status is RunStatus.WAITING:
-            return await self._wait_with(record, statuses, on_cancel)
         # A caller that has the journal asks for the first time: it need not wait for the backoff.
         delay = timedelta(0) if isinstance(known, StoredRun) else record.not_before - self._clock.now()
+        if record.wake_at is not None:
+            delay = record.wake_at - self._clock.now()
         if record.owner_alive or delay > timedelta(0):
             await self._client.wait_for_change(max(delay, _CLAIMED_PAUSE) if not record.owner_alive else None)
             return None
         return await self._worker.resume(known, statuses, on_cancel=on_cancel)
 
-    async def _wait_with(
-        self, record: RunRecord, statuses: Collection[RunStatus], on_cancel: OnCancel
-    ) -> Result | None:
-        """Wait with a run that waits for a time, and resume it when it is due.
-
-        Raises:
-            RunWaiting: it waits for a person, a signal or a result.
-        """
-        waiting = self._client.read_waiting(record)
-        if not waiting.only_for_time:
-            raise waiting
-        delay = timedelta(0) if record.wake_at is None else record.wake_at - self._clock.now()
-        if delay > timedelta(0):
-            await self._client.wait_for_change(delay)
-            return None
-        return await self._worker.resume(record, statuses, on_cancel=on_cancel)
+    def _raise_if_waiting(self, known: RunRecord | StoredRun) -> None:
+        """Raise `RunWaiting` if the run waits for more than a time."""
+        record = known.record if isinstance(known, StoredRun) else known
+        if record.status is RunStatus.WAITING:
+            waiting = self._client.read_waiting(record)
+            if not waiting.only_for_time:
+                raise waiting

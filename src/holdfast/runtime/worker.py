@@ -331,7 +331,8 @@ class Worker:
         if loaded is not None:
             record = await self._store.get_record(run_id)
             if (record.next_seq, record.created_at) == (loaded.record.next_seq, loaded.record.created_at):
-                return StoredRun(record=record, entries=loaded.entries)
+                mail = await self._store.read_mail(run_id)
+                return StoredRun(record=record, entries=loaded.entries, mail=mail)
         return await self._store.load(run_id)
 
     async def _children_made_progress(self, run_id: str) -> bool:
