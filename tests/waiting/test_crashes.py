@@ -108,7 +108,8 @@ async def test_a_death_before_any_write_applies_each_mail_once(effect: str, save
 
 
 async def test_an_approved_once_call_that_was_started_is_in_doubt_and_not_asked_again() -> None:
-    host, paid = SimulatedHost(settings=CheckpointSettings()), []
+    host = SimulatedHost(settings=CheckpointSettings())
+    paid: list[int] = []
     mailer = Mailer(host.inner, clock=SYSTEM_CLOCK)
 
     @tool(approval=True)
@@ -129,6 +130,30 @@ async def test_an_approved_once_call_that_was_started_is_in_doubt_and_not_asked_
     assert (await SimulatedHost(host.inner).resume(agent, "r")).output == "done"
     assert paid == [150]
     assert model.requests[-1][-1].content == UNKNOWN_OUTCOME  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("effect", ["once", "idempotent", "pure"])
+async def test_a_crash_in_a_sibling_call_does_not_let_a_call_start_without_its_approval(effect: str) -> None:
+    host = SimulatedHost(settings=CheckpointSettings())
+    paid: list[int] = []
+
+    @tool
+    async def note() -> str:
+        await host.crash()
+        return "noted"
+
+    @tool(effect=Effect(effect), approval=True)
+    async def pay() -> str:
+        paid.append(1)
+        return "paid"
+
+    model = ScriptedModel(tool_reply(call("1", "note"), call("2", "pay")), "done")
+    agent = Agent(name="a", model=model, tools=[note, pay])
+    await asyncio.wait([asyncio.ensure_future(host.executor.run(agent, "go", run_id="r"))])
+    with pytest.raises(RunWaiting) as raised:
+        await SimulatedHost(host.inner).resume(agent, "r")
+    assert [waiting.call_id for waiting in raised.value.calls] == ["2"]
+    assert paid == []
 
 
 async def test_a_message_during_the_last_reply_of_the_last_phase_is_answered() -> None:
