@@ -55,7 +55,7 @@ def make_watermark(state: RunState, next_seq: int, size: int) -> Watermark:
 
 
 def is_rewritten(watermark: Watermark, state: RunState) -> bool:
-    """Whether the stored history was rewritten or replaced since, so that a new journal has to replace the stored one."""
+    """Whether the history was rewritten or replaced since the watermark: a new journal replaces the stored one."""
     history = state.history
     if history is watermark.history:
         return history.rewrites != watermark.rewrites
