@@ -47,8 +47,7 @@ async def test_nothing_that_is_handed_out_can_be_changed() -> None:
     [record] = [record async for record in store.list_runs()]
 
     def frozen(value: Any) -> None:
-        kinds = StoredRun | RunRecord | Entry | tuple | bytes | str | int | None
-        assert isinstance(value, kinds) or value.tzinfo
+        assert isinstance(value, StoredRun | RunRecord | Entry | tuple | bytes | str | int | None) or value.tzinfo
         if isinstance(value, msgspec.Struct):
             for name in set(value.__struct_fields__) - {"labels"}:
                 with pytest.raises(AttributeError):
