@@ -20,7 +20,18 @@ def test_the_answer_is_on_stdout_and_the_talk_on_stderr(shell: Shell) -> None:
     assert any(line.startswith("step 1: send done in ") for line in stderr)
     assert any(line.startswith("step 3: model answered in ") for line in stderr)
     assert "\x1b" not in done.stderr
-    assert shell.states() == {}  # over, so nothing is kept
+    assert shell.states() == {"r1": "done"}
+
+
+def test_the_id_of_a_finished_run_returns_its_result_and_repeats_nothing(shell: Shell) -> None:
+    run = ["run", "sample:agent", "send note", "--run-id", "r1"]
+    first = shell.json(*run, "-q")
+    assert shell.json(*run, "-q") == first
+    assert shell.json("resume", "sample:agent", "r1", "-q") == first
+    assert shell.read_effects() == ["send c1-1", "note c2-1"]
+    other = shell.run("run", "sample:agent", "send", "--run-id", "r1")
+    assert other.returncode == 1
+    assert "run r1 exists with another agent, prompt or inputs" in other.stderr
 
 
 def test_the_result_as_json(shell: Shell) -> None:
@@ -123,7 +134,7 @@ def test_a_failed_run_is_kept_and_can_be_resumed(shell: Shell) -> None:
 
 
 def test_an_app_that_keeps_no_failed_runs_promises_none(shell: Shell) -> None:
-    done = shell.run("run", "sample:app", "boom", "--agent", "sampler", "--json", "-q")
+    done = shell.run("run", "sample:forgetting", "boom", "--json", "-q")
     assert json.loads(done.stdout)["resume"] == ""
     assert shell.states() == {}
 
