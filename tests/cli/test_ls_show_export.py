@@ -74,7 +74,12 @@ def test_ls_as_a_table(shell: Shell) -> None:
     terminal = shell.terminal("ls")
     assert terminal.finish() == 0
     assert "\x1b[36mqueued\x1b[0m" in terminal.raw
-    shell.ok("rm", "-f", "r1")
+    shell.run("run", "sample:agent", "boom", "--run-id", "r2-with-an-id-that-takes-much-of-the-width")
+    terminal = shell.terminal("ls")
+    assert terminal.finish() == 0
+    assert ["r1" in line or "r2" in line for line in terminal.text.strip().splitlines()] == [False, True, True]
+    assert "RuntimeError: the mod" in terminal.text
+    shell.ok("rm", "-f", "r1", "r2-with-an-id-that-takes-much-of-the-width")
     assert shell.ok("ls") == "no runs\n"
 
 
