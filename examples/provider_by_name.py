@@ -4,8 +4,8 @@
     export ANTHROPIC_API_KEY=...    # for anthropic:...
     python examples/provider_by_name.py openai:gpt-5 "How many days are left in this year?"
 
-Stop it with Ctrl-C, or kill it, and start it again with the same arguments: it resumes where it stopped. When it is done, the same
-arguments return the recorded answer.
+Stop it with Ctrl-C, or kill it, and start it again with the same arguments: it resumes where it stopped. When it is
+done, the same arguments return the recorded answer.
 """
 
 import hashlib
