@@ -38,6 +38,11 @@ class ToolThread(threading.Thread):
         super().__init__(name="holdfast tool", daemon=True)
         self._slot, self._work, self._future = slot, work, future
 
+    @property
+    def has_returned(self) -> bool:
+        """Whether the tool has returned. The thread ends after that, and the event loop may be faster."""
+        return self._future.done()
+
     def run(self) -> None:
         try:
             self._run_work()
@@ -147,4 +152,4 @@ async def call_in_thread(function: Callable[..., Any], arguments: dict[str, Any]
 
 def has_running_threads() -> bool:
     """Whether a sync tool has not returned, in this process."""
-    return any(isinstance(thread, ToolThread) for thread in threading.enumerate())
+    return any(isinstance(thread, ToolThread) and not thread.has_returned for thread in threading.enumerate())

@@ -1,6 +1,7 @@
 """Retries of model calls and tool calls, and the timeout of tool calls."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ModelUnavailable, ToolTimeout, format_error
-from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.execution.run import RunExecution
 from holdfast.core.ports import RunEvent
 from holdfast.core.retry import Backoff, Retry, get_retry_after
 from holdfast.core.tool import Tool
+
+#: A logger of its own, for hosts that show retries in another way.
+RETRY_LOG = logging.getLogger("holdfast.retry")
 
 #: Among a run's annotations: `count` of its retries, the last `error`, and `outages`: how often in a row the run was
 #: interrupted because its model was unavailable.
@@ -150,7 +154,7 @@ async def _report_retry(
     text = _format_short(error)
     pause = f"{delay.total_seconds():.3g} s"
     detail = f"attempt {attempt} of {tool or 'the model'} failed, next in {pause}: {text}"
-    log.warning("run %s: %s", run.info.run_id, detail)
+    RETRY_LOG.warning("run %s: %s", run.info.run_id, detail)
     _annotate(run, error)
     if run.recorder is not None:
         run.recorder.event("retry", detail)
