@@ -138,7 +138,7 @@ async def meet(app: App, store: SlowForOne, model: Model, prompt: str, *, stored
     quick = asyncio.create_task(app.run("agent", prompt, run_id="r"))
     await asyncio.wait([quick])
     store.go_on.set()
-    return await asyncio.gather(slow, quick, return_exceptions=True)
+    return list(await asyncio.gather(slow, quick, return_exceptions=True))
 
 
 @pytest.mark.parametrize("prompt", ["Monday", "trouble"])

@@ -8,7 +8,7 @@ from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotCl
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus, StoredRun
 from holdfast.clock import Clock
 from holdfast.core.agent import AgentSource
-from holdfast.core.errors import ModelUnavailable, RunAlreadyRunning, RunLost, ShuttingDown
+from holdfast.core.errors import ModelUnavailable, RunAlreadyRunning, RunLost, Shutdown
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.info import RunInfo
@@ -107,10 +107,10 @@ class RunAttacher:
                     mine = busy.owner == self._worker.worker_id
                     await (self._clock.sleep(_CLAIMED_PAUSE) if mine else self._client.wait_for_change())
                 if self._executor.draining:
-                    raise ShuttingDown(f"run {run_id} is not awaited any more: this App is shutting down")
+                    raise _make_shutdown_error(run_id)
                 known = await self._client.get_record(run_id)
         except StoreClosed as exc:
-            raise ShuttingDown(f"run {run_id} is not awaited any more: this App is shutting down") from exc
+            raise _make_shutdown_error(run_id) from exc
 
     async def _take(
         self, known: RunRecord | StoredRun, statuses: Collection[RunStatus], on_cancel: OnCancel
@@ -129,3 +129,7 @@ class RunAttacher:
             await self._client.wait_for_change(max(delay, _CLAIMED_PAUSE) if not record.owner_alive else None)
             return None
         return await self._worker.resume(known, statuses, on_cancel=on_cancel)
+
+
+def _make_shutdown_error(run_id: str) -> Shutdown:
+    return Shutdown(f"run {run_id} had not ended when this App shut down")

@@ -8,6 +8,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from inspect import isawaitable
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.config import WorkerSettings
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.execution.native import get_loop
@@ -211,8 +212,15 @@ async def _build_app(
     options["budget"] = RecordingBudget(event_log, options.get("budget"))
     worker: WorkerSettings = options.get("worker", WorkerSettings())
     options["worker"] = dataclasses.replace(worker, take_runs=False, handle_signals=False)
+    options["checkpoint"] = _remove_when_done(options.get("checkpoint", CheckpointSettings()))
     wrapped = [instrumentation.wrap_source(agent) for agent in agents]
     return agents[0].name, App(wrapped, store, **options)
+
+
+def _remove_when_done(settings: CheckpointSettings) -> CheckpointSettings:
+    """Return the settings without retention: an empty store says that everything has ended."""
+    retention = dataclasses.replace(settings.retention, done=timedelta(0), cancelled=timedelta(0))
+    return dataclasses.replace(settings, retention=retention)
 
 
 async def _load_agents(path: ImportPath) -> list[AgentSource]:
