@@ -132,4 +132,4 @@ class RunAttacher:
 
 
 def _make_shutdown_error(run_id: str) -> Shutdown:
-    return Shutdown(f"run {run_id} had not ended when this App shut down")
+    return Shutdown(f"run {run_id} had not ended: this App is shutting down")
