@@ -13,11 +13,20 @@ import msgspec
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.cli.errors import format_error, is_debug_enabled
 from holdfast.cli.output import format_value, print_diagnostic, print_json, sanitize
 from holdfast.cli.progress import ProgressListener
 from holdfast.cli.stores import get_record, report_slow_open
-from holdfast.core.errors import NotDurable, RunCancelled, RunInterrupted, RunLost, RunParked, ShuttingDown
+from holdfast.core.errors import (
+    NotDurable,
+    RunCancelled,
+    RunFailed,
+    RunInterrupted,
+    RunLost,
+    RunParked,
+    ShuttingDown,
+)
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.result import Result
 from holdfast.db.url import redact_url
@@ -134,7 +143,8 @@ async def collect_result(
             raise
         status: Literal["cancelled", "failed"] = "cancelled" if isinstance(exc, RunCancelled) else "failed"
         is_stored = await _is_stored(app, run_id)
-        return CommandResult(run_id=run_id, status=status, reason=format_error(exc), resume=resume if is_stored else "")
+        reason = str(exc).removeprefix(f"run {run_id} failed: ") if isinstance(exc, RunFailed) else format_error(exc)
+        return CommandResult(run_id=run_id, status=status, reason=reason, resume=resume if is_stored else "")
     return CommandResult(run_id=run_id, status="done", output=result.output, steps=result.steps, usage=result.usage)
 
 
@@ -156,12 +166,28 @@ def print_result(result: CommandResult, *, as_json_text: bool) -> int:
         text = format_value(result.output)
         print(sanitize(text) if sys.stdout.isatty() else text, flush=True)
     if result.status != "done":
-        print_diagnostic(f"run {result.run_id} is {result.status}: {result.reason}")
+        print_diagnostic(_format_status(result))
         if result.unpark:
             print_diagnostic(f"first resolve the call in doubt: {result.unpark}")
         if result.resume:
             print_diagnostic(f"resume with: {result.resume}")
     return 0 if result.status == "done" else 1
+
+
+def _format_status(result: CommandResult) -> str:
+    """Format why the run is not done, such as `run r1 failed: the model is down`."""
+    if result.status == "cancelled":
+        return f"run {result.run_id} was cancelled"
+    verb = "failed" if result.status == "failed" else f"is {result.status}"
+    return f"run {result.run_id} {verb}: {result.reason}"
+
+
+def report_attachment(record: RunRecord, listener: ProgressListener) -> None:
+    """Print why the run with this id is not executed here, if it is not."""
+    if record.status is RunStatus.DONE:
+        listener.print_status("the run is done: this is its recorded result", "cyan")
+    elif record.status is RunStatus.RUNNING and record.owner_alive:
+        listener.print_status("another worker executes the run: waiting for its result", "cyan")
 
 
 def format_resume_command(target: list[str], run_id: str, store: str) -> str:

@@ -23,6 +23,10 @@ class ChildStarter(Protocol):
         """Run a child, or attach to the one that has this key, and return its `Result`."""
         ...
 
+    def begin_attempt(self) -> None:
+        """Make the call again: number its children from the first one."""
+        ...
+
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call of one run."""

@@ -102,7 +102,7 @@ def _print_summary(output: Output, run: RunSummary) -> None:
         ("updated", f"{format_time(run.updated_at)}, {formatting.duration(now - run.updated_at)} ago"),
         ("expires", expires),
         ("waits", _format_waiting(run, now)),
-        ("used", f"{run.steps} steps, {tokens} tokens {cost}".strip()),
+        ("used", f"{run.steps} {'step' if run.steps == 1 else 'steps'}, {tokens} tokens{f', {cost}' if cost else ''}"),
         ("size", formatting.size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
         ("strikes", str(run.strikes) if run.strikes else ""),

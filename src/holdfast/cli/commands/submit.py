@@ -24,7 +24,7 @@ from holdfast.cli.output import print_json
 from holdfast.cli.runner import CommandResult, print_result
 from holdfast.cli.stores import get_record, open_client
 from holdfast.core.info import RunInfo, new_run_id
-from holdfast.runtime.reading import summarize_run
+from holdfast.runtime.reading import present_status, summarize_run
 
 #: Polling is the fallback for a lost change notification.
 _POLL_INTERVAL = timedelta(seconds=1)
@@ -64,19 +64,22 @@ def submit(
         labels=parse_labels(label),
         inputs={**parse_inputs(inputs), "prompt": read_prompt(prompt)},
     )
-    result = asyncio.run(_submit(store, info, wait=wait))
-    if result is not None:
-        sys.exit(print_result(result, as_json_text=as_json))
+    submitted = asyncio.run(_submit(store, info, wait=wait))
+    if isinstance(submitted, CommandResult):
+        sys.exit(print_result(submitted, as_json_text=as_json))
     if as_json:
-        print_json({"run_id": info.run_id, "status": "queued"})
+        print_json({"run_id": info.run_id, "status": submitted})
     else:
         print(info.run_id)
 
 
-async def _submit(store_url: str, info: RunInfo, *, wait: bool) -> CommandResult | None:
+async def _submit(store_url: str, info: RunInfo, *, wait: bool) -> CommandResult | RunStatus:
+    """Submit the run, and return its result or its status."""
     async with open_client(store_url, create=True) as (client, store):
         await client.submit(info)
-        return await _wait_for_result(store, info.run_id) if wait else None
+        if wait:
+            return await _wait_for_result(store, info.run_id)
+        return present_status(await get_record(store, info.run_id))
 
 
 async def _wait_for_result(store: CheckpointStore, run_id: str) -> CommandResult:
