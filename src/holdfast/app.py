@@ -380,14 +380,18 @@ class App:
         Raises:
             RunNotFound: there is no such run. RunEnded: it is done, failed or cancelled.
         """
-        return await self._stored.mailer.send(run_id, text, id)
+        mail_id = await self._stored.mailer.send(run_id, text, id)
+        await self._stored.janitor.deliver_mail(run_id)
+        return mail_id
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> str:
         """Send a signal to a run: a call of the tool `wait_for` with this name returns the payload.
 
         The signal may come before the wait. Raises as `send`.
         """
-        return await self._stored.mailer.signal(run_id, name, payload, id)
+        mail_id = await self._stored.mailer.signal(run_id, name, payload, id)
+        await self._stored.janitor.deliver_mail(run_id)
+        return mail_id
 
     async def pending(
         self,

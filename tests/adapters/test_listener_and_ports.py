@@ -85,19 +85,19 @@ async def test_an_event_handler_of_the_agents_own_still_hears_everything() -> No
     assert results == ["Lyon is warm", "Faro is warm"]
 
 
-async def test_a_run_is_steered_between_steps_and_at_its_end() -> None:
+async def test_a_run_reads_messages_between_steps_and_at_its_end() -> None:
     script = ScriptedModel([call("c1", "hint")], "an answer", "another answer")
     agent = looking(script)
 
     @agent.tool_plain
     async def hint() -> str:
-        app.steer("r1", "and Faro?")
+        await app.send("r1", "and Faro?")
         return "hinted"
 
     @agent.output_validator
     async def ask_more(output: str) -> str:
         if output == "an answer":
-            app.steer("r1", "are you sure?")
+            await app.send("r1", "are you sure?")
         return output
 
     async with App([durable(agent)], "memory:") as app:

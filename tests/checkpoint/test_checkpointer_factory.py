@@ -176,8 +176,9 @@ async def test_on_a_recovery_the_handed_over_handle_is_used_and_the_factory_is_n
         async def save(self, state: RunState, *, force: bool = False) -> None:
             self.calls.append("save")
 
-        async def complete(self, output: Any, usage: Any) -> None:
+        async def complete(self, output: Any, usage: Any) -> bool:
             self.calls.append(f"complete {output}")
+            return True
 
     factory, handed = CountingFactory(NullCheckpointer()), Handed()
     state = RunState()

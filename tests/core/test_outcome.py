@@ -379,14 +379,14 @@ async def test_an_error_while_settling_is_logged_and_does_not_mask_the_runs_own(
 
 async def test_an_error_while_completing_is_logged_and_the_result_stands(caplog: pytest.LogCaptureFixture) -> None:
     host = SimulatedHost()
-    host.store.fail("remove", StoreFull("no room"))
+    host.store.fail("release", StoreFull("no room"))
     assert (await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")).output == "done"
     assert "could not be finalized" in caplog.text
 
 
 async def test_what_the_store_would_not_take_at_the_end_is_settled_later() -> None:
     host = SimulatedHost()
-    host.store.fail("remove", StoreFull("no room"))
+    host.store.fail("release", StoreFull("no room"))
     await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")
     assert [record.status for record in await host.list_records()] == [RunStatus.RUNNING]
     await host.checkpoints.retry_pending_releases()
@@ -398,7 +398,7 @@ async def test_so_is_the_end_of_a_run_that_began_before_an_earlier_look() -> Non
 
     async def meanwhile(messages: Sequence[Message]) -> Reply:
         await host.checkpoints.retry_pending_releases()
-        host.store.fail("remove", StoreFull("no room"))
+        host.store.fail("release", StoreFull("no room"))
         return Reply(text="done")
 
     await host.executor.run(Agent(name="a", model=ScriptedModel(meanwhile)), "go")
@@ -409,7 +409,7 @@ async def test_so_is_the_end_of_a_run_that_began_before_an_earlier_look() -> Non
 async def test_a_look_that_is_cancelled_half_way_forgets_nothing() -> None:
     host = SimulatedHost()
     for run_id in ("one", "two"):
-        host.store.fail("remove", StoreFull("no room"))
+        host.store.fail("release", StoreFull("no room"))
         await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id=run_id)
     reached = asyncio.Event()
 

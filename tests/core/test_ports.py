@@ -132,7 +132,7 @@ async def test_a_steered_message_and_a_phase_are_events_for_the_listener() -> No
     phases = [Phase(name="one", model=ScriptedModel(tool_reply(call("1", "hint")), "x"), tools=[hint])]
     await executor.run(Agent(name="a", phases=phases), "go", run_id="r")
     assert "listener.event phase 0 one" in everything.calls
-    assert "listener.event steered 2" in everything.calls
+    assert "listener.event message 2" in everything.calls
 
 
 # -- ports that raise -------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ async def test_a_write_under_way_is_not_waited_for(host: SimulatedHost, clock: M
 async def test_an_end_that_it_refused_before_is_not_waited_for(
     host: SimulatedHost, clock: ManualClock, silence: Silence
 ) -> None:
-    host.store.fail("remove", StoreFull("no room"))
+    host.store.fail("release", StoreFull("no room"))
     await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id="r")
     silence.begin()
     assert await shut_down(host, clock, []) == []

@@ -152,7 +152,7 @@ async def test_what_a_step_had_begun_to_take_when_it_was_stopped_is_not_lost(whe
 
     class Stops(NullListener):
         async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-            if event.kind == "steered":
+            if event.kind == "message":
                 raise Shutdown("now")
 
     host = SimulatedHost(ports=Ports(listener=Stops() if where == "listener" else None))
@@ -197,7 +197,7 @@ async def test_what_stops_a_run_before_its_step_does_not_take_what_was_steered_i
         await executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "hint"))), tools=[hint]), "go", run_id="r"
         )
-    assert steered[0].take_steering() == ["mind the gap"]
+    assert steered[0].take_messages() == ["mind the gap"]
 
 
 async def test_a_run_that_is_not_live_cannot_be_steered() -> None:

@@ -242,11 +242,14 @@ class StoreCheckpointer:
 
         Returns False if such mail has arrived: the run is left to be resumed at once.
         """
+        # The clock of the store may be ahead: the run would be resumed too early, and again at once.
+        delay = timedelta(0) if wake_at is None else max(timedelta(0), wake_at - self._clock.now())
         release = partial(
             self._release_claim,
             status=RunStatus.WAITING,
             reason=reason,
             strikes=self._strikes_to_keep,
+            delay=delay,
             wake_at=wake_at,
             wake_on=wake_on,
         )
@@ -262,10 +265,16 @@ class StoreCheckpointer:
                 await write(claim)
             except UnreadMail:
                 unread = True
+                if self._has_unsaved_phase:  # the mail is for the conversation of that phase
+                    self._latest_state = None
                 await self._release_claim(claim, status=RunStatus.INTERRUPTED, strikes=self._strikes_to_keep)
 
         await self._finalize(write_or_release)
         return not unread
+
+    @property
+    def _has_unsaved_phase(self) -> bool:
+        return self._latest_state is not None and len(self._latest_state.phases) > self._watermark.phases
 
     @property
     def _strikes_to_keep(self) -> int:
@@ -307,7 +316,10 @@ class StoreCheckpointer:
 
     async def _release_and_remove(self, release: _FinalWrite, claim: Claim) -> None:
         await release(claim)
-        await self._store.remove(self._meta.run_id)
+        try:
+            await self._store.remove(self._meta.run_id)
+        except Exception as exc:  # a store may raise anything; the run has ended
+            log.warning("run %s has ended, and is removed by the next purge: %s", self._meta.run_id, exc)
 
     async def _cancel_tree(self, write: _FinalWrite, claim: Claim) -> None:
         if self._owner is not None:

@@ -10,7 +10,7 @@ from holdfast.core.approval import ApprovalRequest as ApprovalRequest
 from holdfast.core.errors import RunError
 from holdfast.core.json_value import to_json_value
 
-WaitKind = Literal["approval", "question", "signal", "timer", "result"]
+WaitKind = Literal["approval", "question", "signal", "timer", "result", "child"]
 
 #: The kinds that a person has to answer.
 PERSON_KINDS = frozenset({"approval", "question"})
@@ -90,6 +90,8 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     audience: str = ""
     #: Of `result`: proves that the sender was given the call.
     token: str = ""
+    #: Of `child`: the child runs of the call wait for a time only.
+    timed: bool = False
     #: The answer, once the run has read it.
     decision: Decision | None = None
 
@@ -140,7 +142,7 @@ class RunWaiting(RunError):
 
     @property
     def only_for_time(self) -> bool:
-        return all(call.kind == "timer" for call in self.calls)
+        return all(call.kind == "timer" or call.timed for call in self.calls)
 
 
 def describe_waits(calls: tuple[WaitingCall, ...]) -> str:
@@ -158,4 +160,6 @@ def describe_waits(calls: tuple[WaitingCall, ...]) -> str:
                 parts.append(f"the time {call.expires_at:%Y-%m-%d %H:%M:%S} UTC")
             case "result":
                 parts.append(f"the result of {call.tool} ({call.call_id})")
+            case "child":
+                parts.append(f"a child run of {call.tool} ({call.reason})")
     return ", ".join(parts) or "mail"

@@ -58,12 +58,16 @@ class Janitor:
             if run is not None:
                 run.stop(RunCancelled(f"run {run_id} was cancelled"))
         for run_id in await self._store.pending_mail(self._checkpoints.worker_id):
-            run = self._executor.get_run(run_id)
-            if run is not None:
-                with suppress(RunNotFound):  # it has ended meanwhile
-                    run.mailbox.deliver(await self._store.read_mail(run_id))
+            await self.deliver_mail(run_id)
         if self._clock.monotonic() - self._purged_at >= PURGE_INTERVAL.total_seconds():
             self._purged_at = self._clock.monotonic()
             await self._checkpoints.retry_pending_releases()
             while await self._store.purge():
                 pass
+
+    async def deliver_mail(self, run_id: str) -> None:
+        """Give the run its unread mail, if this process executes it."""
+        run = self._executor.get_run(run_id)
+        if run is not None:
+            with suppress(RunNotFound):  # it has ended meanwhile
+                run.mailbox.deliver(await self._store.read_mail(run_id))

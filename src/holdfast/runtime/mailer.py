@@ -3,13 +3,14 @@
 import hmac
 import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from holdfast.checkpoint.codec import Progress, decode
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
@@ -133,13 +134,16 @@ class Mailer:
     async def _post_decision(self, call: WaitingCall, decision: Decision) -> None:
         body = _check_size(msgspec.json.encode(decision))
         receipt = await self._store.post(call.run_id, Mail(mail_id=call.topic, topic=call.topic, body=body))
+        # Also for a second answer: the process that gave the first may have died before this.
+        await self._wake_parents(call.run_id)
         if not receipt.is_new:
             raise AlreadyAnswered(call.run_id, call.call_id, _read_first(receipt))
-        await self._wake_parents(call.run_id)
 
     async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
         if mail_id is not None and (not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200):
             raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")
+        if mail_id is not None and mail_id.startswith("answer:"):
+            raise DefinitionError(f"the id is {mail_id!r:.80}: ids of answers begin with 'answer:', give another one")
         mail = Mail(mail_id=mail_id or secrets.token_hex(8), topic=topic, body=_check_size(body))
         await self._store.post(run_id, mail)
         await self._wake_parents(run_id)
@@ -151,8 +155,10 @@ class Mailer:
         while record is not None and record.parent_run_id is not None:
             notice = Mail(mail_id=secrets.token_hex(8), topic=CHILD_TOPIC, body=b"{}")
             record = await self._get_record(record.parent_run_id)
-            if record is not None and record.status is RunStatus.WAITING:
-                await self._store.post(record.run_id, notice)
+            if record is not None:
+                # Also to one that does not wait: it may be about to.
+                with suppress(RunEnded, RunNotFound):
+                    await self._store.post(record.run_id, notice)
 
 
 def _read_record_waits(record: RunRecord) -> Collection[WaitingCall]:

@@ -13,6 +13,7 @@ from holdfast.core.info import RunInfo
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.ports import ChildOutcome, Resumption
 from holdfast.core.result import Result
+from holdfast.core.waiting import RunWaiting
 
 
 def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:
@@ -33,6 +34,7 @@ class ChildRuns:
         "closed",
         "outcomes",
         "usage",
+        "waiting",
     )
 
     def __init__(self, parent: RunExecution, call_id: str) -> None:
@@ -46,6 +48,8 @@ class ChildRuns:
         self.outcomes: dict[str, tuple[asyncio.Future[Result], asyncio.Task[Any]]] = {}
         #: Added to the parent's usage when the call's result is recorded, so that it is counted exactly once.
         self.usage: Usage = NO_USAGE
+        #: The children that wait: the call cannot have a result before they continue.
+        self.waiting: list[RunWaiting] = []
 
     async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Result:
         """Run a child, or attach to the child that this call or an earlier attempt of it has started under `key`."""
@@ -64,6 +68,8 @@ class ChildRuns:
             cancelled = isinstance(exc, asyncio.CancelledError)
             outcome.set_exception(RunCancelled(f"run {info.run_id} was cancelled") if cancelled else exc)
             outcome.exception()  # retrieved: no task has to wait for it
+            if isinstance(exc, RunWaiting):
+                await self._wait_for_others()
             raise
         outcome.set_result(result)
         return result
@@ -89,6 +95,9 @@ class ChildRuns:
             await shielded(parent.save(must_succeed=True))
             parent.may_have_children = True
             return await self._execute(agent, info)
+        except RunWaiting as exc:
+            self.waiting.append(exc)
+            raise
         except Exception as exc:
             if parent.record_interruption(exc):
                 self._interrupting_error = exc
@@ -124,6 +133,11 @@ class ChildRuns:
             raise
         except Exception as exc:  # a store may raise anything: it must never become the result of a tool
             raise SaveFailed(f"run {info.run_id}, a child, could not be looked up: {exc}") from exc
+
+    async def _wait_for_others(self) -> None:
+        """Wait until no child runs: the error of one that waits would make the tool cancel the others."""
+        while running := [outcome for outcome, _ in self.outcomes.values() if not outcome.done()]:
+            await asyncio.wait(running)
 
     async def stop(self) -> None:
         """Stop the children that still run. Returns when they are finalized."""

@@ -143,13 +143,23 @@ class _Pipeline:
             return await self._run_loop(self._agent.profile(), info.content)
         finished = run.state.phases
         # Finished phases are skipped by position: two may share a name, and both have to run.
-        for phase in self._agent.phases[len(finished) :]:
+        phases = self._agent.phases
+        if len(finished) >= len(phases):
+            await self._drop_messages()
+        for phase in phases[len(finished) :]:
             run.state.phase = phase.name
             await run.emit(RunEvent(kind="phase", step=run.state.steps, name=phase.name))
-            await self._run_phase(phase, phase.render(info, tuple(finished)))
+            await self._run_phase(phase, phase.render(info, tuple(finished)), last=len(finished) == len(phases) - 1)
         return self._loop.load_output(finished[-1].output)
 
-    async def _run_phase(self, phase: Phase, prompt: str | list[Any]) -> None:
+    async def _drop_messages(self) -> None:
+        """Consume the messages of a run whose last phase was saved as finished: no conversation could read them."""
+        run = self._run
+        if texts := run.take_messages():
+            log.warning("run %s: messages came after its last phase, and are not read: %s", run.info.run_id, texts)
+            await run.save(force=True)
+
+    async def _run_phase(self, phase: Phase, prompt: str | list[Any], *, last: bool) -> None:
         run, state = self._run, self._run.state
         timer = self._start_phase_timer(phase.bounds)
         try:
@@ -162,7 +172,8 @@ class _Pipeline:
         run.update_elapsed()
         self._messages = state.history
         state.finish_phase(phase.name, self._loop.dump_output(output))
-        await run.save(force=True)
+        if not last:  # the last one ends with the run, unless a message has come for its conversation
+            await run.save(force=True)
 
     async def _run_loop(self, profile: Profile, prompt: str | list[Any]) -> Any:
         context = StepContext(self._run, profile.with_tools(self._extra_tools), prompt)

@@ -199,6 +199,8 @@ class _Conversation:
         if resumed:
             self._check_missing_tools(calls)
         requests = list(map(self._make_call, calls))
+        if not resumed:
+            self._context.add_approvals(requests)
         await self._context.announce_calls(requests, resumed=resumed)
         results = await self._call_side_by_side(requests)
         if any(result is WAITING for result in results):
@@ -207,8 +209,8 @@ class _Conversation:
 
     async def _call_side_by_side(self, requests: Sequence["_Call"]) -> list[Any]:
         if len(requests) == 1:
-            return [await self._context.call(requests[0])]
-        tasks = [asyncio.create_task(self._context.call(request)) for request in requests]
+            return [await self._context.try_call(requests[0])]
+        tasks = [asyncio.create_task(self._context.try_call(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
         except Exception as exc:

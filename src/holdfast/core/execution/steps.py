@@ -15,6 +15,7 @@ from holdfast.core.execution.attempts import ModelRetries
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.waits import WAITING, Expired, Waits
+from holdfast.core.mail import CHILD_TOPIC
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
 from holdfast.core.ports import RunEvent
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
@@ -220,6 +221,8 @@ class StepContext:
                 is in doubt.
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
         """
+        # What these notices are about is found by the calls that start the children again.
+        self.run.mailbox.take_all(CHILD_TOPIC)
         results = self.state.results
         missing = [call for call in calls if call.call_id not in results] if results else calls
         self._outstanding = len(missing)
@@ -243,21 +246,30 @@ class StepContext:
             self._intent_pending = True
             self.run.services.intent_timer.schedule(self)
 
+    def add_approvals(self, calls: Iterable[ExecutableCall]) -> None:
+        """Record the calls that wait for approval, before they are announced: they count as never started."""
+        for call in calls:
+            if call.approval is not None and call.call_id not in self.state.results:
+                self._add_approval(self._make_context(call), call.approval)
+
     async def call(self, request: ExecutableCall) -> Any:
-        """Return the recorded result of the call, or make it now. The result is recorded when this returns."""
+        """Return the recorded result of the call, or make it now. The result is recorded when this returns.
+
+        Raises:
+            RunWaiting: the call waits, and the run with it.
+        """
+        result = await self.try_call(request)
+        if result is WAITING:
+            raise self.waits.make_error()
+        return result
+
+    async def try_call(self, request: ExecutableCall) -> Any:
+        """As `call`, but return `WAITING` for a call that waits. The loop raises `waits.make_error()` later."""
         run, state = self.run, self.state
         if request.call_id in state.results:
             return state.results[request.call_id]
         children = ChildRuns(run, request.call_id)
-        context = ToolContext(
-            info=run.info,
-            step=state.steps + 1,
-            call_id=request.call_id,
-            tool=request.tool,
-            arguments=request.arguments,
-            children=children,
-            clock=run.clock,
-        )
+        context = self._make_context(request, children)
         result = None
         if (wait := self._find_wait(request, context)) is not None:
             result = self._resolve_wait(request, wait)
@@ -278,12 +290,30 @@ class StepContext:
             await run.save(force=request.effect is _ONCE)
         return result
 
+    def _make_context(self, request: ExecutableCall, children: ChildRuns | None = None) -> ToolContext:
+        return ToolContext(
+            info=self.run.info,
+            step=self.state.steps + 1,
+            call_id=request.call_id,
+            tool=request.tool,
+            arguments=request.arguments,
+            children=children,
+            clock=self.run.clock,
+        )
+
     def _find_wait(self, request: ExecutableCall, context: ToolContext) -> WaitingCall | None:
         """Return the wait of this call; one is added if it needs an approval."""
         wait = self.waits.get(request.call_id)
-        if wait is not None or request.approval is None or request.call_id in self._in_doubt:
+        if wait is not None and wait.kind == "child":
+            self.waits.remove(request.call_id)  # made again, the call attaches to its child runs
+            return None
+        # A `once` call in doubt was started without an approval, or not at all.
+        in_doubt = request.effect is _ONCE and request.call_id in self._in_doubt
+        if wait is not None or request.approval is None or in_doubt:
             return wait
-        approval = request.approval
+        return self._add_approval(context, request.approval)
+
+    def _add_approval(self, context: ToolContext, approval: ApprovalRequest) -> WaitingCall:
         expires_at = None if approval.expires_in is None else self.run.clock.now() + approval.expires_in
         return self.waits.add(
             context, "approval", reason=approval.reason, expires_at=expires_at, audience=approval.audience
@@ -375,14 +405,19 @@ class StepContext:
             raise process_exit from exc
         except Exception as exc:
             children.raise_if_interrupted(exc)
-            run.record_interruption(exc)
-            raise
+            if not children.waiting:
+                run.record_interruption(exc)
+                raise
+            result = WAITING
         finally:
             _CURRENT_CALL.reset(token)
             children.closed = True
             if children.outcomes:
                 await children.stop()
         children.raise_if_interrupted()
+        if children.waiting:
+            self.waits.add_children(context, children.waiting)
+            return WAITING
         if isinstance(result, Deferred):
             expires_at = None if result.expires_in is None else run.clock.now() + result.expires_in
             wait = self.waits.add(context, "result", reason=result.reason, expires_at=expires_at, token=context.token)

@@ -1,5 +1,6 @@
 """The calls of one step that wait, and what ends each wait."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -7,8 +8,9 @@ import msgspec
 
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.json_value import to_json_value
+from holdfast.core.mail import CHILD_TOPIC
 from holdfast.core.tool_context import ToolContext
-from holdfast.core.waiting import Decision, RunWaiting, Suspend, WaitingCall, WaitKind
+from holdfast.core.waiting import Decision, RunWaiting, Suspend, WaitingCall, WaitKind, describe_waits
 
 #: Among a run's annotations: its waiting calls, by call id.
 WAITS_KEY = "waits"
@@ -54,7 +56,7 @@ class Waits:
         return frozenset(
             call_id
             for call_id in self._run.state.annotations.get(WAITS_KEY, {})
-            if (call := self.get(call_id)) is not None and call.decision is None
+            if (call := self.get(call_id)) is not None and call.decision is None and call.kind != "child"
         )
 
     def add(
@@ -67,6 +69,7 @@ class Waits:
         expires_at: datetime | None = None,
         audience: str = "",
         token: str = "",
+        timed: bool = False,
     ) -> WaitingCall:
         """Record that a call waits."""
         call = WaitingCall(
@@ -82,6 +85,7 @@ class Waits:
             expires_at=expires_at,
             audience=audience,
             token=token,
+            timed=timed,
         )
         self._set(call)
         return call
@@ -95,6 +99,17 @@ class Waits:
             reason=suspend.reason,
             expires_at=suspend.expires_at,
             audience=suspend.audience,
+        )
+
+    def add_children(self, context: ToolContext, waiting: Sequence[RunWaiting]) -> None:
+        """Record that child runs of a call wait. The call is made again when one of them may continue."""
+        self.add(
+            context,
+            "child",
+            topic=CHILD_TOPIC,
+            reason="; ".join(describe_waits(each.calls) for each in waiting),
+            expires_at=min((each.wake_at for each in waiting if each.wake_at is not None), default=None),
+            timed=all(each.only_for_time for each in waiting),
         )
 
     def _set(self, call: WaitingCall) -> None:
@@ -111,8 +126,10 @@ class Waits:
             return call.decision
         mail = self._run.mailbox.peek(call.topic) if call.topic else None
         if mail is None:
-            due = call.expires_at is not None and call.expires_at <= self._run.clock.now()
-            return Expired(call) if due else None
+            if call.expires_at is None or call.expires_at > self._run.clock.now():
+                return None
+            self.remove(call.call_id)
+            return Expired(call)
         self._run.mailbox.take(mail)
         if call.kind == "signal":
             decision = Decision(kind="value", value=msgspec.json.decode(mail.body))
@@ -121,6 +138,11 @@ class Waits:
         decision = msgspec.structs.replace(decision, at=mail.posted_at)
         self._set(msgspec.structs.replace(call, decision=decision))
         return decision
+
+    def remove(self, call_id: str) -> None:
+        """Forget the wait of one call."""
+        waits = self._run.state.annotations[WAITS_KEY]
+        self._run.state.annotations[WAITS_KEY] = {key: wait for key, wait in waits.items() if key != call_id}
 
     def clear(self) -> None:
         """Forget the waits: the step is finished."""

@@ -13,8 +13,8 @@ from holdfast.core.message import User
 
 async def model(messages, tools):
     if sys.argv[2] == "first":
-        app.steer("r1", "mind the gap")
-        print("steered", flush=True)
+        await app.send("r1", "mind the gap")
+        print("sent", flush=True)
         await asyncio.Event().wait()
     return Reply(text=" / ".join(message.text for message in messages if isinstance(message, User)))
 
@@ -38,7 +38,7 @@ def test_what_no_step_took_before_sigterm_is_said_in_the_next_process(tmp_path: 
     url = f"sqlite:{tmp_path / 'runs.db'}"
     with process(url, "first") as first:
         assert first.stdout is not None
-        assert first.stdout.readline() == "steered\n"
+        assert first.stdout.readline() == "sent\n"
         first.send_signal(signal.SIGTERM)
         assert "Shutdown" in first.communicate(timeout=60)[1]
     with process(url, "second") as second:
