@@ -18,7 +18,6 @@ from holdfast.cli.runner import (
     CommandResult,
     collect_result,
     format_resume_command,
-    format_unpark_command,
     print_result,
     run_app,
 )
@@ -65,9 +64,7 @@ def resume(
         await _check_agent(app, run)
         listener.print_status(f"run {run}", "bold")
         resume_command = format_resume_command(target, run, store)
-        return await collect_result(
-            app, run, partial(app.resume, run), resume_command, format_unpark_command(run, store)
-        )
+        return await collect_result(app, run, partial(app.resume, run), resume_command, store)
 
     def on_force_quit() -> None:
         print_diagnostic(f"stopped immediately. Resume with: {format_resume_command(target, run, store)}")
