@@ -16,6 +16,7 @@ from holdfast.core.errors import ModelUnavailable, RunInterrupted, RunParked
 from holdfast.core.execution.attempts import RETRY_LOG
 from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunEvent
+from holdfast.core.waiting import RunWaiting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -195,7 +196,19 @@ def _describe_retry(event: RunEvent) -> str:
 
 
 def _is_resumable(error: BaseException) -> bool:
-    return isinstance(error, RunParked | RunInterrupted)
+    return isinstance(error, RunParked | RunInterrupted | RunWaiting)
+
+
+def _get_status(error: BaseException) -> str:
+    """Return the status of a run that ended with this error."""
+    match error:
+        case RunWaiting():
+            return "waiting"
+        case RunParked():
+            return "parked"
+        case RunInterrupted():
+            return "interrupted"
+    return "failed"
 
 
 class JsonEventPrinter(ProgressListener):
@@ -217,10 +230,7 @@ class JsonEventPrinter(ProgressListener):
         self._print(info, "done", output=output)
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
-        name = "failed"
-        if _is_resumable(error):
-            name = "parked" if isinstance(error, RunParked) else "interrupted"
-        self._print(info, name, reason=format_error(error))
+        self._print(info, _get_status(error), reason=format_error(error))
 
     def _print(self, info: RunInfo, event: str, **more: Any) -> None:
         with ignore_broken_pipe(sys.stdout):
@@ -269,8 +279,8 @@ class LivePanels(LiveListener):
         self._set_finished(info, "done", "green", str(output))
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
-        status, style = ("interrupted", "yellow") if _is_resumable(error) else ("failed", "red")
-        self._set_finished(info, status, style, format_error(error))
+        style = "yellow" if _is_resumable(error) else "red"
+        self._set_finished(info, _get_status(error), style, format_error(error))
 
     def _find_panel(self, info: RunInfo) -> _Panel | None:
         """Return the panel of a cell's run; `None` for a child run."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -18,6 +17,7 @@ from holdfast.cli.errors import format_error, is_debug_enabled
 from holdfast.cli.output import format_value, print_diagnostic, print_json, sanitize
 from holdfast.cli.progress import ProgressListener
 from holdfast.cli.stores import get_record, report_slow_open
+from holdfast.cli.waiting import PrintedCall, format_command
 from holdfast.core.errors import (
     NotDurable,
     RunCancelled,
@@ -29,7 +29,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.result import Result
-from holdfast.db.url import redact_url
+from holdfast.core.waiting import RunWaiting, describe_waits
 
 _T = TypeVar("_T")
 
@@ -103,7 +103,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run. `--json` prints these fields."""
 
     run_id: str
-    status: Literal["done", "interrupted", "parked", "failed", "cancelled", "lost"]
+    status: Literal["done", "interrupted", "waiting", "parked", "failed", "cancelled", "lost"]
     output: Any = None
     steps: int | None = None
     usage: Usage = NO_USAGE
@@ -113,12 +113,14 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = ""
     #: The command that resolves a call in doubt, to be used before `resume`.
     unpark: str = ""
+    #: Of a waiting run: its calls that wait, each with the command that answers it.
+    waits: tuple[PrintedCall, ...] = ()
 
 
 async def collect_result(
-    app: App, run_id: str, execute: Callable[[], Awaitable[Result]], resume: str, unpark: str
+    app: App, run_id: str, execute: Callable[[], Awaitable[Result]], resume: str, store: str
 ) -> CommandResult:
-    """Execute a run and return its outcome.
+    """Execute a run and return its outcome. `resume` is the command that resumes it, `store` the given URL or empty.
 
     Raises:
         CheckpointError: the run could not be started, claimed or read.
@@ -126,10 +128,10 @@ async def collect_result(
     try:
         result = await execute()
     except RunParked as exc:
-        in_doubt = exc.message.startswith("in doubt")
-        return CommandResult(
-            run_id=run_id, status="parked", reason=exc.message, resume=resume, unpark=unpark if in_doubt else ""
-        )
+        unpark = format_unpark_command(run_id, store) if exc.message.startswith("in doubt") else ""
+        return CommandResult(run_id=run_id, status="parked", reason=exc.message, resume=resume, unpark=unpark)
+    except RunWaiting as exc:
+        return make_waiting_result(exc, store, resume)
     except (ShuttingDown, NotDurable):
         raise
     except RunInterrupted as exc:
@@ -146,6 +148,17 @@ async def collect_result(
         reason = str(exc).removeprefix(f"run {run_id} failed: ") if isinstance(exc, RunFailed) else format_error(exc)
         return CommandResult(run_id=run_id, status=status, reason=reason, resume=resume if is_stored else "")
     return CommandResult(run_id=run_id, status="done", output=result.output, steps=result.steps, usage=result.usage)
+
+
+def make_waiting_result(waiting: RunWaiting, store: str, resume: str = "") -> CommandResult:
+    """Return the outcome of a run that waits for a person, a signal or a result."""
+    return CommandResult(
+        run_id=waiting.run_id,
+        status="waiting",
+        reason=f"for {describe_waits(waiting.calls)}",
+        resume=resume,
+        waits=tuple(PrintedCall.from_call(call, store) for call in waiting.calls),
+    )
 
 
 async def _is_stored(app: App, run_id: str) -> bool:
@@ -169,8 +182,12 @@ def print_result(result: CommandResult, *, as_json_text: bool) -> int:
         print_diagnostic(_format_status(result))
         if result.unpark:
             print_diagnostic(f"first resolve the call in doubt: {result.unpark}")
+        for call in result.waits:
+            if call.command:
+                print_diagnostic(f"{call.action} with: {call.command}")
         if result.resume:
-            print_diagnostic(f"resume with: {result.resume}")
+            when = "then a worker resumes it, or: " if result.waits else "resume with: "
+            print_diagnostic(f"{when}{result.resume}")
     return 0 if result.status == "done" else 1
 
 
@@ -192,17 +209,11 @@ def report_attachment(record: RunRecord, listener: ProgressListener) -> None:
 
 def format_resume_command(target: list[str], run_id: str, store: str) -> str:
     """Return the command that resumes a run."""
+    if target[0].startswith("-"):
+        return format_command("resume", store, run_id, options=tuple(target))
     return format_command("resume", store, *target, run_id)
 
 
 def format_unpark_command(run_id: str, store: str) -> str:
     """Return the command that resolves a call in doubt."""
-    return format_command("unpark", store, "--resolve", "CALL=RESULT", run_id)
-
-
-def format_command(name: str, store: str, *arguments: str) -> str:
-    store_option = ["--store", redact_url(store)] if store else []
-    if arguments[-1].startswith("-"):  # a run id that looks like an option
-        *others, run_id = arguments
-        return shlex.join(["holdfast", name, *store_option, *others, "--", run_id])
-    return shlex.join(["holdfast", name, *arguments, *store_option])
+    return format_command("unpark", store, run_id, options=("--resolve", "CALL=RESULT"))

@@ -37,8 +37,8 @@ def decode_message(mail: Mail) -> str:
 class Mailbox:
     """The unread mail of one run, in the process that executes it.
 
-    Mail that is taken is consumed by the next save, in the same write as the entries that use it. So whoever takes mail
-    changes the state of the run before anything is awaited.
+    Mail that is taken is consumed by the next save, in the same write as the entries that use it. So the code that
+    takes mail changes the state of the run before anything is awaited.
     """
 
     __slots__ = ("_consumed", "_taken", "_unread")

@@ -41,12 +41,12 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     #: Runs the function of a sync tool.
     threads: Executor | None = None
     clock: Clock = SYSTEM_CLOCK
-    #: For a tool that returns `Deferred`: whoever has it may complete the call. Unguessable.
+    #: For a tool that returns `Deferred`: its holder may complete the call. Unguessable.
     token: str = msgspec.field(default_factory=functools.partial(secrets.token_urlsafe, 24))
 
     @property
     def completion_token(self) -> str:
-        """For a tool that returns `Deferred`: whoever has it may give the result with `App.complete_call`."""
+        """For a tool that returns `Deferred`: its holder may give the result with `App.complete_call`."""
         return f"{self.info.run_id}~{self.token}"
 
     def now(self) -> datetime:

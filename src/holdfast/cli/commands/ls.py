@@ -10,7 +10,7 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.cli import formatting
 from holdfast.cli.errors import UsageError
 from holdfast.cli.listing import to_json_object, utc_now
-from holdfast.cli.options import JsonOption, StoreOption, parse_labels, parse_time
+from holdfast.cli.options import JsonOption, StoreOption, parse_labels, parse_past_time
 from holdfast.cli.output import Output, one_line, print_diagnostic, print_json
 from holdfast.cli.stores import open_store
 from holdfast.runtime.reading import RunList, RunQuery, RunSummary, list_runs
@@ -79,7 +79,7 @@ def ls(
 
 
 def _parse_since(given: str) -> datetime | None:
-    return parse_time(given, "--since", utc_now()) if given else None
+    return parse_past_time(given, "--since", utc_now()) if given else None
 
 
 async def _list_newest(store_url: str, query: RunQuery, limit: int) -> RunList:
@@ -114,7 +114,7 @@ def _print_runs(output: Output, runs: tuple[RunSummary, ...]) -> None:
             formatting.cost(run.usage.cost_usd),
             formatting.size(run.size),
             run.owner if run.owner and run.owner_alive else "",
-            one_line(_strip_run(run), 200),
+            one_line(run.waits_for if run.status is RunStatus.WAITING else _strip_run(run), 200),
         ]
         for run in runs
     ]

@@ -18,7 +18,6 @@ from holdfast.cli.runner import (
     CommandResult,
     collect_result,
     format_resume_command,
-    format_unpark_command,
     print_result,
     report_attachment,
     run_app,
@@ -67,9 +66,7 @@ def resume(
         listener.print_status(f"run {run} of {record.agent_name}", "bold")
         report_attachment(record, listener)
         resume_command = format_resume_command(target, run, store)
-        return await collect_result(
-            app, run, partial(app.resume, run), resume_command, format_unpark_command(run, store)
-        )
+        return await collect_result(app, run, partial(app.resume, run), resume_command, store)
 
     def on_force_quit() -> None:
         print_diagnostic(f"stopped immediately. Resume with: {format_resume_command(target, run, store)}")

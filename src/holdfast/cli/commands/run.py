@@ -29,7 +29,6 @@ from holdfast.cli.runner import (
     CommandResult,
     collect_result,
     format_resume_command,
-    format_unpark_command,
     print_result,
     report_attachment,
     run_app,
@@ -86,7 +85,7 @@ def run(
             with suppress(RunNotFound):
                 report_attachment(await get_record(app.store, run_id), listener)
         execute = partial(app.run, name, text, inputs=data, run_id=run_id, caller_id=caller, labels=labels)
-        return await collect_result(app, run_id, execute, resume, format_unpark_command(run_id, store))
+        return await collect_result(app, run_id, execute, resume, store)
 
     on_force_quit = partial(print_diagnostic, f"stopped immediately. Resume with: {resume}")
     with listener:
