@@ -39,13 +39,13 @@ AGENT = Agent(name="courier", model=model, tools=[deliver])
 
 
 async def work() -> None:
-    async with App([AGENT], "sqlite:fleet.db", worker=WorkerSettings(take_runs=False, concurrency=2)) as app:
+    async with App([AGENT], "sqlite:fleet.db", worker=WorkerSettings(concurrency=2)) as app:
         print("ready", flush=True)
         await app.serve()
 
 
 async def submit_and_wait(victim: "subprocess.Popen[str]") -> list[str]:
-    async with App([AGENT], "sqlite:fleet.db", worker=False) as app:
+    async with App([AGENT], "sqlite:fleet.db", worker=False) as app:  # it leaves the runs to the workers
         runs = [await app.submit("courier", f"parcel {number}", run_id=f"run-{number}") for number in range(RUNS)]
         await app.result(runs[0])
         os.kill(victim.pid, signal.SIGKILL)

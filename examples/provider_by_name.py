@@ -4,7 +4,8 @@
     export ANTHROPIC_API_KEY=...    # for anthropic:...
     python examples/provider_by_name.py openai:gpt-5 "How many days are left in this year?"
 
-Stop it with Ctrl-C, or kill it, and start it again with the same arguments: it resumes where it stopped.
+Stop it with Ctrl-C, or kill it, and start it again with the same arguments: it resumes where it stopped. When it is
+done, the same arguments return the recorded answer.
 """
 
 import hashlib
@@ -36,11 +37,15 @@ def make_agent(model: str) -> Agent[None, str]:
 class PrintingListener:
     """Prints the answer as the model writes it."""
 
+    #: Whether this process has executed the run. An earlier one may have.
+    has_printed = False
+
     async def on_event(self, info: RunInfo, event: Any) -> None:
         if event.kind == "text":
             print(event.text, end="", flush=True)
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
+        self.has_printed = True
         print()
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
@@ -49,7 +54,10 @@ class PrintingListener:
 def main(model: str, question: str) -> None:
     agent = durable(make_agent(model), stream=True)
     run_id = hashlib.sha256(f"{model}\n{question}".encode()).hexdigest()[:12]
-    result = App([agent], "sqlite:answers.db", listener=PrintingListener()).run_sync(agent, question, run_id=run_id)
+    listener = PrintingListener()
+    result = App([agent], "sqlite:answers.db", listener=listener).run_sync(agent, question, run_id=run_id)
+    if not listener.has_printed:
+        print(result.output)
     print(f"{result.usage.total_tokens} tokens, ${result.usage.cost_usd:.4f}", file=sys.stderr)
 
 

@@ -1,11 +1,12 @@
-"""A web service that resumes the runs of the previous process when it starts.
+"""A web service that accepts a question at once, answers it in the background, and survives its own restarts.
 
-uvicorn examples.web_service:server
+uvicorn examples.web_service:server --timeout-graceful-shutdown 5
 
 curl -d '{"id": "q1", "prompt": "hello"}' http://127.0.0.1:8000/ask
 curl http://127.0.0.1:8000/runs/q1
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,9 @@ from starlette.routing import Route
 
 from holdfast import Agent, App, HoldfastError, Message, Reply, ToolCall, ToolResult, ToolSchema, User, tool
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
+
+#: How many seconds a client waits for an answer before it asks again.
+WAIT = 20.0
 
 
 @tool(effect="pure")
@@ -40,7 +44,7 @@ app = App([Agent(name="counter", model=model, tools=[count])])
 
 @asynccontextmanager
 async def lifespan(server: Starlette) -> AsyncIterator[None]:
-    async with app:
+    async with app:  # while it is open the App is a worker: it executes what `submit` queues
         yield
 
 
@@ -51,14 +55,17 @@ async def ask(request: Request) -> JSONResponse:
         run_id = await app.submit("counter", body["prompt"], run_id=body.get("id"))
     except RunConflict as exc:
         return JSONResponse({"error": str(exc)}, status_code=409)
-    await app.recover()  # this process executes the run; with separate workers, leave it to them
     return JSONResponse({"id": run_id}, status_code=202)
 
 
 async def answer(request: Request) -> JSONResponse:
-    """Wait for the answer to a question."""
+    """Wait a while for the answer to a question. 202 says that the client has to ask again."""
+    run_id = request.path_params["id"]
     try:
-        result = await app.result(request.path_params["id"])
+        async with asyncio.timeout(float(request.query_params.get("wait", WAIT))):
+            result = await app.result(run_id)
+    except TimeoutError:
+        return JSONResponse({"status": (await app.get(run_id)).status}, status_code=202)
     except RunNotFound as exc:
         return JSONResponse({"error": str(exc)}, status_code=404)
     except HoldfastError as exc:

@@ -203,7 +203,8 @@ async def test_without_a_place_for_requests_pydantic_ai_says_so() -> None:
     async with App([durable(agent)], store := MemoryStore()) as app:
         with pytest.raises(UserError, match="DeferredToolRequests"):
             await app.run("careless", "go", run_id=RUN)
-        assert not [record async for record in store.list_runs()]
+        [record] = [record async for record in store.list_runs()]
+        assert record.status is RunStatus.FAILED
 
 
 async def test_a_parked_run_waits_in_the_store(durable_store_url: str) -> None:
@@ -212,13 +213,14 @@ async def test_a_parked_run_waits_in_the_store(durable_store_url: str) -> None:
     async with App([agent], durable_store_url, worker=False) as app:
         with pytest.raises(RunParked):
             await app.run(agent, "go", run_id=RUN)
-    async with App([agent], durable_store_url) as app:
+    async with App([agent], durable_store_url, worker=False) as app:
         assert app.store is not None
         [record] = [each async for each in app.store.list_runs()]
         assert (record.status, record.reason) == (RunStatus.PARKED, "approval: delete c2, transfer c3, survey c4")
         await app.unpark(RUN, {"c2": True, "c3": True, "c4": 3})
         await app.recover()
-        assert not [each async for each in app.store.list_runs()]
+        [record] = [each async for each in app.store.list_runs()]
+        assert record.status is RunStatus.DONE
     assert returns(script) == ["seen", "deleted a", "transferred 7", 3]
 
 

@@ -31,6 +31,16 @@ ONCE = Retry(attempts=1)
 DONE = ["look Lyon", "pay Lyon", "look Faro", "pay Faro"]
 
 
+class Ends(NullListener):
+    """The errors with which attempts of runs have ended."""
+
+    def __init__(self) -> None:
+        self.errors: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    async def on_error(self, info: RunInfo, error: BaseException) -> None:
+        self.errors.put_nowait(error)
+
+
 async def unharmed(tmp_path: Path, *, stream: bool) -> Any:
     async with OpenAIServer(TURNS).serving() as server:
         known = http_agent(server.url, tmp_path / "unharmed", stream=stream)
@@ -95,11 +105,14 @@ async def test_the_provider_says_when_it_wants_to_be_asked_again(tmp_path: Path)
 
 async def test_a_longer_wait_than_the_limit_interrupts_the_run_for_that_time(tmp_path: Path) -> None:
     async with OpenAIServer(TURNS, {0: ["later"]}).serving() as server:
-        known = http_agent(server.url, tmp_path / "world", retries=0)
-        async with known as agent, App([agent], "memory:") as app:
-            with pytest.raises(ModelUnavailable) as raised:
-                await app.run(agent, "go", run_id=RUN)
-            assert raised.value.retry_after == timedelta(hours=1)
+        known, ends = http_agent(server.url, tmp_path / "world", retries=0), Ends()
+        async with known as agent, App([agent], "memory:", listener=ends) as app:
+            run = asyncio.create_task(app.run(agent, "go", run_id=RUN))
+            error = await ends.errors.get()
+            assert isinstance(error, ModelUnavailable)
+            assert error.retry_after == timedelta(hours=1)
+            assert not run.done()
+            run.cancel()
             assert app.store is not None
             [record] = [each async for each in app.store.list_runs()]
             assert record.status is RunStatus.INTERRUPTED
@@ -112,14 +125,15 @@ async def test_a_model_that_does_not_answer_interrupts_the_run(tmp_path: Path, f
     store = f"sqlite:{tmp_path / 'runs.db'}"
     async with OpenAIServer(TURNS, {2: [fault]}).serving() as server:
         known = http_agent(server.url, tmp_path / "world", stream=stream, retries=0, timeout=0.5, retry=ONCE)
-        async with known as agent, App([agent], store, worker=False) as app:
-            with pytest.raises(ModelUnavailable):
-                await app.run(agent, "go", run_id=RUN)
+        async with known as agent, App([agent], store, worker=False, listener=(ends := Ends())) as app:
+            run = asyncio.create_task(app.run(agent, "go", run_id=RUN))
+            assert isinstance(await ends.errors.get(), ModelUnavailable)
             assert app.store is not None
             [record] = [each async for each in app.store.list_runs()]
             assert record.status is RunStatus.INTERRUPTED
             assert record.not_before > record.updated_at
             result = await app.resume(RUN)
+            assert (await run).output == result.output, "its caller has waited"
     usual = await unharmed(tmp_path, stream=stream)
     # Of an answer that was cut off something had come: that request counts, though nothing of it is kept.
     extra = Usage(requests=1) if (fault, stream) == ("cut", True) else Usage()

@@ -203,7 +203,7 @@ async def test_a_caller_who_waits_for_another_process_ends_with_its_app(durable_
         waiting = asyncio.create_task(two.run("a", "go", run_id="r"))
         await asyncio.sleep(0)
         await two.shutdown()
-        with pytest.raises(RunInterrupted, match="shutting down"):
+        with pytest.raises(RunInterrupted, match="shut"):
             await waiting
         gate.open.set()
         assert (await one.result("r")).output == "done"

@@ -284,7 +284,7 @@ async def test_a_resumed_run_links_to_the_span_of_its_previous_attempt() -> None
     calls = tool_reply(call("c1", "look", password="x", number=1))
     one = SimulatedHost(store, ports=Ports(audit=spans))
     first = Agent(name="a", model=ScriptedModel(calls, dies), tools=[look])
-    task = asyncio.create_task(one.executor.run(first, "go", run_id="r"))
+    task = asyncio.create_task(one.executor.run(first, "go", run_id="r", on_cancel="cancel"))
     await hang.wait()
     await one.crash()
     task.cancel()

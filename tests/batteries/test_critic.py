@@ -182,6 +182,23 @@ async def test_time_between_attempts_does_not_count() -> None:
         await resumed
 
 
+async def test_an_extension_survives_the_process_that_was_given_it() -> None:
+    clock, store = ManualClock(), MemoryStore()
+    one = make_host(clock, Critic(Escalation(Decision(extend=SOFT)), backstop=2, clock=clock), store)
+    run = asyncio.create_task(one.executor.run(agent_of(Hanging()), "go", run_id="r"))
+    await clock.advance(SOFT * 1.1)
+    await one.crash()
+
+    two = make_host(clock, Critic(Escalation(), backstop=2, clock=clock), store)
+    resumed = asyncio.create_task(two.resume(agent_of(Hanging()), "r"))
+    await clock.advance(SOFT * 2.9)
+    assert not resumed.done()
+    await clock.advance(SOFT * 0.2)
+    with pytest.raises(RunKilled, match="idle"):
+        await resumed
+    run.cancel()
+
+
 async def test_a_nudge_is_put_in_front_of_the_next_step() -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(Decision(nudge="Are you there?")), clock=clock)

@@ -193,6 +193,19 @@ async def test_on_a_recovery_the_handed_over_handle_is_used_and_the_factory_is_n
 # -- closing ----------------------------------------------------------------------------------------------------------
 
 
+async def test_concurrent_first_runs_register_the_worker_once() -> None:
+    host = SimulatedHost(loop_turns=3)
+    checkpointers = await asyncio.gather(
+        *(host.checkpoints.begin(RunInfo(run_id=run_id, agent_name="a")) for run_id in ("one", "two", "three"))
+    )
+    assert host.store.calls == ["open", "register_worker"]
+    for checkpointer in checkpointers:
+        await checkpointer.save(RunState())
+    assert {(record.owner, record.owner_alive) for record in await host.list_records()} == {
+        (host.checkpoints.worker_id, True)
+    }
+
+
 async def test_closing_discharges_the_worker_and_then_closes_the_store() -> None:
     store = ProbeStore(MemoryStore())
     checkpoints = StoreCheckpoints(store)

@@ -8,7 +8,7 @@ from tests.checkpoint.harness import SECOND, CheckpointerHarness
 
 from holdfast.checkpoint.errors import ClaimLost, StoreFull, StoreUnavailable
 from holdfast.checkpoint.record import RunStatus
-from holdfast.config import CheckpointSettings
+from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.errors import DefinitionError
 from holdfast.core.message import User
 
@@ -115,6 +115,21 @@ async def test_releasing_writes_a_deferred_rewritten_history(harness: Checkpoint
     await checkpointer.save(harness.state)
     await checkpointer.release()
     assert await harness.load_texts() == ["short"]
+
+
+@pytest.mark.parametrize("end", ["release", "fail"])
+async def test_a_rewritten_history_that_cannot_be_saved_is_not_added_to_the_old_one(
+    harness: CheckpointerHarness, end: str
+) -> None:
+    checkpointer = harness.make_checkpointer(save_interval=10 * SECOND, retention=Retention())
+    harness.add_message("long")
+    await checkpointer.save(harness.state)
+    harness.state.history.rewrite([User("short")])
+    await checkpointer.save(harness.state)
+    harness.store.fail("append", StoreFull("no room"))
+    await (checkpointer.release() if end == "release" else checkpointer.fail(ValueError("broken")))
+    assert await harness.list_statuses() == {"r": RunStatus.INTERRUPTED if end == "release" else RunStatus.FAILED}
+    assert await harness.load_texts() == ["long"]
 
 
 async def test_a_run_is_released_even_if_its_deferred_state_cannot_be_saved(harness: CheckpointerHarness) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.cli import formatting
 from holdfast.cli.errors import UsageError
-from holdfast.cli.options import parse_labels, parse_resolutions, parse_time
+from holdfast.cli.options import parse_labels, parse_past_time, parse_resolutions
 from holdfast.cli.output import one_line, sanitize
 from holdfast.db.url import redact_url
 
@@ -60,13 +60,13 @@ def test_answers_are_json_or_text() -> None:
 )
 def test_times_are_durations_ago_or_iso(given: str, expected: str) -> None:
     now = datetime(2026, 5, 10, 12, tzinfo=UTC)
-    assert parse_time(given, "--since", now) == datetime.fromisoformat(f"{expected}+00:00")
+    assert parse_past_time(given, "--since", now) == datetime.fromisoformat(f"{expected}+00:00")
 
 
 @pytest.mark.parametrize("given", ["yesterday", "2", "-2h", "99999999999w"])
 def test_other_times_are_refused(given: str) -> None:
     with pytest.raises(UsageError, match="--since"):
-        parse_time(given, "--since", datetime(2026, 5, 10, tzinfo=UTC))
+        parse_past_time(given, "--since", datetime(2026, 5, 10, tzinfo=UTC))
 
 
 @pytest.mark.parametrize(

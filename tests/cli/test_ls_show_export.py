@@ -10,7 +10,7 @@ import pytest
 from tests.cli.modules import approving, sample
 from tests.cli.shell import SOURCE, Shell, kill
 
-from holdfast import Agent, App, ModelUnavailable, Reply, Retry, ToolCall, WorkerSettings, tool
+from holdfast import Agent, App, ModelUnavailable, Reply, Retry, ToolCall, tool
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.errors import RunParked
 
@@ -74,7 +74,12 @@ def test_ls_as_a_table(shell: Shell) -> None:
     terminal = shell.terminal("ls")
     assert terminal.finish() == 0
     assert "\x1b[36mqueued\x1b[0m" in terminal.raw
-    shell.ok("rm", "-f", "r1")
+    shell.run("run", "sample:agent", "boom", "--run-id", "r2-with-an-id-that-takes-much-of-the-width")
+    terminal = shell.terminal("ls")
+    assert terminal.finish() == 0
+    assert ["r1" in line or "r2" in line for line in terminal.text.strip().splitlines()] == [False, True, True]
+    assert "RuntimeError: the mod" in terminal.text
+    shell.ok("rm", "-f", "r1", "r2-with-an-id-that-takes-much-of-the-width")
     assert shell.ok("ls") == "no runs\n"
 
 
@@ -135,7 +140,9 @@ def test_show_has_phases_and_children(shell: Shell) -> None:
     kill(process)
     shown = shell.json("show", "r1")
     assert shown["phases"] == [{"name": "draft", "output": "done: note", "step": 2}]
-    assert shown["children"] == []  # its result is with the parent
+    assert [(child["agent"], child["status"], child["parent"]) for child in shown["children"]] == [
+        ("helper", "done", "r1")
+    ]
     assert "phase draft: done: note" in shell.ok("show", "r1").splitlines()
 
 
@@ -254,16 +261,15 @@ def test_show_says_how_often_a_run_was_retried_and_when_it_resumes(shell: Shell)
 
     async def run() -> None:
         agent = Agent(name="a", model=model, tools=[look], retry=Retry(attempts=2, initial_delay=timedelta(0)))
-        settings = WorkerSettings(handle_signals=False)
-        async with App([agent], f"sqlite:{shell.folder / 'runs.db'}", worker=settings) as app:
-            with pytest.raises(ModelUnavailable):
-                await app.run(agent, "go", run_id="r1")
+        async with App([agent], f"sqlite:{shell.folder / 'runs.db'}", worker=False) as app:
+            await app.submit(agent, "go", run_id="r1")
+            await app.recover()
 
     asyncio.run(run())
     lines = shell.ok("show", "r1").splitlines()
     assert any(line.startswith("status   interrupted: run r1 waits for its model after 2 attempts") for line in lines)
     assert "retries  2, last after ModelUnavailable: away" in lines
-    assert any(line.startswith("resumes  after 20") for line in lines)
+    assert any(line.startswith("waits    for a worker, not before 20") for line in lines)
     steps = [line for line in lines if line.startswith("--- step")]
     assert ["1 retry" in line for line in steps] == [True, False]
     shown = shell.json("show", "r1")

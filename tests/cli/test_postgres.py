@@ -21,7 +21,7 @@ def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None
             assert found["schema"]["detail"].endswith("the newest")
             assert found["workers"]["detail"] == "0 alive with 0 runs, 1 dead with 1 runs"
             shell.open_gate()
-            assert shell.ok("recover", "sample:app", "-q") == "recovered 1 runs: 1 completed\n"
+            assert shell.ok("recover", "sample:app", "-q") == "recovered 1 run: 1 completed\n"
             assert shell.read_effects().count("send c1-1") == 1
             shell.ok("submit", "sampler", "note", "--run-id", "r2")
             shell.ok("recover", "sample:app", "-q")

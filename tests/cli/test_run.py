@@ -20,7 +20,20 @@ def test_the_answer_is_on_stdout_and_the_talk_on_stderr(shell: Shell) -> None:
     assert any(line.startswith("step 1: send done in ") for line in stderr)
     assert any(line.startswith("step 3: model answered in ") for line in stderr)
     assert "\x1b" not in done.stderr
-    assert shell.states() == {}  # over, so nothing is kept
+    assert shell.states() == {"r1": "done"}
+
+
+def test_the_id_of_a_finished_run_returns_its_result_and_repeats_nothing(shell: Shell) -> None:
+    run = ["run", "sample:agent", "send note", "--run-id", "r1"]
+    first = shell.json(*run, "-q")
+    for again in (run, ["resume", "sample:agent", "r1"]):
+        done = shell.run(*again, "--json")
+        assert json.loads(done.stdout) == first
+        assert done.stderr == "run r1 of sampler\nthe run is done: this is its recorded result\n"
+    assert shell.read_effects() == ["send c1-1", "note c2-1"]
+    other = shell.run("run", "sample:agent", "send", "--run-id", "r1")
+    assert other.returncode == 1
+    assert "run r1 exists with another agent, prompt or inputs" in other.stderr
 
 
 def test_the_result_as_json(shell: Shell) -> None:
@@ -97,6 +110,27 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_stays(shell: Shell) -> None:
     assert shell.read_effects().count("send c1-1") == 1
 
 
+def test_a_run_that_another_process_executes_is_waited_for(shell: Shell) -> None:
+    first = shell.start("run", "sample:agent", "send gate", "--run-id", "r1")
+    shell.wait_for_effect("gate c2-1")
+    second = shell.start("run", "sample:agent", "send gate", "--run-id", "r1")
+    line_with(second.stderr, "another worker executes the run: waiting for its result")
+    shell.open_gate()
+    assert [process.communicate()[0] for process in (first, second)] == ["done: send gate\n"] * 2
+    assert shell.read_effects() == ["send c1-1", "gate c2-1"]
+
+
+def test_ctrl_c_while_the_provider_is_down_says_how_to_go_on(shell: Shell) -> None:
+    process = shell.start("run", "outage:agent", "hello", "--run-id", "r1")
+    line_with(process.stderr, "step 1: attempt 1 of the model failed, next in 0.0 s: ModelUnavailable: 503")
+    line_with(process.stderr, "run r1 waits for its model after 2 attempts, and resumes after 30 seconds")
+    process.send_signal(signal.SIGINT)
+    line_with(process.stderr, "run r1 is interrupted: run r1 had not ended: this App is shutting down")
+    line_with(process.stderr, "resume with: holdfast resume outage:agent r1")
+    assert process.wait() == 1
+    assert shell.states() == {"r1": "interrupted"}
+
+
 def test_a_killed_run_is_interrupted_and_goes_on_without_repeating(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "send note+gate note", "--run-id", "r1")
     shell.wait_for_effect("gate c2-2")
@@ -117,13 +151,16 @@ def test_a_failed_run_is_kept_and_can_be_resumed(shell: Shell) -> None:
     assert "Traceback" not in done.stderr
     assert ending["resume"] == "holdfast resume sample:agent r1"
     assert shell.states() == {"r1": "failed"}
+    again = shell.run("run", "sample:agent", "send boom note", "--run-id", "r1", "-q")
+    assert again.returncode == 1
+    assert "run r1 failed: RuntimeError: the model is down" in again.stderr.splitlines()
     (shell.folder / "repaired").touch()
     assert shell.ok("resume", "sample:agent", "r1", "-q") == "done: send boom note\n"
     assert shell.read_effects() == ["send c1-1", "note c2-1", "note c3-1"]
 
 
 def test_an_app_that_keeps_no_failed_runs_promises_none(shell: Shell) -> None:
-    done = shell.run("run", "sample:app", "boom", "--agent", "sampler", "--json", "-q")
+    done = shell.run("run", "sample:forgetting", "boom", "--json", "-q")
     assert json.loads(done.stdout)["resume"] == ""
     assert shell.states() == {}
 

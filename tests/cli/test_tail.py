@@ -28,7 +28,7 @@ def test_tail_follows_over_a_crash_and_a_resume_to_the_end(shell: Shell) -> None
 
 
 def test_tail_ends_when_the_run_is_gone(shell: Shell) -> None:
-    first = shell.start("run", "sample:agent", "gate", "--run-id", "r1")
+    first = shell.start("run", "sample:forgetting", "gate", "--run-id", "r1")
     shell.wait_for_effect("gate c1-1")
     tail = shell.start("tail", "r1")
     line_with(tail.stderr, "run r1 is running")

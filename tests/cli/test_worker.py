@@ -67,6 +67,8 @@ def test_submit_prints_the_id_and_the_same_again_is_fine(shell: Shell) -> None:
     other = shell.run("submit", "sampler", "send", "--run-id", run_id)
     assert other.returncode == 1
     assert "exists with another agent, prompt or inputs" in other.stderr
+    shell.ok("cancel", run_id)
+    assert shell.json("submit", "sampler", "note", "--run-id", run_id) == {"run_id": run_id, "status": "cancelled"}
 
 
 def test_waiting_for_a_run_that_fails_fails(shell: Shell) -> None:

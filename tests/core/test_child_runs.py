@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.scripted_model import ScriptedModel, Turn, call, tool_reply
-from tests.simulated_host import REMOVE_DONE, SimulatedHost
+from tests.simulated_host import REMOVE_DONE, REMOVE_ENDED, SimulatedHost
 
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
@@ -20,6 +20,7 @@ from holdfast.core.errors import (
     RunCancelled,
     RunFailed,
     RunInterrupted,
+    RunLost,
     RunParked,
     SaveFailed,
     Shutdown,
@@ -292,9 +293,10 @@ async def test_a_resumed_parent_meets_its_finished_child_and_counts_it_once(ends
     assert await host.list_records() == []
 
 
-async def test_a_child_is_kept_until_its_parents_result_is_durable() -> None:
-    """With the throttle on, the parent's step would be held back: a child that is gone by then would run again."""
-    host = SimulatedHost(settings=CheckpointSettings(save_interval=timedelta(hours=1)))
+async def test_a_child_that_has_ended_is_kept_until_its_parent_has() -> None:
+    """The throttle defers the save of the parent's step. A child that is gone by then would run again."""
+    settings = CheckpointSettings(save_interval=timedelta(hours=1), retention=REMOVE_ENDED)
+    host = SimulatedHost(settings=settings)
     child = Child()
 
     async def dies(messages: Sequence[Message]) -> Reply:
@@ -302,10 +304,37 @@ async def test_a_child_is_kept_until_its_parents_result_is_durable() -> None:
         raise LookupError
 
     with pytest.raises(LookupError):
-        await host.executor.run(parent_of(child.agent, dies), "go", run_id="p")
+        await host.executor.run(parent_of(child.agent, dies, effect="pure"), "go", run_id="p")
     again = Child()
-    result = await SimulatedHost(host.inner).resume(parent_of(again.agent, "done"), "p")
+    second = SimulatedHost(host.inner, settings=settings)
+    result = await second.resume(parent_of(again.agent, "done", effect="pure"), "p")
     assert (result.output, len(child.asked), len(again.asked)) == ("done", 2, 0)
+    assert await second.list_records() == []
+
+
+async def test_a_resumed_parent_takes_its_child_from_a_worker_that_only_seems_alive() -> None:
+    host = SimulatedHost()
+
+    @tool(effect="pure")
+    async def dies() -> None:
+        await host.crash()
+        raise Shutdown("the process is gone")
+
+    def family(tools: Sequence[Any], *turns: Any) -> Agent:
+        return parent_of(Agent(name="child", model=ScriptedModel(*turns), tools=tools), "done")
+
+    with pytest.raises(Shutdown):
+        await host.executor.run(family([dies], tool_reply(call("1", "dies"))), "go", run_id="p")
+    [child] = [record for record in await host.list_records() if record.parent_run_id == "p"]
+    # It claimed the child, and then a network partition cut it off: its heartbeat is still fresh.
+    stranger = SimulatedHost(host.inner)
+    await stranger.checkpoints.open()
+    claim = await stranger.store.claim(child.run_id, stranger.checkpoints.worker_id)
+    second = SimulatedHost(host.inner)
+    result = await second.resume(family([dies], "from the child"), "p")
+    assert result.output == "done"
+    with pytest.raises(RunLost):
+        await stranger.store.append(claim, Append(entries=(), progress=b"{}"))
 
 
 @pytest.mark.parametrize("levels", [1, 2])

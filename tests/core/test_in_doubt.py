@@ -15,7 +15,7 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent
 from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Reconciliation
-from holdfast.core.errors import RunParked, SaveFailed, Shutdown
+from holdfast.core.errors import RunLost, RunParked, SaveFailed, Shutdown
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.message import ToolResult
 from holdfast.core.tool import Tool
@@ -66,6 +66,24 @@ async def after(world: World, host: SimulatedHost, **options: Any) -> ToolResult
     assert await host.list_records() == []
     [shown] = [message for message in model.requests[-1] if isinstance(message, ToolResult)]
     return shown
+
+
+async def test_a_worker_that_has_lost_its_claim_does_not_reconcile() -> None:
+    world, reconciled = World(), 0
+
+    async def find(call: ToolContext) -> Reconciliation:
+        nonlocal reconciled
+        reconciled += 1
+        return NOT_EXECUTED
+
+    host = await left_in_doubt(world, reconcile=find)
+    second = SimulatedHost(host.inner)
+    agent = Agent(name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(None, reconcile=find)])
+    resumption = await second.claim(agent, "r")
+    await host.inner.claim("r", "another", steal=True)
+    with pytest.raises(RunLost):
+        await second.executor.resume(agent, resumption)
+    assert (reconciled, world.sent) == (0, [])
 
 
 @pytest.mark.parametrize("effect", ["pure", "idempotent"])

@@ -203,8 +203,8 @@ async def test_a_shutdown_ends_the_pause_at_once() -> None:
 
 async def test_a_cancel_ends_the_pause_at_once() -> None:
     clock = ManualClock()
-    executor = Executor(clock=clock)
-    run = asyncio.create_task(executor.run(Agent(name="a", model=FlakyModel(*[Busy()] * 4), retry=FOUR), "go"))
+    agent = Agent(name="a", model=FlakyModel(*[Busy()] * 4), retry=FOUR)
+    run = asyncio.create_task(Executor(clock=clock).run(agent, "go", on_cancel="cancel"))
     await clock.advance(SECOND)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):

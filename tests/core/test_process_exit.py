@@ -49,7 +49,7 @@ class WaitingModel:
         raise AssertionError
 
 
-def _run_beside_another(culprit: Agent) -> dict[str, tuple[RunStatus, int]]:
+def run_beside_another(culprit: Agent) -> dict[str, tuple[RunStatus, int]]:
     """Execute a run of `culprit` until it ends the process, beside a run that waits. Return status and strikes."""
     hosts: list[SimulatedHost] = []
 
@@ -76,7 +76,7 @@ def test_a_tool_that_ends_the_process_interrupts_all_runs(function: object, besi
     end = Tool(function, name="end")  # type: ignore[arg-type]
     batch = tool_reply(call("1", "look"), call("2", "end")) if beside else tool_reply(call("2", "end"))
     culprit = Agent(name="a", model=ScriptedModel(batch), tools=[end, look])
-    assert _run_beside_another(culprit) == {
+    assert run_beside_another(culprit) == {
         "culprit": (RunStatus.INTERRUPTED, 1),
         "innocent": (RunStatus.INTERRUPTED, 0),
     }
@@ -89,7 +89,7 @@ def test_a_child_run_that_ends_the_process_interrupts_its_parent_too() -> None:
     async def delegate() -> str:
         return str((await current_call().run(child, "go")).output)
 
-    found = _run_beside_another(
+    found = run_beside_another(
         Agent(name="a", model=ScriptedModel(tool_reply(call("1", "delegate"))), tools=[delegate])
     )
     assert found.pop("innocent") == (RunStatus.INTERRUPTED, 0)

@@ -326,7 +326,7 @@ async def test_a_cancelled_run_cancels_a_call_with_a_timeout() -> None:
             ended.set()
         return "never"
 
-    async with running(Executor(clock=clock), calling(look)) as run:
+    async with running(Executor(clock=clock), calling(look), on_cancel="cancel") as run:
         await begun.wait()
         run.cancel()
         with pytest.raises(asyncio.CancelledError):

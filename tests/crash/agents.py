@@ -6,6 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.simulated_host import REMOVE_ENDED
+
 from holdfast import (
     NOT_EXECUTED,
     UNKNOWN,
@@ -229,6 +231,11 @@ compacted = Agent(
 def throttled() -> dict[str, Any]:
     """Options under which only forced saves are written."""
     return {"checkpoint": CheckpointSettings(save_interval=timedelta(hours=1))}
+
+
+def not_kept() -> dict[str, Any]:
+    """Options under which runs are removed when they end."""
+    return {"checkpoint": CheckpointSettings(retention=REMOVE_ENDED)}
 
 
 ALL = {agent.name: agent for agent in (single, batches, reconciled, phases, parent, boss, compacted)}

@@ -1,4 +1,4 @@
-"""After a crash and a recovery the tables hold no row of the run or of its workers."""
+"""After a crash and a recovery the tables hold no row of a run that is not kept, or of its workers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -38,6 +38,6 @@ def test_no_row_is_left(trial_store: TrialStore, request: pytest.FixtureRequest)
             yield url
             row_counts.append(_rows_in_postgres(url) if kind == "postgres" else _rows_in_sqlite(folder))
 
-    crash_everywhere(agents.parent, "Porto", store=count_rows, sample=6)
+    crash_everywhere(agents.parent, "Porto", store=count_rows, options=agents.not_kept, sample=6)
     assert len(row_counts) == 8
     assert all(not any(rows.values()) for rows in row_counts), row_counts

@@ -289,7 +289,7 @@ def test_a_tool_that_exits_leaves_the_other_models(tmp_path: Path) -> None:
 
     models = {"exits": ScriptedModel(after_the_other, "done"), "other": other}
     with pytest.raises(SystemExit):
-        fanout(tmp_path, models, tools=[look, leave]).run_sync()
+        fanout(tmp_path, models, tools=[look, leave], shutdown_timeout=timedelta(0)).run_sync()
     ends = False
     other.hold.set()
     assert texts(fanout(tmp_path, models, tools=[look, leave]).run_sync()) == {"exits": "done", "other": "done"}

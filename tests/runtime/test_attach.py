@@ -4,13 +4,16 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.probe_store import ProbeStore
+from tests.simulated_host import REMOVE_ENDED
 
-from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema
-from holdfast.checkpoint.errors import RunConflict, RunExists
+from holdfast import Agent, App, CheckpointSettings, Message, Reply, Result, ToolSchema
+from holdfast.checkpoint.errors import RunConflict, RunNotFound
 from holdfast.core.errors import RunFailed, Shutdown
 from holdfast.runtime.worker import RecoveryStatus
 from holdfast.stores.memory import MemoryStore
@@ -77,7 +80,7 @@ async def test_of_a_run_that_failed_in_recovery_the_error_is_known_and_nothing_e
     assert model.asked == ["trouble"]
 
 
-async def test_the_end_of_a_run_that_was_resumed_by_hand_since_is_not_its_end_any_more(tmp_path: Path) -> None:
+async def test_a_run_that_failed_in_recovery_and_was_resumed_by_hand_has_the_later_outcome(tmp_path: Path) -> None:
     says: list[Exception | str] = [Shutdown("going down"), ValueError("a bad day"), "done", "done again"]
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -86,26 +89,23 @@ async def test_the_end_of_a_run_that_was_resumed_by_hand_since_is_not_its_end_an
             raise said
         return Reply(text=said)
 
-    agents = [Agent(name="agent", model=model)]
-    async with App(
-        agents,
-        f"sqlite:{tmp_path}/runs.db",
-        worker=False,
-        checkpoint=CheckpointSettings(),
-    ) as app:
+    async with App([Agent(name="agent", model=model)], f"sqlite:{tmp_path}/runs.db", worker=False) as app:
         with pytest.raises(Shutdown):
             await app.run("agent", "Monday", run_id="r")
         assert len((await app.recover()).runs_with(RecoveryStatus.FAILED)) == 1
         assert (await app.resume("r")).output == "done"
-        # It is over and gone, and its id is free.
-        assert (await app.run("agent", "Monday", run_id="r")).output == "done again"
+        assert (await app.run("agent", "Monday", run_id="r")).output == "done"
 
 
 # -- callers who meet ---------------------------------------------------------------------------------------------
 
 
+#: Whether the store is slow for this task and the tasks that it starts.
+is_slow = ContextVar("is_slow", default=False)
+
+
 class SlowForOne(ProbeStore):
-    """Holds up the n-th load of the task `slow` until it is told to go on."""
+    """Holds up a method for the slow caller until it is told to go on."""
 
     def __init__(self, method: str) -> None:
         super().__init__(MemoryStore(), before=self._hold_up)
@@ -113,56 +113,80 @@ class SlowForOne(ProbeStore):
         self._method = method
 
     async def _hold_up(self, method: str) -> None:
-        task = asyncio.current_task()
-        if method == self._method and task is not None and task.get_name() == "slow":
+        if method == self._method and is_slow.get():
             self.held.set()
             await self.go_on.wait()
 
+    async def run(self, app: App, prompt: str) -> Result:
+        """Run the agent as the slow caller."""
+        is_slow.set(True)
+        return await app.run("agent", prompt, run_id="r")
+
+
+#: Whether the run is in the store when the callers come, and the call that is slow for one of them.
+MEETINGS = [(False, "get_record"), (True, "get_record"), (True, "load"), (True, "claim")]
+
+
+async def meet(app: App, store: SlowForOne, model: Model, prompt: str, *, stored: bool) -> list[Any]:
+    """Return what two callers get, of whom one is held up until the other has the end of the run."""
+    if stored:  # each of the callers would resume it
+        with pytest.raises(Shutdown):
+            await app.run("agent", prompt, run_id="r")
+    model.away = False
+    slow = asyncio.create_task(store.run(app, prompt))
+    await store.held.wait()
+    quick = asyncio.create_task(app.run("agent", prompt, run_id="r"))
+    await asyncio.wait([quick])
+    store.go_on.set()
+    return list(await asyncio.gather(slow, quick, return_exceptions=True))
+
 
 @pytest.mark.parametrize("prompt", ["Monday", "trouble"])
-@pytest.mark.parametrize(("stored", "method"), [(False, "load"), (True, "load"), (True, "claim")])
+@pytest.mark.parametrize(("stored", "method"), MEETINGS)
 async def test_who_came_before_the_end_gets_it_however_slow_the_store_is(
     stored: bool, method: str, prompt: str
 ) -> None:
     store, model = SlowForOne(method), Model()
-    agent = Agent(name="agent", model=model)
-    async with App([agent], store, worker=False) as app:
-        if stored:  # each of the callers would resume it
-            with pytest.raises(Shutdown):
-                await app.run("agent", prompt, run_id="r")
-        model.away = False
-        slow = asyncio.create_task(app.run("agent", prompt, run_id="r"), name="slow")
-        quick = asyncio.create_task(app.run("agent", prompt, run_id="r"))
-        await asyncio.wait([quick])
-        store.go_on.set()
-        ends = await asyncio.gather(slow, quick, return_exceptions=True)
-        if prompt == "Monday":
-            assert [getattr(end, "output", end) for end in ends] == ["answer to Monday"] * 2
-        else:
-            assert all("no such thing" in str(end) for end in ends)
-        assert model.asked == [prompt]
-        # Now the run is over for both of them, and its id is free.
-        await asyncio.gather(app.run("agent", prompt, run_id="r"), return_exceptions=True)
-        assert model.asked == [prompt] * 2
+    async with App([Agent(name="agent", model=model)], store, worker=False) as app:
+        ends = await meet(app, store, model, prompt, stored=stored)
+        # So does who comes later.
+        ends += await asyncio.gather(app.run("agent", prompt, run_id="r"), return_exceptions=True)
+    if prompt == "Monday":
+        assert [getattr(end, "output", end) for end in ends] == ["answer to Monday"] * 3
+    else:
+        assert ["no such thing" in str(end) for end in ends] == [True] * 3
+    assert model.asked == [prompt]
 
 
-async def test_who_found_nothing_in_the_store_and_comes_just_when_the_run_ends_gets_its_end() -> None:
+@pytest.mark.parametrize("method", ["load", "claim"])
+async def test_a_known_run_that_ends_and_is_removed_meanwhile_is_not_started_anew(method: str) -> None:
+    store, model = SlowForOne(method), Model()
+    settings = CheckpointSettings(retention=REMOVE_ENDED)
+    async with App([Agent(name="agent", model=model)], store, worker=False, checkpoint=settings) as app:
+        ends = await meet(app, store, model, "Monday", stored=True)
+    assert [type(end) for end in ends] == [RunNotFound, Result]
+    assert model.asked == ["Monday"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_who_found_nothing_in_the_store_and_comes_just_when_the_run_ends_gets_its_end(kept: bool) -> None:
+    settings = CheckpointSettings() if kept else CheckpointSettings(retention=REMOVE_ENDED)
     for turns in range(30):
-        store, model = SlowForOne("load"), Model()
+        store, model = SlowForOne("get_record"), Model()
         model.away = False
-        async with App([Agent(name="agent", model=model)], store, worker=False) as app:
-            slow = asyncio.create_task(app.run("agent", "Monday", run_id="r"), name="slow")
+        async with App([Agent(name="agent", model=model)], store, worker=False, checkpoint=settings) as app:
+            slow = asyncio.create_task(store.run(app, "Monday"))
             await store.held.wait()
             quick = asyncio.create_task(app.run("agent", "Monday", run_id="r"))
             for _ in range(turns):
                 await asyncio.sleep(0)
             store.go_on.set()
             assert [(await run).output for run in (slow, quick)] == ["answer to Monday"] * 2
-        assert model.asked == ["Monday"]
+        assert model.asked == ["Monday"] or not kept
 
 
 async def test_who_comes_while_the_run_is_live_need_not_ask_the_store() -> None:
-    store, reached, go_on = SlowForOne("load"), asyncio.Event(), asyncio.Event()
+    store, reached, go_on = ProbeStore(MemoryStore()), asyncio.Event(), asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         reached.set()
@@ -172,23 +196,26 @@ async def test_who_comes_while_the_run_is_live_need_not_ask_the_store() -> None:
     async with App([Agent(name="agent", model=model)], store, worker=False) as app:
         first = asyncio.create_task(app.run("agent", "Monday", run_id="r"))
         await reached.wait()
-        second = asyncio.create_task(app.run("agent", "Monday", run_id="r"), name="slow")
+        store.calls.clear()
+        second = asyncio.create_task(app.run("agent", "Monday", run_id="r"))
         other = asyncio.create_task(app.run("agent", "Tuesday", run_id="r"))
         with pytest.raises(RunConflict):
             await other
         go_on.set()
         assert [(await run).output for run in (first, second)] == ["done", "done"]
-        assert not store.held.is_set()
+        assert {"load", "get_record", "claim"}.isdisjoint(store.calls)
 
 
-async def test_a_run_that_was_not_submitted_is_not_taken_for_one(tmp_path: Path) -> None:
-    async with await interrupted(f"sqlite:{tmp_path}/runs.db", Model(), "Monday") as app:
-        with pytest.raises(RunExists, match="its result will not be kept"):
-            await app.submit("agent", "Monday", run_id="r")
+async def test_an_interrupted_run_may_be_submitted_again(tmp_path: Path) -> None:
+    model = Model()
+    async with await interrupted(f"sqlite:{tmp_path}/runs.db", model, "Monday") as app:
+        assert await app.submit("agent", "Monday", run_id="r") == "r"
         with pytest.raises(RunConflict):
             await app.submit("agent", "Tuesday", run_id="r")
-        await app.recover()
+        assert list((await app.recover()).statuses) == ["r"]
         assert await app.submit("agent", "Monday", run_id="r") == "r"
+        assert (await app.result("r")).output == "answer to Monday"
+    assert model.asked == ["Monday"]
 
 
 @pytest.mark.parametrize("by", ["run", "resume"])
@@ -204,4 +231,4 @@ async def test_a_run_that_is_resumed_by_its_id_is_loaded_once(by: str) -> None:
         result = await (app.run("agent", "Monday", run_id="r") if by == "run" else app.resume("r"))
         assert result.output == "answer to Monday"
         calls = [call for call in store.calls if call in ("load", "get_record", "claim")]
-    assert calls == (["load", "claim", "get_record"] if by == "run" else ["get_record", "claim", "load"])
+    assert calls == ["get_record", *(["load", "claim", "get_record"] if by == "run" else ["claim", "load"])]

@@ -7,7 +7,7 @@ from tests.probe_store import ProbeStore
 from tests.runtime.conftest import ProcessHarness, load_records
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, CheckpointSettings, current_call, tool
+from holdfast import Agent, App, current_call, tool
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import RunParked
@@ -140,13 +140,8 @@ async def test_so_they_do_if_the_store_refuses_something_meanwhile(harness: Proc
 
 async def test_a_run_that_has_started_none_is_cancelled_without_a_look_for_them(harness: ProcessHarness) -> None:
     family, store = Family(), ProbeStore(store_from_url(harness.url))
-    async with App(
-        family.agents,
-        store,
-        worker=False,
-        checkpoint=CheckpointSettings(),
-    ) as app:
-        run = asyncio.create_task(app.run("top", "go"))
+    async with App(family.agents, store, worker=False) as app:
+        run = asyncio.create_task(app.run("top", "go", on_cancel="cancel"))
         await family.begun.wait()
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from tests.runtime.conftest import ProcessHarness, load_records
 from tests.runtime.task_process import OffsetClock, TaskAgents
+from tests.simulated_host import REMOVE_ENDED
 
 from holdfast import App, CheckpointSettings, Reply, Retention, ToolResult, User
 from holdfast.checkpoint.codec import read_checkpoint
@@ -20,6 +21,7 @@ from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.store_suite.store_under_test import add_worker
 
 DAY = timedelta(days=1)
+LONG = {"done": 9 * DAY, "failed": 9 * DAY, "cancelled": 9 * DAY}
 
 
 def store_of(harness: ProcessHarness, later: timedelta) -> SqliteStore:
@@ -29,9 +31,9 @@ def store_of(harness: ProcessHarness, later: timedelta) -> SqliteStore:
 # -- failed runs --------------------------------------------------------------------------------------------------
 
 
-async def test_a_failed_run_is_gone_unless_the_host_keeps_it(harness: ProcessHarness) -> None:
+async def test_a_failed_run_is_gone_if_the_host_does_not_keep_it(harness: ProcessHarness) -> None:
     harness.set_flag("outage")
-    async with harness.app() as app:
+    async with harness.app(checkpoint=CheckpointSettings(retention=REMOVE_ENDED)) as app:
         with pytest.raises(LookupError):
             await app.run("errand", "note ask", run_id="r")
         assert await load_records(app) == {}
@@ -39,20 +41,20 @@ async def test_a_failed_run_is_gone_unless_the_host_keeps_it(harness: ProcessHar
 
 async def test_a_run_that_an_outage_ended_at_hour_three_is_resumed_by_hand(harness: ProcessHarness) -> None:
     harness.set_flag("outage")
-    async with harness.app(checkpoint=CheckpointSettings()) as app:
+    async with harness.app() as app:
         with pytest.raises(LookupError):
             await app.run("errand", "note note ask note", run_id="r")
         kept = (await load_records(app))["r"]
         assert (kept.status, kept.reason) == (RunStatus.FAILED, "LookupError: the model is gone")
         assert (await app.recover()).statuses == {}
     harness.clear_flag("outage")
-    async with harness.app(checkpoint=CheckpointSettings()) as app:
+    async with harness.app() as app:
         # Asked for by its id it is what it was: failed. Only a person brings it back.
         with pytest.raises(RunFailed, match="the model is gone"):
             await app.run("errand", "note note ask note", run_id="r")
         result = await app.resume("r")
         assert (result.output, result.steps) == ("did note note ask note", 5)
-        assert await load_records(app) == {}
+        assert (await load_records(app))["r"].status is RunStatus.DONE
     assert harness.read_effects() == ["r note c0", "r note c1", "r note c3"]
 
 
@@ -79,11 +81,12 @@ async def test_a_resume_by_hand_outweighs_a_cancel_whose_owner_died_before_it_no
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "cancelled while queued", "cancelled while parked"])
-async def test_the_end_of_a_submitted_run_is_kept_for_its_retention_and_then_purged(
+async def test_a_run_that_has_ended_is_kept_for_the_retention_of_its_status_and_then_purged(
     harness: ProcessHarness, end: str
 ) -> None:
     harness.set_flag("outage")
-    async with harness.app(checkpoint=CheckpointSettings(retention=Retention(done=DAY))) as app:
+    retention = Retention(**{**LONG, end.partition(" ")[0]: DAY})
+    async with harness.app(checkpoint=CheckpointSettings(retention=retention)) as app:
         await app.submit("errand", "ask" if end == "failed" else "note", run_id="r")
         if end.endswith("parked"):
             assert app.store is not None

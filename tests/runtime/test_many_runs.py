@@ -85,7 +85,10 @@ async def test_what_an_idle_process_asks_its_store_does_not_depend_on_how_many_r
             raise AssertionError("nobody sets it")
 
         agent = Agent(name="agent", model=ponders)
-        driving = [asyncio.create_task(life.executor.run(agent, "go", run_id=f"r{number}")) for number in range(runs)]
+        driving = [
+            asyncio.create_task(life.executor.run(agent, "go", run_id=f"r{number}", on_cancel="cancel"))
+            for number in range(runs)
+        ]
         for _ in range(runs):
             await waiting.acquire()
         assert len(life.executor.active_run_ids) == runs

@@ -159,4 +159,13 @@ async def test_what_is_not_given_back_is_given_back_at_the_latest_when_the_app_c
         store.down = {"list_runs": 1, "release": 1}
         with pytest.raises(CheckpointError):
             await app.unpark("run")
-    assert (await store.record()).status is RunStatus.PARKED
+        assert (await store.record()).status is RunStatus.RUNNING
+        at_deregistration: list[RunStatus] = []
+
+        async def note(method: str) -> None:
+            if method == "deregister_worker":
+                at_deregistration.append((await store.record()).status)
+
+        store.before = note
+    # Before the worker is deregistered: from then on other workers may take what it has claimed.
+    assert at_deregistration == [RunStatus.PARKED]

@@ -80,7 +80,7 @@ async def test_a_run_whose_process_was_killed_goes_on_under_the_same_id(fleet_ha
     fleet_harness.set_flag("open")
     async with fleet_harness.app() as app:
         assert (await app.run("errand", "note gate note", run_id="r")).output == "did note gate note"
-        assert await load_records(app) == {}
+        assert (await load_records(app))["r"].status is RunStatus.DONE
     assert fleet_harness.read_effects() == ["r note c0", "r gate c1", "r gate c1", "r note c2"]
 
 
@@ -95,21 +95,23 @@ async def test_recovery_and_a_caller_with_the_same_id_share_one_run(harness: Pro
     assert harness.read_effects().count("r note c2") == 1
 
 
-async def test_a_run_that_another_live_process_owns_is_busy_and_one_with_another_prompt_a_conflict(
-    harness: ProcessHarness,
+async def test_a_run_that_another_live_process_owns_is_awaited_but_not_resumed_by_hand(
+    fleet_harness: ProcessHarness,
 ) -> None:
-    child = harness.start("run", "r", "gate")
-    harness.wait_for_effect("r gate c0")
-    async with harness.app() as app:
+    child = fleet_harness.start("run", "r", "gate")
+    fleet_harness.wait_for_effect("r gate c0")
+    async with fleet_harness.app() as app:
         with pytest.raises(RunBusy):
-            await app.run("errand", "gate", run_id="r")
+            await app.resume("r")
         with pytest.raises(RunConflict):
             await app.run("errand", "note", run_id="r")
         with pytest.raises(RunConflict):
             await app.submit("other", "gate", run_id="r")
-    harness.set_flag("open")
+        awaited = asyncio.create_task(app.run("errand", "gate", run_id="r"))
+        fleet_harness.set_flag("open")
+        assert (await awaited).output == "did gate"
     assert child.communicate(timeout=60)[0] == "did gate\n"
-    assert harness.read_effects() == ["r gate c0"]
+    assert fleet_harness.read_effects() == ["r gate c0"]
 
 
 @pytest.mark.parametrize("callers", [2, 5])

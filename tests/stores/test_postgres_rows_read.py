@@ -78,7 +78,6 @@ def test_runs_that_wait_or_are_delayed_cost_a_claim_nothing(connection: psycopg.
         {"labels": {"team": "agent"}},
         {"created_before": "2020-01-01"},
         {"agent_name": "agent", "statuses": ["done"]},
-        {"labels": {"team": "rare"}, "statuses": ["done"]},
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
-from holdfast.checkpoint.delta import Delta, Watermark
+from holdfast.checkpoint.delta import Delta, Watermark, is_rewritten
 from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
@@ -309,6 +309,8 @@ class StoreCheckpointer:
         if not retention and self._meta.parent_run_id is None:
             # Released first: a message that was accepted meanwhile must not be removed with the run.
             write = partial(self._release_and_remove, write) if wake_on else self._remove
+        elif self._latest_state is not None and is_rewritten(self._watermark, self._latest_state):
+            await self._save_last(self._latest_state)  # a release can add to the journal, but not replace it
         # A child without a retention is kept until its parent is removed: a resumed parent reads its outcome.
         return await self._finalize_unless_mail(partial(self._cancel_tree, write) if cancel_children else write)
 
@@ -336,16 +338,19 @@ class StoreCheckpointer:
     async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
         """Leave the run to recovery after `delay`. Counts as a strike only if `strike` and no step was finished."""
         if self._deferred is not None:
-            try:
-                await self.save(self._deferred, force=True)
-            except Exception as exc:  # release the claim all the same
-                log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
+            await self._save_last(self._deferred)
         strikes = 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - (not strike))
         if strike:
             delay = max(delay, backoff(strikes))
         await self._finalize(
             partial(self._release_claim, status=RunStatus.INTERRUPTED, reason=reason, strikes=strikes, delay=delay)
         )
+
+    async def _save_last(self, state: RunState) -> None:
+        try:
+            await self.save(state, force=True)
+        except Exception as exc:  # release the claim all the same
+            log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
 
     async def _finalize(self, write: _FinalWrite) -> None:
         if self._closed:

@@ -54,6 +54,14 @@ def make_watermark(state: RunState, next_seq: int, size: int) -> Watermark:
     )
 
 
+def is_rewritten(watermark: Watermark, state: RunState) -> bool:
+    """Whether the history was rewritten or replaced since the watermark: a new journal replaces the stored one."""
+    history = state.history
+    if history is watermark.history:
+        return history.rewrites != watermark.rewrites
+    return watermark.history is not None and len(state.phases) == watermark.phases
+
+
 class Delta:
     """The entries that bring the store from a watermark to the current state, and the next watermark."""
 
@@ -62,10 +70,7 @@ class Delta:
     def __init__(self, watermark: Watermark, state: RunState, meta: RunMeta, clock: Clock) -> None:
         history = state.history
         same_history = history is watermark.history
-        #: The history was rewritten or replaced, so a new journal replaces the stored one.
-        self.rewrite = watermark.history is not None and (
-            history.rewrites != watermark.rewrites if same_history else len(state.phases) == watermark.phases
-        )
+        self.rewrite = is_rewritten(watermark, state)
         since = Watermark() if self.rewrite else watermark
         bodies: list[_EncodedEntry] = []
         if since.history is None:

@@ -61,7 +61,7 @@ def parse_inputs(given: list[str] | None) -> dict[str, Any]:
         UsageError: an input has another form, or is named `prompt`.
     """
     inputs = {
-        name: _parse_value(text) for name, text in (_split_pair(each, "--input NAME=JSON") for each in given or [])
+        name: parse_value(text) for name, text in (_split_pair(each, "--input NAME=JSON") for each in given or [])
     }
     if "prompt" in inputs:
         raise UsageError("an input cannot be named prompt: give the prompt as an argument")
@@ -75,19 +75,37 @@ def parse_resolutions(given: list[str] | None) -> dict[str, Any]:
         UsageError: a resolution has another form.
     """
     return {
-        call: _parse_value(text) for call, text in (_split_pair(each, "--resolve CALL=RESULT") for each in given or [])
+        call: parse_value(text) for call, text in (_split_pair(each, "--resolve CALL=RESULT") for each in given or [])
     }
 
 
-def parse_time(given: str, option: str, now: datetime) -> datetime:
+def parse_arguments(given: list[str] | None) -> dict[str, Any]:
+    """Parse `ARG=JSON` arguments of a call. A value that is not JSON is taken as text.
+
+    Raises:
+        UsageError: an argument has another form.
+    """
+    return {name: parse_value(text) for name, text in (_split_pair(each, "--set ARG=JSON") for each in given or [])}
+
+
+def parse_past_time(given: str, option: str, now: datetime) -> datetime:
     """Parse an ISO time, local unless it has a zone, or a duration before `now`, such as `2h` or `3d`.
 
     Raises:
         UsageError: it has another form.
     """
+    return _parse_time(given, option, now, sign=-1)
+
+
+def parse_future_time(given: str, option: str, now: datetime) -> datetime:
+    """Parse as `parse_past_time`, but a duration is one after `now`."""
+    return _parse_time(given, option, now, sign=1)
+
+
+def _parse_time(given: str, option: str, now: datetime, *, sign: int) -> datetime:
     try:
         if found := _DURATION.fullmatch(given.strip()):
-            return now - timedelta(**{_UNITS[found[2]]: float(found[1])})
+            return now + sign * timedelta(**{_UNITS[found[2]]: float(found[1])})
         return datetime.fromisoformat(given).astimezone(UTC)
     except (ValueError, OverflowError):
         form = "a duration such as 30m, 2h or 3d, or an ISO time such as 2026-05-01T09:00"
@@ -101,7 +119,8 @@ def _split_pair(given: str, form: str) -> tuple[str, str]:
     return name, value
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Parse JSON. Other text is taken as it is."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -130,6 +149,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run, show_default=False)
+]
+
+CallArgument = Annotated[
+    str, typer.Argument(metavar="CALL", help="The call's id. `pending` and `show` list them.", show_default=False)
+]
+
+ByOption = Annotated[str, typer.Option("--by", metavar="NAME", help="Who decided, for the record.")]
+
+MailIdOption = Annotated[
+    str | None, typer.Option("--id", metavar="ID", help="An id of your own. Sending it again changes nothing.")
 ]
 
 CodeArgument = Annotated[

@@ -7,19 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.commands.answer import answer
+from holdfast.cli.commands.approve import approve
 from holdfast.cli.commands.cancel import cancel
 from holdfast.cli.commands.compare import compare
 from holdfast.cli.commands.demo import demo
+from holdfast.cli.commands.deny import deny
 from holdfast.cli.commands.doctor import doctor
 from holdfast.cli.commands.export import export
 from holdfast.cli.commands.fork import fork
 from holdfast.cli.commands.ls import ls
+from holdfast.cli.commands.pending import pending
 from holdfast.cli.commands.recover import recover
 from holdfast.cli.commands.resume import resume
 from holdfast.cli.commands.rm import rm
 from holdfast.cli.commands.run import run
 from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
+from holdfast.cli.commands.send import send
 from holdfast.cli.commands.show import show
+from holdfast.cli.commands.signal import signal
 from holdfast.cli.commands.submit import submit
 from holdfast.cli.commands.tail import tail
 from holdfast.cli.commands.unpark import unpark
@@ -34,6 +40,12 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     recover,
     worker,
     submit,
+    send,
+    signal,
+    pending,
+    approve,
+    deny,
+    answer,
     cancel,
     unpark,
     fork,

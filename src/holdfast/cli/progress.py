@@ -1,5 +1,6 @@
 """Listeners that show the progress of runs: a live display on a terminal, plain lines elsewhere, or JSON lines."""
 
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.cli import formatting
 from holdfast.cli.errors import format_error
 from holdfast.cli.output import Stderr, ignore_broken_pipe, one_line, print_json_line, sanitize
-from holdfast.core.errors import RunInterrupted, RunParked
+from holdfast.core.errors import ModelUnavailable, RunInterrupted, RunParked
+from holdfast.core.execution.attempts import RETRY_LOG
 from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunEvent
+from holdfast.core.waiting import RunWaiting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,6 +99,7 @@ class ProgressDisplay(LiveListener):
         """Show one run, or `many`: then each line has its run's id."""
         super().__init__()
         self._many = many
+        RETRY_LOG.setLevel(logging.ERROR)  # this display shows each retry
         #: Name and start time of each active call, by run id and call id. The call id of a model request is empty.
         self._active: dict[tuple[str, str], tuple[str, float]] = {}
 
@@ -115,6 +119,8 @@ class ProgressDisplay(LiveListener):
         self._remove_active(info)
         if self._many:
             self.print_status(f"{self._prefix(info)}{format_error(error)}", "yellow" if _is_resumable(error) else "red")
+        elif isinstance(error, ModelUnavailable):  # the command waits on
+            self.print_status(f"{self._prefix(info)}{error}", "yellow")
 
     def _prefix(self, info: RunInfo) -> str:
         if self._many:
@@ -186,11 +192,23 @@ def _format_event(event: RunEvent, took: timedelta, *, live: bool) -> tuple[str,
 
 def _describe_retry(event: RunEvent) -> str:
     pause = formatting.duration(event.delay)
-    return f"{event.name or 'the model'} failed {event.attempt} times, next attempt in {pause}"
+    return f"attempt {event.attempt} of {event.name or 'the model'} failed, next in {pause}"
 
 
 def _is_resumable(error: BaseException) -> bool:
-    return isinstance(error, RunParked | RunInterrupted)
+    return isinstance(error, RunParked | RunInterrupted | RunWaiting)
+
+
+def _get_status(error: BaseException) -> str:
+    """Return the status of a run that ended with this error."""
+    match error:
+        case RunWaiting():
+            return "waiting"
+        case RunParked():
+            return "parked"
+        case RunInterrupted():
+            return "interrupted"
+    return "failed"
 
 
 class JsonEventPrinter(ProgressListener):
@@ -212,10 +230,7 @@ class JsonEventPrinter(ProgressListener):
         self._print(info, "done", output=output)
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
-        name = "failed"
-        if _is_resumable(error):
-            name = "parked" if isinstance(error, RunParked) else "interrupted"
-        self._print(info, name, reason=format_error(error))
+        self._print(info, _get_status(error), reason=format_error(error))
 
     def _print(self, info: RunInfo, event: str, **more: Any) -> None:
         with ignore_broken_pipe(sys.stdout):
@@ -264,8 +279,8 @@ class LivePanels(LiveListener):
         self._set_finished(info, "done", "green", str(output))
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
-        status, style = ("interrupted", "yellow") if _is_resumable(error) else ("failed", "red")
-        self._set_finished(info, status, style, format_error(error))
+        style = "yellow" if _is_resumable(error) else "red"
+        self._set_finished(info, _get_status(error), style, format_error(error))
 
     def _find_panel(self, info: RunInfo) -> _Panel | None:
         """Return the panel of a cell's run; `None` for a child run."""

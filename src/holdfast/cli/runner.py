@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -13,14 +12,24 @@ import msgspec
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.cli.errors import format_error, is_debug_enabled
 from holdfast.cli.output import format_value, print_diagnostic, print_json, sanitize
 from holdfast.cli.progress import ProgressListener
 from holdfast.cli.stores import get_record, report_slow_open
-from holdfast.core.errors import NotDurable, RunCancelled, RunInterrupted, RunLost, RunParked, ShuttingDown
+from holdfast.cli.waiting import PrintedCall, format_command
+from holdfast.core.errors import (
+    NotDurable,
+    RunCancelled,
+    RunFailed,
+    RunInterrupted,
+    RunLost,
+    RunParked,
+    ShuttingDown,
+)
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.result import Result
-from holdfast.db.url import redact_url
+from holdfast.core.waiting import RunWaiting, describe_waits
 
 _T = TypeVar("_T")
 
@@ -94,7 +103,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run. `--json` prints these fields."""
 
     run_id: str
-    status: Literal["done", "interrupted", "parked", "failed", "cancelled", "lost"]
+    status: Literal["done", "interrupted", "waiting", "parked", "failed", "cancelled", "lost"]
     output: Any = None
     steps: int | None = None
     usage: Usage = NO_USAGE
@@ -104,12 +113,14 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = ""
     #: The command that resolves a call in doubt, to be used before `resume`.
     unpark: str = ""
+    #: Of a waiting run: its calls that wait, each with the command that answers it.
+    waits: tuple[PrintedCall, ...] = ()
 
 
 async def collect_result(
-    app: App, run_id: str, execute: Callable[[], Awaitable[Result]], resume: str, unpark: str
+    app: App, run_id: str, execute: Callable[[], Awaitable[Result]], resume: str, store: str
 ) -> CommandResult:
-    """Execute a run and return its outcome.
+    """Execute a run and return its outcome. `resume` is the command that resumes it, `store` the given URL or empty.
 
     Raises:
         CheckpointError: the run could not be started, claimed or read.
@@ -117,10 +128,10 @@ async def collect_result(
     try:
         result = await execute()
     except RunParked as exc:
-        in_doubt = exc.message.startswith("in doubt")
-        return CommandResult(
-            run_id=run_id, status="parked", reason=exc.message, resume=resume, unpark=unpark if in_doubt else ""
-        )
+        unpark = format_unpark_command(run_id, store) if exc.message.startswith("in doubt") else ""
+        return CommandResult(run_id=run_id, status="parked", reason=exc.message, resume=resume, unpark=unpark)
+    except RunWaiting as exc:
+        return make_waiting_result(exc, store, resume)
     except (ShuttingDown, NotDurable):
         raise
     except RunInterrupted as exc:
@@ -134,8 +145,20 @@ async def collect_result(
             raise
         status: Literal["cancelled", "failed"] = "cancelled" if isinstance(exc, RunCancelled) else "failed"
         is_stored = await _is_stored(app, run_id)
-        return CommandResult(run_id=run_id, status=status, reason=format_error(exc), resume=resume if is_stored else "")
+        reason = str(exc).removeprefix(f"run {run_id} failed: ") if isinstance(exc, RunFailed) else format_error(exc)
+        return CommandResult(run_id=run_id, status=status, reason=reason, resume=resume if is_stored else "")
     return CommandResult(run_id=run_id, status="done", output=result.output, steps=result.steps, usage=result.usage)
+
+
+def make_waiting_result(waiting: RunWaiting, store: str, resume: str = "") -> CommandResult:
+    """Return the outcome of a run that waits for a person, a signal or a result."""
+    return CommandResult(
+        run_id=waiting.run_id,
+        status="waiting",
+        reason=f"for {describe_waits(waiting.calls)}",
+        resume=resume,
+        waits=tuple(PrintedCall.from_call(call, store) for call in waiting.calls),
+    )
 
 
 async def _is_stored(app: App, run_id: str) -> bool:
@@ -156,27 +179,41 @@ def print_result(result: CommandResult, *, as_json_text: bool) -> int:
         text = format_value(result.output)
         print(sanitize(text) if sys.stdout.isatty() else text, flush=True)
     if result.status != "done":
-        print_diagnostic(f"run {result.run_id} is {result.status}: {result.reason}")
+        print_diagnostic(_format_status(result))
         if result.unpark:
             print_diagnostic(f"first resolve the call in doubt: {result.unpark}")
+        for call in result.waits:
+            if call.command:
+                print_diagnostic(f"{call.action} with: {call.command}")
         if result.resume:
-            print_diagnostic(f"resume with: {result.resume}")
+            when = "then a worker resumes it, or: " if result.waits else "resume with: "
+            print_diagnostic(f"{when}{result.resume}")
     return 0 if result.status == "done" else 1
+
+
+def _format_status(result: CommandResult) -> str:
+    """Format why the run is not done, such as `run r1 failed: the model is down`."""
+    if result.status == "cancelled":
+        return f"run {result.run_id} was cancelled"
+    verb = "failed" if result.status == "failed" else f"is {result.status}"
+    return f"run {result.run_id} {verb}: {result.reason}"
+
+
+def report_attachment(record: RunRecord, listener: ProgressListener) -> None:
+    """Print why the run with this id is not executed here, if it is not."""
+    if record.status is RunStatus.DONE:
+        listener.print_status("the run is done: this is its recorded result", "cyan")
+    elif record.status is RunStatus.RUNNING and record.owner_alive:
+        listener.print_status("another worker executes the run: waiting for its result", "cyan")
 
 
 def format_resume_command(target: list[str], run_id: str, store: str) -> str:
     """Return the command that resumes a run."""
+    if target[0].startswith("-"):
+        return format_command("resume", store, run_id, options=tuple(target))
     return format_command("resume", store, *target, run_id)
 
 
 def format_unpark_command(run_id: str, store: str) -> str:
     """Return the command that resolves a call in doubt."""
-    return format_command("unpark", store, "--resolve", "CALL=RESULT", run_id)
-
-
-def format_command(name: str, store: str, *arguments: str) -> str:
-    store_option = ["--store", redact_url(store)] if store else []
-    if arguments[-1].startswith("-"):  # a run id that looks like an option
-        *others, run_id = arguments
-        return shlex.join(["holdfast", name, *store_option, *others, "--", run_id])
-    return shlex.join(["holdfast", name, *arguments, *store_option])
+    return format_command("unpark", store, run_id, options=("--resolve", "CALL=RESULT"))

@@ -11,9 +11,11 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.errors import CommandError
 from holdfast.cli.output import print_diagnostic
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.agent import AgentSource
 from holdfast.db.url import parse_sqlite_path
 from holdfast.runtime.client import RunClient
+from holdfast.runtime.mailer import Mailer
 from holdfast.stores.url import DEFAULT_URL, store_from_url
 
 #: Report a store that takes longer than this to open.
@@ -76,6 +78,13 @@ async def open_store(given: str, *, create: bool = False) -> AsyncIterator[Check
         yield store
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def open_mailer(given: str) -> AsyncIterator[Mailer]:
+    """Open the store to send mail to its runs."""
+    async with open_store(given) as store:
+        yield Mailer(store, clock=SYSTEM_CLOCK)
 
 
 @asynccontextmanager

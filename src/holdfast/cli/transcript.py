@@ -1,5 +1,6 @@
 """Prints a transcript."""
 
+import sys
 from datetime import datetime
 
 from holdfast.cli import formatting
@@ -8,6 +9,7 @@ from holdfast.runtime.transcript import Call, TranscriptItem
 
 _MAX_TEXT_LENGTH = 2_000
 _MAX_CONTENT_LENGTH = 160
+_MAX_ARGUMENT_LENGTH = 60
 
 
 class TranscriptPrinter:
@@ -76,12 +78,15 @@ class TranscriptPrinter:
         return format_value(content) if self._full else one_line(format_value(content), _MAX_CONTENT_LENGTH)
 
 
-def format_call(call: Call) -> str:
-    """Format a call, such as `pay(amount=3) once c7`."""
+def format_call(call: Call, *, full: bool = False) -> str:
+    """Format a call, such as `pay(amount=3) once c7`. Long arguments are truncated unless `full`."""
     if isinstance(call.arguments, dict):
-        arguments = ", ".join(f"{name}={one_line(format_value(value), 60)}" for name, value in call.arguments.items())
+        length = sys.maxsize if full else _MAX_ARGUMENT_LENGTH
+        arguments = ", ".join(
+            f"{name}={one_line(format_value(value), length)}" for name, value in call.arguments.items()
+        )
     else:
-        arguments = one_line(format_value(call.arguments), _MAX_CONTENT_LENGTH)
+        arguments = one_line(format_value(call.arguments), sys.maxsize if full else _MAX_CONTENT_LENGTH)
     return f"{call.tool}({arguments}) {call.effect + ' ' if call.effect else ''}{call.call_id}"
 
 

@@ -1,8 +1,12 @@
 """Errors of runs. The whole tree is drawn in `holdfast.errors`."""
 
+from collections.abc import Awaitable
 from datetime import timedelta
+from typing import TypeVar
 
 from holdfast.errors import HoldfastError
+
+T = TypeVar("T")
 
 
 class RunError(HoldfastError):
@@ -159,6 +163,19 @@ class ProcessExit(RunInterrupted):
         super().__init__(f"the run ended its process: {format_error(exception)}")
         #: What was raised.
         self.exception = exception
+
+
+async def convert_process_exit(work: Awaitable[T]) -> T:
+    """Return the result of `work`, which becomes a task of its own.
+
+    Raises:
+        ProcessExit: it raised SystemExit or KeyboardInterrupt. Raised in a task, these two end the event loop before
+            any run is saved.
+    """
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as exc:
+        raise ProcessExit(exc) from exc
 
 
 class SaveFailed(RunInterrupted):

@@ -37,8 +37,8 @@ def decode_message(mail: Mail) -> str:
 class Mailbox:
     """The unread mail of one run, in the process that executes it.
 
-    Mail that is taken is consumed by the next save, in the same write as the entries that use it. So whoever takes mail
-    changes the state of the run before anything is awaited.
+    Mail that is taken is consumed by the next save, in the same write as the entries that use it. So the code that
+    takes mail changes the state of the run before anything is awaited.
     """
 
     __slots__ = ("_consumed", "_taken", "_unread")
@@ -61,7 +61,7 @@ class Mailbox:
         return [mail for mail in self._unread.values() if mail.topic == topic]
 
     def has(self, topic: str) -> bool:
-        return any(mail.topic == topic for mail in self._unread.values())
+        return bool(self._unread) and any(mail.topic == topic for mail in self._unread.values())
 
     def peek(self, topic: str) -> Mail | None:
         """Return the oldest mail of the topic. It stays unread."""
@@ -75,7 +75,7 @@ class Mailbox:
 
     def take_all(self, topic: str) -> Sequence[Mail]:
         """Consume all mail of the topic with the next save."""
-        taken = self.find(topic)
+        taken = self.find(topic) if self._unread else ()
         for mail in taken:
             self.take(mail)
         return taken

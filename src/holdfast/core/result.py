@@ -38,7 +38,7 @@ class Result(Generic[OutputT_co]):
 class CheckpointAction(StrEnum):
     """The action on the checkpoint of a run that has ended."""
 
-    #: It is removed, or its result is kept for a submitted run.
+    #: It is kept with the result for its retention, or removed if that is zero.
     COMPLETE = "complete"
     #: It stays, without an owner: recovery resumes the run.
     INTERRUPT = "leave"

@@ -1,6 +1,5 @@
 """The call that a tool is in: its identity, and the child runs it may start."""
 
-import functools
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -23,6 +22,10 @@ class ChildStarter(Protocol):
         """Run a child, or attach to the one that has this key, and return its `Result`."""
         ...
 
+    def begin_attempt(self) -> None:
+        """Make the call again: number its children from the first one."""
+        ...
+
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call of one run."""
@@ -37,12 +40,14 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     #: Runs the function of a sync tool.
     threads: Executor | None = None
     clock: Clock = SYSTEM_CLOCK
-    #: For a tool that returns `Deferred`: whoever has it may complete the call. Unguessable.
-    token: str = msgspec.field(default_factory=functools.partial(secrets.token_urlsafe, 24))
+    #: For a tool that returns `Deferred`: its holder may complete the call. Unguessable.
+    token: str = ""
 
     @property
     def completion_token(self) -> str:
-        """For a tool that returns `Deferred`: whoever has it may give the result with `App.complete_call`."""
+        """For a tool that returns `Deferred`: its holder may give the result with `App.complete_call`."""
+        if not self.token:  # made at the first use: hardly any call needs one
+            msgspec.structs.force_setattr(self, "token", secrets.token_urlsafe(24))
         return f"{self.info.run_id}~{self.token}"
 
     def now(self) -> datetime:

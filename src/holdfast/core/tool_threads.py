@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
@@ -37,6 +37,11 @@ class ToolThread(threading.Thread):
     def __init__(self, slot: "ThreadSlot", work: Callable[[], Any], future: "Future[Any]") -> None:
         super().__init__(name="holdfast tool", daemon=True)
         self._slot, self._work, self._future = slot, work, future
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether the tool has returned. The thread ends after that, and the event loop may be faster."""
+        return self._future.done()
 
     def run(self) -> None:
         try:
@@ -71,7 +76,10 @@ def _with_cause(error: BaseException, cause: BaseException) -> BaseException:
 
 
 class ThreadSlot(Executor):
-    """The right of one call to run in a thread. It ends when the thread does, also if the run has ended before."""
+    """The right of one call to run in a thread. It ends when the thread does, also if the run has ended before.
+
+    A call that is made again waits for its slot again.
+    """
 
     def __init__(
         self, threads: "ToolThreads | None" = None, context: ToolContext | None = None, run: Stoppable | None = None
@@ -79,7 +87,11 @@ class ThreadSlot(Executor):
         """Make a slot of `threads`. Once `run` is stopping it starts no thread."""
         self._threads, self.context, self._run = threads, context, run
         self._loop = asyncio.get_running_loop()
-        self._has_thread = False
+        self._thread_count = 0
+        #: Reserved, and not released.
+        self.is_held = False
+        #: The call has not used it.
+        self._is_needed = True
         #: Whether the body of the tool was entered.
         self.started = False
 
@@ -89,8 +101,13 @@ class ThreadSlot(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._has_thread:
-            self._release()
+        self._is_needed = False
+        self._release_if_unused()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a function of the call was entered and has not returned."""
+        return self.started and self._thread_count > 0
 
     @property
     def is_call_stopped(self) -> bool:
@@ -101,17 +118,32 @@ class ThreadSlot(Executor):
         future: Future[T] = Future()
         thread = ToolThread(self, functools.partial(fn, *args, **kwargs), future)
         thread.start()
-        self._has_thread = True
+        self._thread_count += 1
+        self._is_needed = False
+        if self._threads is not None:
+            self._threads.slots.add(self)
         return future
 
     def on_thread_end(self) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._release)
+            self._loop.call_soon_threadsafe(self._count_thread_end)
 
-    def _release(self) -> None:
-        if self._threads is not None:
-            threads, self._threads = self._threads, None
-            threads.release(self)
+    def _count_thread_end(self) -> None:
+        self._thread_count -= 1
+        self._release_if_unused()
+
+    def _release_if_unused(self) -> None:
+        if self._threads is not None and not self._is_needed and not self._thread_count:
+            self._threads.release(self)
+
+    async def release_during(self, pause: Awaitable[None]) -> None:
+        """Release the slot while the call pauses, and wait for it again."""
+        self._is_needed = False
+        self._release_if_unused()
+        await pause
+        self._is_needed = True
+        if self._threads is not None and not self.is_held:
+            await self._threads.acquire(self)
 
 
 class ToolThreads:
@@ -119,22 +151,29 @@ class ToolThreads:
 
     def __init__(self, limit: int = MAX_TOOL_THREADS) -> None:
         self._semaphore = asyncio.Semaphore(limit)
-        self._slots: set[ThreadSlot] = set()
+        #: Those that are held or have a thread.
+        self.slots: set[ThreadSlot] = set()
 
     async def reserve(self, context: ToolContext, run: Stoppable) -> ThreadSlot:
         """Wait for a slot for this call."""
-        await self._semaphore.acquire()
         slot = ThreadSlot(self, context, run)
-        self._slots.add(slot)
+        await self.acquire(slot)
         return slot
 
+    async def acquire(self, slot: ThreadSlot) -> None:
+        await self._semaphore.acquire()
+        slot.is_held = True
+        self.slots.add(slot)
+
     def release(self, slot: ThreadSlot) -> None:
-        self._slots.discard(slot)
-        self._semaphore.release()
+        self.slots.discard(slot)
+        if slot.is_held:
+            slot.is_held = False
+            self._semaphore.release()
 
     def list_running(self) -> list[ToolContext]:
         """Return the calls whose function was entered and has not returned."""
-        return [slot.context for slot in self._slots if slot.started and slot.context is not None]
+        return [slot.context for slot in self.slots if slot.is_running and slot.context is not None]
 
 
 async def call_in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -145,6 +184,13 @@ async def call_in_thread(function: Callable[..., Any], arguments: dict[str, Any]
     return await asyncio.get_running_loop().run_in_executor(executor, work)
 
 
+async def release_slot_during(pause: Awaitable[None]) -> None:
+    """Await `pause` without the thread slot of the current call, if it has one."""
+    context = _CURRENT_CALL.get()
+    slot = context.threads if context is not None else None
+    await (slot.release_during(pause) if isinstance(slot, ThreadSlot) else pause)
+
+
 def has_running_threads() -> bool:
     """Whether a sync tool has not returned, in this process."""
-    return any(isinstance(thread, ToolThread) for thread in threading.enumerate())
+    return any(isinstance(thread, ToolThread) and not thread.has_returned for thread in threading.enumerate())

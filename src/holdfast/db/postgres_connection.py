@@ -17,6 +17,11 @@ from psycopg.pq.abc import PGresult
 
 Rows = list[tuple[Any, ...]]
 
+
+class EncodedParams(list[bytes | None]):
+    """Parameters in PostgreSQL's binary format. The statement casts each of them to its type."""
+
+
 # libpq reports no SQLSTATE for a failed connect. A server that says it in another language counts as unreachable.
 _AUTH_FAILED = re.compile(r"authentication failed|no password supplied|no pg_hba\.conf entry|role .* does not exist")
 _NO_DATABASE = re.compile(r"database .* does not exist")
@@ -152,7 +157,10 @@ class PgConnection:
         self._abort(psycopg.OperationalError("the connection was closed"))
 
     def _send(self, statement: bytes, params: Sequence[Any]) -> None:
-        if params:
+        if isinstance(params, EncodedParams):
+            formats = [pq.Format.BINARY] * len(params)
+            self._libpq.send_query_params(statement, params, None, formats, pq.Format.BINARY)
+        elif params:
             encode = self._transformer
             values = encode.dump_sequence(params, [PyFormat.BINARY] * len(params))
             self._libpq.send_query_params(statement, values, encode.types, encode.formats, pq.Format.BINARY)

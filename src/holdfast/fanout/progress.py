@@ -1,11 +1,13 @@
 """Records the progress of each cell: text, tool calls and proposed writes, reported to the saver after every step."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from holdfast.core.errors import ModelUnavailable
 from holdfast.core.execution.loop import FinishedCall
 from holdfast.core.execution.native import get_loop
 from holdfast.core.info import RunInfo
@@ -43,10 +45,16 @@ class ProgressRecorder:
         self._cells = {cell.run_id(saver.fanout_id): cell for cell in cells}
         self._previous_snapshots = {snapshot.model_id: snapshot for snapshot in saver.snapshots}
         self._recorders: dict[str, CellRecorder] = {}
+        self._outages: dict[str, asyncio.Future[ModelUnavailable]] = {}
 
     def get_recorder(self, run_id: str) -> "CellRecorder | None":
         """Return the recorder of a run that was executed in this process."""
         return self._recorders.get(run_id)
+
+    def watch_outage(self, run_id: str) -> "asyncio.Future[ModelUnavailable]":
+        """Return a future that is resolved when the run is interrupted because its provider is unavailable."""
+        outage = self._outages[run_id] = asyncio.get_running_loop().create_future()
+        return outage
 
     # -- audit --------------------------------------------------------------------------------------------------
 
@@ -92,6 +100,9 @@ class ProgressRecorder:
             await self._listener.on_output(info, output)
 
     async def on_error(self, info: RunInfo, error: BaseException) -> None:
+        outage = self._outages.get(info.run_id)
+        if isinstance(error, ModelUnavailable) and outage is not None and not outage.done():
+            outage.set_result(error)
         if self._listener is not None:
             await self._listener.on_error(info, error)
 

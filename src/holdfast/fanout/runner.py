@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable
+from typing import Any
 
 import msgspec
 
@@ -81,14 +83,30 @@ class CellRunner:
             await self._app.submit(cell.agent.name, cell.prompt, run_id=run_id, labels=labels)
             status = (await self._store.get_record(run_id)).status
             if self._retry_failed and status in TERMINAL_STATUSES - {RunStatus.DONE}:
-                await self._app.resume(run_id)
+                await self._wait(run_id, self._app.resume(run_id))
             else:
-                await self._app.run(cell.agent.name, cell.prompt, run_id=run_id)
+                await self._wait(run_id, self._app.run(cell.agent.name, cell.prompt, run_id=run_id))
         except _RESUMABLE_ERRORS:
             raise
         except Exception as exc:  # the model's or a tool's own error: this cell has failed, the others continue
             return exc
         return None
+
+    async def _wait(self, run_id: str, end: Awaitable[Any]) -> None:
+        """Wait for the end of a run. The App would wait until an unavailable provider is back: a fan-out does not.
+
+        Raises:
+            ModelUnavailable: the run was interrupted because its provider is unavailable.
+        """
+        outage, task = self._recorder.watch_outage(run_id), asyncio.ensure_future(end)
+        try:
+            await asyncio.wait([task, outage], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise outage.result()
+            task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def _save_interrupted(self, cell: Cell, run_id: str, error: Exception) -> None:
         recorder = self._recorder.get_recorder(run_id)

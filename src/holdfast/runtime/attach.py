@@ -1,13 +1,14 @@
 """Run or attach: a caller who asks for a known run id gets that run, never a second one."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import timedelta
 
 from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotClaimable, StoreClosed
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus, StoredRun
 from holdfast.clock import Clock
 from holdfast.core.agent import AgentSource
-from holdfast.core.errors import MailArrived, ModelUnavailable, RunAlreadyRunning, RunLost, ShuttingDown
+from holdfast.core.errors import MailArrived, ModelUnavailable, RunAlreadyRunning, RunLost, Shutdown
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.info import RunInfo
@@ -62,17 +63,24 @@ class RunAttacher:
         """
         if not is_new and self._executor.get_run(info.run_id) is None and await self._client.exists(info.run_id):
             raise RunExists(info.run_id)
-        try:
-            return await self._executor.start(agent, info, on_cancel=on_cancel)
-        except RunAlreadyRunning:
-            # It may not be in the store yet.
-            local = self._executor.get_run(info.run_id)
-            if local is not None and not self._client.is_same_request(info, local.info):
-                raise RunConflict(info.run_id, local.info.agent_name) from None
-            result = await self._executor.wait(info.run_id)
-            if result is None:  # it has just ended
-                raise RunExists(info.run_id) from None
-            return result
+        if self._executor.get_run(info.run_id) is None:
+            with suppress(RunAlreadyRunning):  # another caller has just started it
+                return await self._executor.start(agent, info, on_cancel=on_cancel)
+        return await self._join(info)
+
+    async def _join(self, info: RunInfo) -> Result:
+        """Wait for the execution of this process. The run may not be in the store yet.
+
+        Raises:
+            RunConflict: it has another agent, prompt or inputs. RunExists: it has just ended.
+        """
+        local = self._executor.get_run(info.run_id)
+        if local is not None and not self._client.is_same_request(info, local.info):
+            raise RunConflict(info.run_id, local.info.agent_name)
+        result = await self._executor.wait(info.run_id)
+        if result is None:
+            raise RunExists(info.run_id)
+        return result
 
     async def resume(self, run_id: str, on_cancel: OnCancel) -> Result:
         """Resume a run by hand, also a parked, failed or cancelled one, and return its result.
@@ -106,10 +114,10 @@ class RunAttacher:
                     mine = busy.owner == self._worker.worker_id
                     await (self._clock.sleep(_CLAIMED_PAUSE) if mine else self._client.wait_for_change())
                 if self._executor.draining:
-                    raise ShuttingDown(f"run {run_id} is not awaited any more: this App is shutting down")
+                    raise _make_shutdown_error(run_id)
                 known = await self._client.get_record(run_id)
         except StoreClosed as exc:
-            raise ShuttingDown(f"run {run_id} is not awaited any more: this App is shutting down") from exc
+            raise _make_shutdown_error(run_id) from exc
 
     async def _take(
         self, known: RunRecord | StoredRun, statuses: Collection[RunStatus], on_cancel: OnCancel
@@ -138,3 +146,7 @@ class RunAttacher:
             waiting = self._client.read_waiting(record)
             if not waiting.only_for_time:
                 raise waiting
+
+
+def _make_shutdown_error(run_id: str) -> Shutdown:
+    return Shutdown(f"run {run_id} had not ended: this App is shutting down")

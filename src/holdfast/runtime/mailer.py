@@ -75,7 +75,7 @@ class Mailer:
             NotWaiting: no such call waits. AlreadyAnswered: another answer was first.
             CheckpointError: the arguments are not those of `digest`.
         """
-        call = await self._find_call(run_id, call_id)
+        call = await self.find_call(run_id, call_id)
         _check_answer(call, answer)
         if digest is not None and not hmac.compare_digest(digest, call.digest):
             raise CheckpointError(f"run {run_id}: the arguments of call {call_id} are not the ones that were shown")
@@ -116,10 +116,11 @@ class Mailer:
             and (before is None or call.asked_at <= before)
         ]
 
-    async def _find_call(self, run_id: str, call_id: str) -> WaitingCall:
+    async def find_call(self, run_id: str, call_id: str) -> WaitingCall:
+        """Return a call that waits for an answer. Raises `NotWaiting` if there is none."""
         record = await self._store.get_record(run_id)
         for call in _read_record_waits(record):
-            if call.call_id == call_id and call.topic:
+            if call.call_id == call_id and call.kind not in ("signal", "timer"):
                 if _is_expired(call, self._clock.now()):
                     raise NotWaiting(f"run {run_id}: the wait of call {call_id} expired at {call.expires_at}")
                 return call

@@ -1,6 +1,6 @@
 """Transcript: the readable items of a journal (messages, calls, steps). Needs no agent's code."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -11,14 +11,26 @@ from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.attempts import RETRY_KEY
+from holdfast.core.execution.waits import read_waits
 from holdfast.core.message import Reply, System, ToolCall, ToolResult, User
 from holdfast.core.state import PhaseOutput
+from holdfast.core.waiting import WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
 
 #: Without a result: `running` if a live worker executes the run; `needs approval` or `needs result` if the call waits
-#: for a person's answer; `resolved` if the answer is recorded and the run has not resumed; `open` if the run is
-#: terminal; else `in doubt`.
-CallState = Literal["done", "error", "running", "needs approval", "needs result", "resolved", "in doubt", "open"]
+#: for an answer; `waiting` if it waits for a signal or a time; `resolved` if the answer is recorded and the run has not
+#: resumed; `open` if the run is terminal; else `in doubt`.
+CallState = Literal[
+    "done", "error", "running", "needs approval", "needs result", "waiting", "resolved", "in doubt", "open"
+]
+
+_WAIT_STATES: dict[WaitKind, CallState] = {
+    "approval": "needs approval",
+    "question": "needs result",
+    "result": "needs result",
+    "signal": "waiting",
+    "timer": "waiting",
+}
 
 _ANSWERED_STATES = ("done", "error")
 
@@ -97,6 +109,10 @@ class Transcript:
                 call.state = "resolved"
             elif call.state not in _ANSWERED_STATES:
                 call.state = "needs approval" if deferral.kind == "approval" else "needs result"
+        for wait in () if record.is_terminal else read_record_waits(record):
+            call = self._calls_by_id.get(wait.call_id)
+            if call is not None and call.state not in _ANSWERED_STATES:
+                call.state, call.metadata = _WAIT_STATES[wait.kind], wait.reason or None
         for call in self.unanswered:
             if call.state == "open" and not record.is_terminal:
                 call.state = "running" if record.owner_alive else "in doubt"
@@ -203,6 +219,14 @@ def _read_step(entry: Entry) -> TranscriptItem:
         cost_usd=usage.cost_usd,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
     )
+
+
+def read_record_waits(record: RunRecord) -> Sequence[WaitingCall]:
+    """Return the calls of a run that wait. Empty if only a newer holdfast can decode them."""
+    try:
+        return read_waits(decode(record.progress, Progress).annotations)
+    except (RecordDecodeError, msgspec.ValidationError):
+        return ()
 
 
 class _Deferral(msgspec.Struct, frozen=True):

@@ -64,7 +64,8 @@ class RecoveryReport:
     def __str__(self) -> str:
         counts = {status.value: len(self.runs_with(status)) for status in RecoveryStatus}
         summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        return f"recovered {len(self.statuses)} runs: {summary}" if summary else "nothing to recover"
+        runs = "1 run" if len(self.statuses) == 1 else f"{len(self.statuses)} runs"
+        return f"recovered {runs}: {summary}" if summary else "nothing to recover"
 
 
 class Worker:

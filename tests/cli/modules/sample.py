@@ -5,10 +5,23 @@ What tools did is in the file `effects` of the working directory, one line for e
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from holdfast import Agent, App, Phase, Reply, ToolCall, Usage, User, current_call, tool
+from holdfast import (
+    Agent,
+    App,
+    CheckpointSettings,
+    Phase,
+    Reply,
+    Retention,
+    ToolCall,
+    Usage,
+    User,
+    current_call,
+    tool,
+)
 
 EFFECTS, OPEN, REPAIRED = Path("effects"), Path("open"), Path("repaired")
 
@@ -95,4 +108,5 @@ phased = Agent(
 compacting = Agent(name="compacting", model=model, tools=TOOLS, compact=shorten)
 app = App([agent, other, phased, compacting])
 in_memory = App([agent], None)
+forgetting = App([agent], checkpoint=CheckpointSettings(retention=Retention(done=timedelta(0), failed=timedelta(0))))
 not_an_agent = 42

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic_ai import DeferredToolRequests, DeferredToolResults, RunContext
 from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.capabilities.abstract import WrapToolExecuteHandler
-from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
 from pydantic_ai.messages import ModelRequest, ModelRequestPart, ModelResponse, ToolCallPart, UserPromptPart
 from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.tools import ToolDefinition, ToolDenied
@@ -31,6 +31,9 @@ from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
 from holdfast.core.execution.attempts import retry_call
 from holdfast.core.execution.steps import CallRequest, StepContext
 from holdfast.core.tool_context import current_call
+
+#: Exceptions by which a tool answers the model or waits for a person. Their cause may be a transient error.
+_OUTCOMES = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +177,11 @@ class Batch:
                 # The thread of a holdfast tool is awaited within.
                 return run.await_uninterruptible(work) if in_thread and own is None else work
 
-            name, retry = call.part.tool_name, policy.retry
-            work = attempt() if retry is None else retry_call(run, retry, name, call.call_id, attempt)
+            if policy.retry is None:
+                work = attempt()
+            else:
+                name = call.part.tool_name
+                work = retry_call(run, policy.retry, name, call.call_id, attempt, outcomes=_OUTCOMES)
             seen, result = await await_outcome(work, results)
             if is_error(result) and run.is_stopping and not in_thread:
                 raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result

@@ -11,7 +11,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import FunctionToolset
 
 from holdfast.core.effects import Effect, InDoubt, Reconcile
-from holdfast.core.errors import DefinitionError, RunInterrupted, RunLost, RunParked, ToolFailed, format_error
+from holdfast.core.errors import DefinitionError, ToolFailed, format_error
 from holdfast.core.execution.attempts import call_tool
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.retry import Retry
@@ -107,9 +107,9 @@ def _make_function(tool: Tool, run: RunExecution) -> Callable[..., Awaitable[Any
         try:
             # Checked again for each attempt: the tool may have changed the arguments of an earlier one.
             return await call_tool(run, tool, current_call().call_id, lambda: tool.call(tool.check(given)))
-        except (RunInterrupted, RunParked, RunLost):
-            raise  # from a child run: it stops the parent too
         except Exception as exc:  # user code may raise anything: it is reported to the model or the caller
+            if run.is_resumable_after(exc):
+                raise  # from a child run, or the tool parks the run or announces a shutdown
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
             raise ModelVisibleError(format_error(exc)) from exc

@@ -10,13 +10,16 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.cli import formatting
 from holdfast.cli.errors import UsageError
 from holdfast.cli.listing import to_json_object, utc_now
-from holdfast.cli.options import JsonOption, StoreOption, parse_labels, parse_time
+from holdfast.cli.options import JsonOption, StoreOption, parse_labels, parse_past_time
 from holdfast.cli.output import Output, one_line, print_diagnostic, print_json
 from holdfast.cli.stores import open_store
 from holdfast.runtime.reading import RunList, RunQuery, RunSummary, list_runs
 
 #: Runs read at once for `--all`.
 _PAGE_SIZE = 1000
+
+#: A narrow terminal folds the lines instead of cutting a reason shorter.
+_MIN_REASON_LENGTH = 30
 
 _STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
 
@@ -76,7 +79,7 @@ def ls(
 
 
 def _parse_since(given: str) -> datetime | None:
-    return parse_time(given, "--since", utc_now()) if given else None
+    return parse_past_time(given, "--since", utc_now()) if given else None
 
 
 async def _list_newest(store_url: str, query: RunQuery, limit: int) -> RunList:
@@ -111,15 +114,26 @@ def _print_runs(output: Output, runs: tuple[RunSummary, ...]) -> None:
             formatting.cost(run.usage.cost_usd),
             formatting.size(run.size),
             run.owner if run.owner and run.owner_alive else "",
-            one_line(run.reason, 200),
+            one_line(run.waits_for if run.status is RunStatus.WAITING else _strip_run(run), 200),
         ]
         for run in runs
     ]
     # On a terminal, empty columns would take width from the others.
     optional = ("COST", "OWNER", "REASON") if output.console else ()
     shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in rows)]
-    output.print_table(
-        [columns[at] for at in shown],
-        [[row[at] for at in shown] for row in rows],
-        right=("AGE", "STEPS", "TOKENS", "COST", "SIZE"),
-    )
+    columns, rows = [columns[at] for at in shown], [[row[at] for at in shown] for row in rows]
+    if columns[-1] == "REASON":
+        _cut_last_column(columns, rows, output.width)
+    output.print_table(columns, rows, right=("AGE", "STEPS", "TOKENS", "COST", "SIZE"))
+
+
+def _strip_run(run: RunSummary) -> str:
+    """Return the reason without what the other columns say."""
+    return run.reason.removeprefix("RunCancelled: ").removeprefix(f"run {run.run_id} ")
+
+
+def _cut_last_column(columns: list[str], rows: list[list[str]], width: int) -> None:
+    """Cut the texts of the last column so that each run is one line. `show` prints them whole."""
+    taken = sum(max(len(column), *(len(row[at]) for row in rows)) + 2 for at, column in enumerate(columns[:-1]))
+    for row in rows:
+        row[-1] = one_line(row[-1], max(_MIN_REASON_LENGTH, width - taken))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.app import App
-from holdfast.checkpoint.record import RunFilter
+from holdfast.checkpoint.record import RunFilter, RunRecord
 from holdfast.cli.errors import CommandError, UsageError
 from holdfast.cli.loading import build_app, build_model_app, load_object
 from holdfast.cli.options import CodeStoreOption, JsonOption, ModelOption, QuietOption, complete_run
@@ -18,8 +18,8 @@ from holdfast.cli.runner import (
     CommandResult,
     collect_result,
     format_resume_command,
-    format_unpark_command,
     print_result,
+    report_attachment,
     run_app,
 )
 from holdfast.cli.stores import get_record
@@ -62,12 +62,11 @@ def resume(
     async def work() -> CommandResult:
         nonlocal run
         run = run or await _find_only_interrupted(app)
-        await _check_agent(app, run)
-        listener.print_status(f"run {run}", "bold")
+        record = await _get_record(app, run)
+        listener.print_status(f"run {run} of {record.agent_name}", "bold")
+        report_attachment(record, listener)
         resume_command = format_resume_command(target, run, store)
-        return await collect_result(
-            app, run, partial(app.resume, run), resume_command, format_unpark_command(run, store)
-        )
+        return await collect_result(app, run, partial(app.resume, run), resume_command, store)
 
     def on_force_quit() -> None:
         print_diagnostic(f"stopped immediately. Resume with: {format_resume_command(target, run, store)}")
@@ -84,11 +83,13 @@ def _get_run_argument(code: str, run: str) -> str:
     return code
 
 
-async def _check_agent(app: App, run_id: str) -> None:
-    """Raise unless the run exists and the App has its agent."""
+async def _get_record(app: App, run_id: str) -> RunRecord:
+    """Return the record of the run. Raises unless it exists and the App has its agent."""
     if app.store is None:
         raise CommandError("this App has no store: there is nothing to resume")
-    app.agent((await get_record(app.store, run_id)).agent_name)
+    record = await get_record(app.store, run_id)
+    app.agent(record.agent_name)
+    return record
 
 
 async def _find_only_interrupted(app: App) -> str:

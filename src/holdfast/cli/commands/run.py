@@ -2,11 +2,13 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
 import typer
 
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.cli.errors import UsageError
 from holdfast.cli.loading import build_app, build_model_app, load_object, select_agent_name
 from holdfast.cli.options import (
@@ -27,10 +29,11 @@ from holdfast.cli.runner import (
     CommandResult,
     collect_result,
     format_resume_command,
-    format_unpark_command,
     print_result,
+    report_attachment,
     run_app,
 )
+from holdfast.cli.stores import get_record
 from holdfast.core.info import check_run_id, new_run_id
 
 
@@ -45,7 +48,7 @@ def run(
     model: ModelOption = "",
     agent: AgentOption = "",
     run_id: Annotated[
-        str, typer.Option("--run-id", metavar="ID", help="The run's id. An existing run is resumed.")
+        str, typer.Option("--run-id", metavar="ID", help="The run's id. The id of an earlier run attaches to it.")
     ] = "",
     caller: Annotated[str, typer.Option("--caller", metavar="ID", help="The caller's id.")] = "",
     inputs: InputOption = None,
@@ -70,6 +73,7 @@ def run(
         target = [code]
     name = select_agent_name(app, agent)
     text, data = read_prompt(prompt), parse_inputs(inputs)
+    is_new = not run_id
     run_id = check_run_id(run_id) if run_id else new_run_id()
     resume = format_resume_command(target, run_id, store)
     labels = {**parse_labels(label), "command": " ".join(target)}
@@ -77,8 +81,11 @@ def run(
         print_diagnostic("this App has no store: the run cannot be resumed")
 
     async def work() -> CommandResult:
+        if app.store is not None and not is_new:
+            with suppress(RunNotFound):
+                report_attachment(await get_record(app.store, run_id), listener)
         execute = partial(app.run, name, text, inputs=data, run_id=run_id, caller_id=caller, labels=labels)
-        return await collect_result(app, run_id, execute, resume, format_unpark_command(run_id, store))
+        return await collect_result(app, run_id, execute, resume, store)
 
     on_force_quit = partial(print_diagnostic, f"stopped immediately. Resume with: {resume}")
     with listener:

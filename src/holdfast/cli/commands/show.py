@@ -12,11 +12,13 @@ from holdfast.cli.listing import to_json_object, utc_now
 from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import STYLES, Output, format_value, one_line, print_diagnostic, print_json
-from holdfast.cli.runner import format_command
 from holdfast.cli.stores import open_store
 from holdfast.cli.transcript import TranscriptPrinter, format_call, format_time
+from holdfast.cli.waiting import PrintedCall, format_command
 from holdfast.runtime.reading import RunSummary, summarize_run
-from holdfast.runtime.transcript import Call, Transcript, TranscriptItem
+from holdfast.runtime.transcript import Call, Transcript, TranscriptItem, read_record_waits
+
+_WAITING_STATES = ("needs approval", "needs result", "waiting")
 
 
 def show(
@@ -38,8 +40,9 @@ def show(
     items = transcript.read(stored.entries)
     transcript.close(stored.record)
     summary = summarize_run(stored.record)
+    waits = [PrintedCall.from_call(call, store) for call in read_record_waits(stored.record)]
     if as_json:
-        print_json(_to_json_value(summary, items, transcript, children))
+        print_json({**_to_json_value(summary, items, transcript, children), "waits": waits})
         return
     output = Output()
     _print_summary(output, summary)
@@ -47,6 +50,9 @@ def show(
     for item in items:
         printer.print_item(item)
     _print_open_calls_and_children(output, transcript, children)
+    for wait in waits:
+        if wait.command:
+            print_diagnostic(f"{wait.action} with: {wait.command}")
     waiting = [call for call in transcript.unanswered if call.state in ("needs approval", "needs result")]
     if waiting and stored.record.status is RunStatus.PARKED:
         print_diagnostic(f"answer with: {_format_answer_command(run, waiting, store)}")
@@ -102,7 +108,7 @@ def _print_summary(output: Output, run: RunSummary) -> None:
         ("updated", f"{format_time(run.updated_at)}, {formatting.duration(now - run.updated_at)} ago"),
         ("expires", expires),
         ("waits", _format_waiting(run, now)),
-        ("used", f"{run.steps} steps, {tokens} tokens {cost}".strip()),
+        ("used", f"{run.steps} {'step' if run.steps == 1 else 'steps'}, {tokens} tokens{f', {cost}' if cost else ''}"),
         ("size", formatting.size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
         ("strikes", str(run.strikes) if run.strikes else ""),
@@ -130,7 +136,9 @@ def _print_open_calls_and_children(output: Output, transcript: Transcript, child
         output.print_line()
         for call in transcript.unanswered:
             said = f" {one_line(format_value(call.metadata), 200)}" if call.metadata else ""
-            output.print_line(f"{call.state}: {format_call(call)}{said}", STYLES.get(call.state, ""))
+            # A person decides by the arguments: those of a call that waits are not truncated.
+            printed = format_call(call, full=call.state in _WAITING_STATES)
+            output.print_line(f"{call.state}: {printed}{said}", STYLES.get(call.state, ""))
     if children:
         output.print_line()
         rows = [[child.run_id, child.status, child.agent, formatting.number(child.steps)] for child in children]
@@ -141,4 +149,4 @@ def _format_answer_command(run_id: str, calls: list[Call], store: str) -> str:
     """Return the command that answers the calls. The agent's code encodes the answers."""
     answers = [f"{call.call_id}={'true' if call.state == 'needs approval' else 'RESULT'}" for call in calls]
     options = [part for answer in answers for part in ("--resolve", answer)]
-    return format_command("unpark", store, "--app", "MODULE:ATTR", *options, run_id)
+    return format_command("unpark", store, run_id, options=("--app", "MODULE:ATTR", *options))

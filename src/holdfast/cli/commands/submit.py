@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 import typer
@@ -11,20 +11,23 @@ from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.cli.listing import utc_now
 from holdfast.cli.options import (
     InputOption,
     JsonOption,
     LabelOption,
     StoreOption,
+    parse_future_time,
     parse_inputs,
     parse_labels,
     read_prompt,
 )
 from holdfast.cli.output import print_json
-from holdfast.cli.runner import CommandResult, print_result
+from holdfast.cli.runner import CommandResult, make_waiting_result, print_result
 from holdfast.cli.stores import get_record, open_client
 from holdfast.core.info import RunInfo, new_run_id
-from holdfast.runtime.reading import summarize_run
+from holdfast.runtime.client import RunClient
+from holdfast.runtime.reading import present_status, summarize_run
 
 #: Polling is the fallback for a lost change notification.
 _POLL_INTERVAL = timedelta(seconds=1)
@@ -49,6 +52,10 @@ def submit(
     ] = "",
     inputs: InputOption = None,
     label: LabelOption = None,
+    not_before: Annotated[
+        str,
+        typer.Option("--not-before", metavar="TIME", help="Do not begin earlier: in 30m, 2h, 3d, or an ISO time."),
+    ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the result and print it.")] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
@@ -64,25 +71,33 @@ def submit(
         labels=parse_labels(label),
         inputs={**parse_inputs(inputs), "prompt": read_prompt(prompt)},
     )
-    result = asyncio.run(_submit(store, info, wait=wait))
-    if result is not None:
-        sys.exit(print_result(result, as_json_text=as_json))
+    due = parse_future_time(not_before, "--not-before", utc_now()) if not_before else None
+    submitted = asyncio.run(_submit(store, info, due, wait=wait))
+    if isinstance(submitted, CommandResult):
+        sys.exit(print_result(submitted, as_json_text=as_json))
     if as_json:
-        print_json({"run_id": info.run_id, "status": "queued"})
+        print_json({"run_id": info.run_id, "status": submitted})
     else:
         print(info.run_id)
 
 
-async def _submit(store_url: str, info: RunInfo, *, wait: bool) -> CommandResult | None:
+async def _submit(
+    store_url: str, info: RunInfo, not_before: datetime | None, *, wait: bool
+) -> CommandResult | RunStatus:
+    """Submit the run, and return its result or its status."""
     async with open_client(store_url, create=True) as (client, store):
-        await client.submit(info)
-        return await _wait_for_result(store, info.run_id) if wait else None
+        await client.submit(info, not_before)
+        if wait:
+            return await _wait_for_result(client, store, info.run_id, store_url)
+        return present_status(await get_record(store, info.run_id))
 
 
-async def _wait_for_result(store: CheckpointStore, run_id: str) -> CommandResult:
-    """Wait until the run is terminal or parked. Decodes no messages, so it needs no agent's code."""
+async def _wait_for_result(client: RunClient, store: CheckpointStore, run_id: str, store_url: str) -> CommandResult:
+    """Wait until the run is terminal, parked, or waits for more than a time. Needs no agent's code."""
     while True:
         record = await get_record(store, run_id)
+        if record.status is RunStatus.WAITING and not (waiting := client.read_waiting(record)).only_for_time:
+            return make_waiting_result(waiting, store_url)
         if record.status is RunStatus.PARKED:
             return CommandResult(run_id=run_id, status="parked", reason=record.reason)
         if record.is_terminal:

@@ -1,17 +1,23 @@
 """Retries of model calls and tool calls, and the timeout of tool calls."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.core.effects import Effect
-from holdfast.core.errors import ModelUnavailable, ToolTimeout, format_error
-from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.errors import ModelUnavailable, ToolTimeout, convert_process_exit, format_error
+from holdfast.core.execution.run import RunExecution
 from holdfast.core.ports import RunEvent
 from holdfast.core.retry import Backoff, Retry, get_retry_after
 from holdfast.core.tool import Tool
+from holdfast.core.tool_context import current_call
+from holdfast.core.tool_threads import release_slot_during
+
+#: A logger of its own, for hosts that show retries in another way.
+RETRY_LOG = logging.getLogger("holdfast.retry")
 
 #: Among a run's annotations: `count` of its retries, the last `error`, and `outages`: how often in a row the run was
 #: interrupted because its model was unavailable.
@@ -99,22 +105,36 @@ def call_tool(
 
 
 async def retry_call(
-    run: RunExecution, policy: Retry, tool: str, call_id: str, attempt: Callable[[], Awaitable[Any]]
+    run: RunExecution,
+    policy: Retry,
+    tool: str,
+    call_id: str,
+    attempt: Callable[[], Awaitable[Any]],
+    *,
+    outcomes: tuple[type[Exception], ...] = (),
 ) -> Any:
-    """Make a tool call, and again after transient errors, as `policy` says. Raises what the last attempt raises."""
+    """Make a tool call, and again after transient errors, as `policy` says. Raises what the last attempt raises.
+
+    Args:
+        outcomes: exceptions by which the tool does not fail, such as a request for approval.
+    """
     backoff: Backoff | None = None
     while True:
         try:
             return await attempt()
         except Exception as exc:  # user code may raise anything
-            if run.is_stopping or run.is_resumable_after(exc) or not policy.is_transient(exc):
+            if isinstance(exc, outcomes) or run.is_resumable_after(exc) or not policy.is_transient(exc):
                 raise
+            if run.is_stopping:  # the call has no result: it is made again if the run resumes
+                raise asyncio.CancelledError from exc
             backoff = backoff or Backoff(policy, run.clock)
             delay = backoff.next_delay(exc)
             if delay is None:
                 raise
             await _report_retry(run, backoff.attempts, delay, exc, tool, call_id)
-        await run.pause(delay)
+        await release_slot_during(run.pause(delay))
+        if (children := current_call().children) is not None:
+            children.begin_attempt()
 
 
 async def _run_within_timeout(tool: Tool, timeout: timedelta, work: Coroutine[Any, Any, Any], clock: Clock) -> Any:
@@ -123,7 +143,7 @@ async def _run_within_timeout(tool: Tool, timeout: timedelta, work: Coroutine[An
     Raises:
         ToolTimeout: it was cancelled.
     """
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(convert_process_exit(work))
     expired = False
 
     def expire() -> None:
@@ -150,7 +170,7 @@ async def _report_retry(
     text = _format_short(error)
     pause = f"{delay.total_seconds():.3g} s"
     detail = f"attempt {attempt} of {tool or 'the model'} failed, next in {pause}: {text}"
-    log.warning("run %s: %s", run.info.run_id, detail)
+    RETRY_LOG.warning("run %s: %s", run.info.run_id, detail)
     _annotate(run, error)
     if run.recorder is not None:
         run.recorder.event("retry", detail)

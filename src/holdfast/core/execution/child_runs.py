@@ -53,10 +53,7 @@ class ChildRuns:
 
     async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Result:
         """Run a child, or attach to the child that this call or an earlier attempt of it has started under `key`."""
-        if key is None:
-            key = str(self._started_count)
-            self._started_count += 1
-        info = self._make_info(agent, prompt, key)
+        info = self._make_info(agent, prompt, self._take_number() if key is None else key)
         if info.run_id in self.outcomes:
             return await asyncio.shield(self.outcomes[info.run_id][0])
         task = asyncio.current_task()
@@ -76,6 +73,19 @@ class ChildRuns:
             raise
         outcome.set_result(result)
         return result
+
+    def begin_attempt(self) -> None:
+        """Number the children from the first one again: a further attempt of the call attaches to them."""
+        self._started_count = 0
+
+    def _take_number(self) -> str:
+        """Return the next number as a key. Of a child that an earlier attempt cancelled there is no result."""
+        while True:
+            key = str(self._started_count)
+            self._started_count += 1
+            known = self.outcomes.get(self._make_run_id(key))
+            if known is None or not _is_cancelled(known[0]):
+                return key
 
     async def _start(self, agent: AgentSource, info: RunInfo) -> Result:
         parent = self._parent
@@ -147,8 +157,15 @@ class ChildRuns:
         return RunInfo.create(
             agent,
             prompt,
-            run_id=child_run_id(above.run_id, self._step, self._call_id, key),
+            run_id=self._make_run_id(key),
             parent_run_id=above.run_id,
             lineage=(*above.lineage, above.agent_name),
             **above.run_labels,
         )
+
+    def _make_run_id(self, key: str) -> str:
+        return child_run_id(self._parent.info.run_id, self._step, self._call_id, key)
+
+
+def _is_cancelled(outcome: "asyncio.Future[Result]") -> bool:
+    return outcome.done() and isinstance(outcome.exception(), RunCancelled)

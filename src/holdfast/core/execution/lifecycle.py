@@ -19,6 +19,7 @@ from holdfast.core.errors import (
     RunParked,
     RuntimeExceeded,
     Shutdown,
+    convert_process_exit,
 )
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.run import RunExecution, log
@@ -44,11 +45,7 @@ StoredResult = tuple[Result, Any]
 
 async def execute(run: RunExecution, source: AgentSource) -> StoredResult:
     """Execute the run to its output."""
-    try:
-        return await _execute(run, source)
-    except (SystemExit, KeyboardInterrupt) as exc:
-        # Raised in a task, these two end the event loop before any run is saved.
-        raise ProcessExit(exc) from exc
+    return await convert_process_exit(_execute(run, source))
 
 
 async def _execute(run: RunExecution, source: AgentSource) -> StoredResult:

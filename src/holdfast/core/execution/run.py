@@ -1,6 +1,7 @@
 """One run that this process executes: its state, its writes to the store, and its stop."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,15 @@ from typing import Any, Literal, Protocol
 from holdfast.clock import Clock
 from holdfast.concurrency import shielded
 from holdfast.core.agent import AgentSource
-from holdfast.core.errors import RunCancelled, RunError, RunInterrupted, RunKilled, SaveFailed, Shutdown
+from holdfast.core.errors import (
+    RunCancelled,
+    RunError,
+    RunInterrupted,
+    RunKilled,
+    SaveFailed,
+    Shutdown,
+    convert_process_exit,
+)
 from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.stop_state import StopCause, StopState
@@ -96,10 +105,10 @@ class RunExecution:
         self._writing = False
         #: Writes that other tasks than the run's own have started.
         self._background_writes: set[asyncio.Task[None]] = set()
-        #: Tool calls that are being made now.
+        #: Tool calls that were started and whose results are not recorded.
         self.calls_in_progress = 0
-        #: Set to end a pause.
-        self._pauses: list[asyncio.Event] = []
+        #: Each is resolved when its pause ends: True if a shutdown ends it.
+        self._pauses: list[asyncio.Future[bool]] = []
         #: When the run would have started if it had never been interrupted.
         self._started_at = self.clock.monotonic() - self.state.elapsed.total_seconds()
         self._steps_at_start = self.state.steps
@@ -195,28 +204,34 @@ class RunExecution:
     def drain(self) -> None:
         """Stop the run at its next step boundary, or at once if it only pauses before a retry: the host shuts down."""
         self.stop_state.draining = True
-        if self.calls_in_progress <= 1:
+        self.end_pauses()
+
+    def end_pauses(self) -> None:
+        """End the pauses of a draining run.
+
+        But while other calls of the run are in progress they continue: stopping those could leave a `once` call in
+        doubt.
+        """
+        if self.stop_state.draining and self.calls_in_progress <= len(self._pauses):
             for over in self._pauses:
-                over.set()
+                _resolve(over, True)
 
     async def pause(self, delay: timedelta) -> None:
         """Wait before a retry. A stop of the run ends the pause at once.
 
         Raises:
-            Shutdown: the host shuts down. But while other tool calls of the run are in progress the pause continues:
-                stopping them could leave a `once` call in doubt.
+            Shutdown: the host shuts down, and the run only pauses.
         """
-        if self.calls_in_progress <= 1:
-            self.raise_if_stopped()
-        over = asyncio.Event()
-        timer = self.clock.call_later(delay, over.set)
+        over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        timer = self.clock.call_later(delay, functools.partial(_resolve, over, False))
         self._pauses.append(over)
+        self.end_pauses()
         try:
-            await over.wait()
+            ended_by_shutdown = await over
         finally:
             timer.cancel()
             self._pauses.remove(over)
-        if self.calls_in_progress <= 1:
+        if ended_by_shutdown:
             self.raise_if_stopped()
 
     @property
@@ -359,7 +374,7 @@ class RunExecution:
         An interrupted run waits for it, because another worker may resume the run at once and must not repeat work
         that is still under way. A failed, cancelled or abandoned run does not wait.
         """
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(convert_process_exit(work))
         task.add_done_callback(_mark_retrieved)
         while True:
             try:
@@ -384,6 +399,11 @@ class RunExecution:
 async def _not_durable() -> bool:
     """The save of a run without a checkpointer."""
     return True
+
+
+def _resolve(over: "asyncio.Future[bool]", value: bool) -> None:
+    if not over.done():
+        over.set_result(value)
 
 
 def _mark_retrieved(task: asyncio.Task[Any]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect, InDoubt, Reconcile
-from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded
+from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded, convert_process_exit
 from holdfast.core.execution.attempts import ModelRetries
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
@@ -369,9 +369,30 @@ class StepContext:
             if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
                 await run.verify_claim()
         started_at = run.clock.monotonic() if run.recorder is not None else 0.0
-        token = _CURRENT_CALL.set(context)
         self._not_started.discard(request.call_id)
         run.calls_in_progress += 1
+        try:
+            result = await self._await_result(request, context, children)
+            if result is WAITING:
+                return result
+            # Recorded before any port runs: an error of a port does not undo the call.
+            self._record_result(request, result, children, ONE_TOOL_CALL)
+        finally:
+            run.calls_in_progress -= 1
+        run.end_pauses()
+        if run.recorder is not None:
+            took = timedelta(seconds=run.clock.monotonic() - started_at)
+            run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
+        if run.has_listeners:
+            error = request.is_error(result)
+            await run.emit(
+                RunEvent(kind="tool_end", step=step, name=request.tool, call_id=request.call_id, error=error)
+            )
+        return result
+
+    async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
+        """Make the call and return its result, once its child runs have ended."""
+        run, token = self.run, _CURRENT_CALL.set(context)
         try:
             result = await request.execute()
         except Suspend as suspend:
@@ -389,7 +410,6 @@ class StepContext:
                 raise
             result = WAITING
         finally:
-            run.calls_in_progress -= 1
             _CURRENT_CALL.reset(token)
             children.closed = True
             if children.outcomes:
@@ -403,25 +423,13 @@ class StepContext:
             wait = self.waits.add(context, "result", reason=result.reason, expires_at=expires_at, token=context.token)
             await run.save(must_succeed=True)  # the token is known outside from now on
             result = self._resolve_wait(request, wait)
-        if result is WAITING:
-            return result
-        # Recorded before any port runs: an error of a port does not undo the call.
-        self._record_result(request, result, children, ONE_TOOL_CALL)
-        if run.recorder is not None:
-            took = timedelta(seconds=run.clock.monotonic() - started_at)
-            run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
-        if run.has_listeners:
-            error = request.is_error(result)
-            await run.emit(
-                RunEvent(kind="tool_end", step=step, name=request.tool, call_id=request.call_id, error=error)
-            )
         return result
 
     async def _resolve_in_doubt(self, request: ExecutableCall, context: ToolContext) -> Any:
         """Return the result of a call in doubt, or `None` if it was not executed and is to be made now."""
         if request.reconcile is not None:
             try:
-                found = await request.reconcile(context)
+                found = await convert_process_exit(request.reconcile(context))
             except Exception as exc:  # user code may raise anything: the outcome stays unknown
                 if self.run.is_resumable_after(exc):
                     raise

@@ -118,7 +118,7 @@ class Waits:
         self._run.state.annotations[WAITS_KEY] = {**waits, call.call_id: msgspec.to_builtins(call)}
 
     def resolve(self, call: WaitingCall) -> Decision | Expired | None:
-        """Return what has ended the wait; `None` if it goes on. Mail that ends it is consumed with the next save.
+        """Return what has ended the wait; `None` if the call still waits. The next save consumes the mail that ends it.
 
         An answer that arrived before the expiry is read counts, however late it is read.
         """

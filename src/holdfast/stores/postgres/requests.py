@@ -18,7 +18,15 @@ from holdfast.checkpoint.errors import (
     UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry, pack_segment
+from holdfast.db.postgres_connection import EncodedParams
 from holdfast.stores.postgres.database import escape_text, unescape_text
+from holdfast.stores.postgres.wire import (
+    encode_bigints,
+    encode_bools,
+    encode_byteas,
+    encode_jsonb,
+    encode_texts,
+)
 
 #: A heap page without its header.
 _PAGE_BYTES = 8192 - 24
@@ -175,37 +183,56 @@ select holdfast.write_batch(
 """
 
 
-def encode_arguments(appends: Sequence[AppendRequest], others: Sequence[WriteRequest], packer: PagePacker) -> list[Any]:
+def encode_arguments(
+    appends: Sequence[AppendRequest], others: Sequence[WriteRequest], packer: PagePacker
+) -> EncodedParams:
     """Return the arguments of `write_batch` from the fourth on. Appends are its items from 1 on, the others follow."""
     overwrites = [append.overwrite_to for append in appends]
-    return [
-        [escape_text(append.run_id or "") for append in appends],
-        [append.token for append in appends],
-        [append.first_seq for append in appends],
-        [len(append.entries) for append in appends],
-        [append.size - append.overwritten_bytes for append in appends],
-        [append.progress for append in appends],
-        [append.step_finished for append in appends],
-        [append.rewrite for append in appends],
-        overwrites if any(overwrites) else None,
-        msgspec.json.encode([request.encode() for request in others]).decode() if others else None,
-        *_encode_segments((*appends, *others), packer),
-    ]
+    return EncodedParams(
+        [
+            encode_texts([escape_text(append.run_id or "") for append in appends]),
+            encode_bigints([append.token for append in appends]),
+            encode_bigints([append.first_seq for append in appends]),
+            encode_bigints([len(append.entries) for append in appends]),
+            encode_bigints([append.size - append.overwritten_bytes for append in appends]),
+            encode_byteas([append.progress for append in appends]),
+            encode_bools([append.step_finished for append in appends]),
+            encode_bools([append.rewrite for append in appends]),
+            encode_bigints(overwrites) if any(overwrites) else None,
+            encode_jsonb(msgspec.json.encode([request.encode() for request in others])) if others else None,
+            *_encode_segments((*appends, *others), packer),
+        ]
+    )
 
 
-def _encode_segments(requests: Sequence[WriteRequest], packer: PagePacker) -> list[list[Any]]:
+def _encode_segments(requests: Sequence[WriteRequest], packer: PagePacker) -> list[bytes]:
     """Return the columns of all segments: item, first seq, layout, checksum and body."""
-    rows: list[tuple[int, int, str, int, bytes]] = []
+    items: list[int] = []
+    seqs: list[int] = []
+    layouts: list[str] = []
+    checksums: list[int] = []
+    bodies: list[bytes] = []
     for item, request in enumerate(requests, 1):
         if not request.entries:
             continue
         seq, layout, checksum, body = pack_segment(request.entries)
         split = packer.split_at(len(layout), len(body))
+        rows = [(layout, checksum, body)]
         if split:
-            rows.append((item, seq, "+" + layout, checksum, body[:split]))
-            layout, checksum, body = "", 0, body[split:]
-        rows.append((item, seq, layout, checksum, body))
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], [], [], []]
+            rows = [("+" + layout, checksum, body[:split]), ("", 0, body[split:])]
+        for row_layout, row_checksum, row_body in rows:
+            items.append(item)
+            seqs.append(seq)
+            layouts.append(row_layout)
+            checksums.append(row_checksum)
+            bodies.append(row_body)
+    return [
+        encode_bigints(items),
+        encode_bigints(seqs),
+        encode_texts(layouts),
+        encode_bigints(checksums),
+        encode_byteas(bodies),
+    ]
 
 
 def raise_refusal(request: WriteRequest, response: Response) -> NoReturn:

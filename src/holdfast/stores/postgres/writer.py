@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from holdfast.checkpoint.errors import StoreClosed, StoreError
-from holdfast.db.postgres_connection import ErrorKind, PgConnection, classify, is_connection_lost
+from holdfast.db.postgres_connection import EncodedParams, ErrorKind, PgConnection, classify, is_connection_lost
 from holdfast.stores.postgres.database import Database
 from holdfast.stores.postgres.late_commits import LateCommits
 from holdfast.stores.postgres.requests import (
@@ -22,6 +22,7 @@ from holdfast.stores.postgres.requests import (
     WriteRequest,
     encode_arguments,
 )
+from holdfast.stores.postgres.wire import encode_bigint, encode_bool, encode_uuid
 
 log = logging.getLogger("holdfast.stores.postgres")
 
@@ -206,7 +207,8 @@ class Writer:
         self._batch_number += 2
         number = self._batch_number
         durable = self._durable or any(map(_is_claim, others))
-        params = [self._writer_id, number, durable, *encode_arguments(appends, others, self._packer)]
+        params = EncodedParams([encode_uuid(self._writer_id), encode_bigint(number), encode_bool(durable)])
+        params += encode_arguments(appends, others, self._packer)
 
         async def attempt(deadline: float) -> dict[str, Response] | None:
             self._unknown_batch = (number, items)

@@ -8,6 +8,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from inspect import isawaitable
 from pathlib import Path
 from types import ModuleType
@@ -19,13 +20,14 @@ from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.config import WorkerSettings
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.execution.native import get_loop
 from holdfast.testing.crash.events import (
     EventLog,
     OtherLoops,
+    OutputEvent,
     RunParkedEvent,
     StoredJournal,
     StoreFoundEvent,
@@ -161,7 +163,7 @@ def get_log_path(folder: Path, attempt: int) -> Path:
 
 
 async def execute_attempt(attempt: Attempt, config: CrashTestConfig) -> None:
-    """Start the run, or recover what an earlier attempt left. Then log the contents of the store."""
+    """Start the run, or recover what an earlier attempt left and ask for it again. Then log the store's contents."""
     os.environ[TRIAL_FOLDER] = attempt.folder
     event_log = EventLog(attempt.events_path, attempt.number)
     injector = CrashInjector(event_log, at=attempt.crash_at, nth=attempt.crash_at_nth)
@@ -178,9 +180,11 @@ async def execute_attempt(attempt: Attempt, config: CrashTestConfig) -> None:
             found = await _read_journals(store, other_loops)
             event_log.write(StoreFoundEvent(journals=found))
             await _recover_run(app, store, config.run_id, event_log)
-            if not attempt.run_acknowledged and not any(journal.run_id == config.run_id for journal in found):
-                # The creation was never acknowledged, so the caller starts the run again.
-                await app.run(agent_name, config.prompt, run_id=config.run_id)
+            never_created = not attempt.run_acknowledged and config.run_id not in {journal.run_id for journal in found}
+            if never_created or await _find_record(store, config.run_id) is not None:
+                # As a restarted caller does. A run that has ended returns its recorded result.
+                result = await app.run(agent_name, config.prompt, run_id=config.run_id)
+                event_log.write(OutputEvent(output=get_loop(app.agent(agent_name)).dump_output(result.output)))
     afterwards = open_store(attempt.url)
     await afterwards.open()
     event_log.write(StoreLeftEvent(journals=await _read_journals(afterwards, other_loops)))
@@ -208,8 +212,15 @@ async def _build_app(
     options["budget"] = RecordingBudget(event_log, options.get("budget"))
     worker: WorkerSettings = options.get("worker", WorkerSettings())
     options["worker"] = dataclasses.replace(worker, take_runs=False, handle_signals=False)
+    options["checkpoint"] = _remove_when_done(options.get("checkpoint", CheckpointSettings()))
     wrapped = [instrumentation.wrap_source(agent) for agent in agents]
     return agents[0].name, App(wrapped, store, **options)
+
+
+def _remove_when_done(settings: CheckpointSettings) -> CheckpointSettings:
+    """Return the settings without retention: an empty store says that everything has ended."""
+    retention = dataclasses.replace(settings.retention, done=timedelta(0), cancelled=timedelta(0))
+    return dataclasses.replace(settings, retention=retention)
 
 
 async def _load_agents(path: ImportPath) -> list[AgentSource]:
@@ -226,9 +237,9 @@ async def _resolve_factory(found: Any) -> Any:
 
 
 async def _recover_run(app: App, store: CheckpointStore, run_id: str, event_log: EventLog) -> None:
-    """Resume everything that was interrupted, until the run is removed from the store."""
+    """Resume everything that was interrupted, until the run has ended."""
     await app.recover()
-    while (record := await _find_record(store, run_id)) is not None:
+    while (record := await _find_record(store, run_id)) is not None and not record.is_terminal:
         if record.status is RunStatus.PARKED and record.reason.startswith("in doubt"):
             event_log.write(RunParkedEvent(reason=record.reason))
             await app.unpark(run_id)

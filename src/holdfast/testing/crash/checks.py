@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from holdfast.checkpoint.record import TERMINAL_STATUSES
 from holdfast.core.effects import Effect
 from holdfast.errors import HoldfastError
 from holdfast.testing.crash.timeline import CallKey, RunCallKey, Timeline, is_result_of, reports_in_doubt
@@ -189,7 +190,7 @@ class TrialCheck:
         return reports_in_doubt(body) or any(is_result_of(body, call) for run, call in self.in_doubt if run == run_id)
 
     def _check_final_state(self) -> Iterator[str]:
-        """Check the output, the usage, and that the store is empty."""
+        """Check the output, the usage, and that the store holds no unfinished run."""
         timeline, baseline = self._timeline, self._baseline
         if not timeline.outputs:
             yield "the run did not finish"
@@ -200,9 +201,11 @@ class TrialCheck:
             yield f"the usage is {used} instead of {expected}"
         if timeline.store_left is None:
             yield "the last attempt did not read the store"
-        elif timeline.store_left.journals:
-            left = [f"{journal.run_id} ({journal.status})" for journal in timeline.store_left.journals]
-            yield f"the store still holds {', '.join(left)}"
+            return
+        left = [journal for journal in timeline.store_left.journals if journal.status not in TERMINAL_STATUSES]
+        if left:
+            names = ", ".join(f"{journal.run_id} ({journal.status})" for journal in left)
+            yield f"the store still holds {names}"
 
 
 def _format_call(call: CallKey) -> str:

@@ -82,7 +82,9 @@ class CrashingStore(StoreWrapper):
         self._injector, self._event_log, self._other_loops = injector, event_log, other_loops
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        event = WriteAcknowledgedEvent(run_id=run.run_id, entries=run.entries, rewrite=True)
+        event = WriteAcknowledgedEvent(
+            run_id=run.run_id, entries=run.entries, rewrite=True, parent_run_id=run.parent_run_id
+        )
         return await self._write_with_crash_points(self._store.create(run, worker_id=worker_id), event, ["creation"])
 
     async def append(self, claim: Claim, write: Append) -> None:

@@ -180,6 +180,9 @@ class _InstrumentedChildren:
     async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Any:
         return await self._inner.start(self._instrumentation.wrap_source(agent, self._parent_call), prompt, key)
 
+    def begin_attempt(self) -> None:
+        self._inner.begin_attempt()
+
 
 class _InstrumentedSource:
     """An agent source that instruments the agent it builds."""

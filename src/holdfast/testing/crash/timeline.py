@@ -181,6 +181,8 @@ class Timeline:
         #: By the number of the attempt that found it.
         self.snapshots: dict[int, StoreSnapshot] = {}
         self._removed: set[str] = set()
+        #: The parent of each child run that was created.
+        self._parent_runs: dict[str, str] = {}
         for event in events:
             self._apply(event)
         #: The conversation of each run.
@@ -198,6 +200,8 @@ class Timeline:
             self._compare_with_store(event)
 
     def _apply_acknowledged(self, event: WriteAcknowledgedEvent) -> None:
+        if event.parent_run_id is not None:
+            self._parent_runs[event.run_id] = event.parent_run_id
         if event.removed:
             self._removed.add(event.run_id)
         elif event.rewrite:
@@ -237,7 +241,7 @@ class Timeline:
         """Return whether the run was removed, by itself or with the run that started it."""
         if run_id in self._removed:
             return True
-        return run_id in self.parents and self._is_removed(self.parents[run_id][0])
+        return run_id in self._parent_runs and self._is_removed(self._parent_runs[run_id])
 
     def get_call_key(self, event: ToolStartedEvent | ToolReturnedEvent | ReconciledEvent) -> CallKey:
         """Return the key of the call that an event is about."""

@@ -137,7 +137,7 @@ class TrialRunner:
         """Run the agent without a crash. Return its crash points.
 
         Raises:
-            CrashTestFailed: the run does not finish, leaves something in the store, or differs when it is repeated.
+            CrashTestFailed: the run does not finish, leaves a run unfinished, or differs when it is repeated.
         """
         first, points = self._run_baseline_once(process)
         second, _ = self._run_baseline_once(process)
@@ -246,7 +246,7 @@ def crash_everywhere(
     - no `once` tool was started twice, and every interrupted one was reconciled or reported;
     - no tool call and no model call was repeated after its result was recorded;
     - every write that the store acknowledged was still there;
-    - the store is empty.
+    - the store holds no unfinished run, and a caller who asks for the run again gets its recorded result.
 
     An interrupted `once` call is in doubt, so the model gets another result than in the baseline run. From that result
     on the transcript may differ; everything else must hold.

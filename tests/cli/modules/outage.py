@@ -1,0 +1,14 @@
+"""An agent whose provider is down."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from holdfast import Agent, ModelUnavailable, Reply, Retry
+
+
+async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+    raise ModelUnavailable("503")
+
+
+agent = Agent(name="outage", model=model, retry=Retry(attempts=2, initial_delay=timedelta(0)))
