@@ -19,6 +19,7 @@ _HARMLESS = {
     "register_worker",
     "deregister_worker",
     "pending_cancellations",
+    "pending_mail",
     "wait_for_change",
     "purge",
 }

@@ -6,10 +6,29 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic_ai import Agent as PydanticAgent
+from tests.adapters.scripted_model import ScriptedModel as PydanticScript
+from tests.adapters.scripted_model import call as pydantic_call
+from tests.adapters.scripted_model import get_texts
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Approve, Message, Phase, Reply, RunWaiting, ToolResult, User, Value, tool, wait_for
+from holdfast import (
+    Agent,
+    App,
+    Approve,
+    Message,
+    Phase,
+    Reply,
+    RunWaiting,
+    ToolResult,
+    User,
+    Value,
+    current_call,
+    tool,
+    wait_for,
+)
+from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.config import CheckpointSettings
@@ -292,3 +311,22 @@ async def test_an_answer_that_comes_before_the_parent_waits_is_not_missed() -> N
         await host.executor.run(parent, "go", run_id="p")
     assert (await store.get_record("p")).status is RunStatus.INTERRUPTED
     assert (await host.resume(parent, "p")).output == "thanks"
+
+
+async def test_a_parent_of_another_loop_waits_with_its_child_too() -> None:
+    script = PydanticScript([pydantic_call("c1", "delegate")], "thanks")
+    agent = PydanticAgent(script.model, name="parent")
+    child_model = ScriptedModel(tool_reply(call("c", "ask_person", question="Which?")), "blue it is")
+    child = Agent(name="child", model=child_model, tools=[ask_person])
+
+    @agent.tool_plain(metadata={"effect": "idempotent"})
+    async def delegate() -> str:
+        return str((await current_call().run(child, "do it")).output)
+
+    async with App([durable(agent), child], MemoryStore(), worker=False) as app:
+        with pytest.raises(RunWaiting, match="child run of delegate"):
+            await app.run("parent", "go", run_id="p")
+        [question] = await app.pending()
+        await app.answer(question.run_id, "c", Value("blue"))
+        assert (await app.resume("p")).output == "thanks"
+    assert get_texts(script.asked[-1])[-1] == ("tool-return", "blue it is")
