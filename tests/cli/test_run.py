@@ -48,6 +48,7 @@ def test_the_result_as_json(shell: Shell) -> None:
         "reason": "",
         "resume": "",
         "unpark": "",
+        "waits": [],
     }
 
 

@@ -90,6 +90,7 @@ def test_an_approved_call_is_made_with_edited_arguments(host: Host) -> None:
     for other in (("--tool", "render"), ("--agent", "other"), ("--caller", "bob")):
         assert host.ok("pending", *other) == "no calls wait for a person\n"
     assert host.ok("approve", "r1", "c1", "--set", "amount=5", "--by", "ann") == "call c1 of run r1 is approved\n"
+    assert [call["call_id"] for call in host.json("pending")] == ["c2"]
     with pytest.raises(AlreadyAnswered, match=r"ann answered first \(approve\)"):
         host.ok("deny", "r1", "c1")
     assert host.json("deny", "r1", "c2", "--reason", "too much")["decision"] == "deny"

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -43,7 +44,7 @@ async def answer(app: App, run_id: str) -> None:
 async def send_mail(app: App, run_id: str, dice: random.Random) -> None:
     """Send two messages, a signal and an answer in any order, some of them twice, and then the last signal."""
     await app.submit("mailed", "go", run_id=run_id)
-    sends = [
+    sends: list[Callable[[], Awaitable[object]]] = [
         lambda: app.send(run_id, "one", id="m1"),
         lambda: app.send(run_id, "two", id="m2"),
         lambda: app.signal(run_id, "first", 1, id="s1"),

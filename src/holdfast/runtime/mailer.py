@@ -19,7 +19,7 @@ from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.json_value import to_json_value
 from holdfast.core.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
-from holdfast.core.waiting import Answer, Approve, Decision, Deny, Value, WaitingCall
+from holdfast.core.waiting import PERSON_KINDS, Answer, Approve, Decision, Deny, Value, WaitingCall
 
 #: The largest body of a message, a signal or an answer.
 MAX_MAIL_BYTES = 4 * 1024 * 1024
@@ -104,17 +104,31 @@ class Mailer:
         tool: str | None = None,
         older_than: timedelta | None = None,
     ) -> list[WaitingCall]:
-        """Return the calls that wait for a person, over all runs, oldest run first."""
+        """Return the calls that wait for a person and have no answer, over all runs, oldest run first."""
         before = None if older_than is None else self._clock.now() - older_than
         wanted = RunFilter(statuses=_UNFINISHED, agent_name=agent, caller_id=caller)
-        return [
-            call
-            async for record in self._store.list_runs(wanted)
-            for call in _read_record_waits(record)
-            if call.kind in ("approval", "question")
-            and (tool is None or call.tool == tool)
-            and (before is None or call.asked_at <= before)
-        ]
+        pending: list[WaitingCall] = []
+        async for record in self._store.list_runs(wanted):
+            found = [
+                call
+                for call in _read_record_waits(record)
+                if call.kind in PERSON_KINDS
+                and (tool is None or call.tool == tool)
+                and (before is None or call.asked_at <= before)
+            ]
+            if found:
+                answered = await self._list_unread_topics(record)
+                pending += [call for call in found if call.topic not in answered]
+        return pending
+
+    async def _list_unread_topics(self, record: RunRecord) -> Collection[str]:
+        """Return the topics of the answers that a run has not read."""
+        if record.status is RunStatus.WAITING:  # the mail that it waits for would have woken it
+            return ()
+        try:
+            return {mail.topic for mail in await self._store.read_mail(record.run_id)}
+        except RunNotFound:  # removed meanwhile
+            return ()
 
     async def find_call(self, run_id: str, call_id: str) -> WaitingCall:
         """Return a call that waits for an answer. Raises `NotWaiting` if there is none."""
