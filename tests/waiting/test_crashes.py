@@ -37,7 +37,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.ports import Ports
 from holdfast.core.waiting_tools import ask_person, sleep
-from holdfast.runtime.mailer import Mailer
+from holdfast.runtime.mailer import Mailer, NotWaiting
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.clock import ManualClock
 
@@ -273,6 +273,8 @@ async def test_a_parent_waits_with_its_child_and_continues_when_the_child_is_ans
             await app.run("parent", "go", run_id="p")
         assert [waiting.kind for waiting in raised.value.calls] == ["child"]
         assert (await app.get("p")).status is RunStatus.WAITING
+        with pytest.raises(NotWaiting):  # the child is answered, not its parent
+            await app.answer("p", "1", Value("blue"))
         [question] = await app.pending()
         await app.answer(question.run_id, "c", Value("blue"))
         while (await app.get("p")).status is not RunStatus.DONE:

@@ -134,7 +134,7 @@ class Mailer:
         """Return a call that waits for an answer. Raises `NotWaiting` if there is none."""
         record = await self._store.get_record(run_id)
         for call in _read_record_waits(record):
-            if call.call_id == call_id and call.kind not in ("signal", "timer"):
+            if call.call_id == call_id and call.kind not in ("signal", "timer", "child"):
                 if _is_expired(call, self._clock.now()):
                     raise NotWaiting(f"run {run_id}: the wait of call {call_id} expired at {call.expires_at}")
                 return call

@@ -30,6 +30,7 @@ _WAIT_STATES: dict[WaitKind, CallState] = {
     "result": "needs result",
     "signal": "waiting",
     "timer": "waiting",
+    "child": "waiting",
 }
 
 _ANSWERED_STATES = ("done", "error")
