@@ -94,7 +94,8 @@ async def run_parts(url: str, marker: Path) -> "tuple[Result[str], ScriptedModel
 
 def test_a_killed_run_resumes_with_the_same_bytes(tmp_path: Path) -> None:
     url, marker = f"sqlite:{tmp_path / 'runs.db'}", tmp_path / "killed"
-    killed = subprocess.run([sys.executable, __file__, url, str(marker)], check=False, capture_output=True)
+    program = [sys.executable, "-m", "tests.adapters.test_prompt_parts"]
+    killed = subprocess.run([*program, url, str(marker)], check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
 
     result, script = asyncio.run(run_parts(url, marker))

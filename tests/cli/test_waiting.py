@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -53,10 +55,14 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     url = f"sqlite:{tmp_path / 'runs.db'}"
     monkeypatch.setenv("HOLDFAST_STORE", url)
-    return Host(url, capsys)
+    # Each command adds a log handler: its process ends with it, this one does not.
+    log = logging.getLogger("holdfast")
+    handlers, propagate = list(log.handlers), log.propagate
+    yield Host(url, capsys)
+    log.handlers[:], log.propagate = handlers, propagate
 
 
 def test_run_and_resume_say_what_a_run_waits_for_and_how_to_answer(shell: Shell) -> None:

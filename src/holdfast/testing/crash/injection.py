@@ -125,6 +125,10 @@ class CrashingStore(StoreWrapper):
         # Named by its topic: the id may differ from attempt to attempt.
         return await self._write_with_crash_points(self._store.post(run_id, mail), event, [f"mail ({mail.topic})"])
 
+    async def purge(self, *, limit: int = 100) -> int:
+        """Purge nothing: what a trial acknowledged has to be there until the agent's own run removes it."""
+        return 0
+
     async def _record_closing(self, run_id: str) -> None:
         with contextlib.suppress(RunNotFound):
             stored = await self._store.load(run_id)
