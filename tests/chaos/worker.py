@@ -4,6 +4,7 @@ import asyncio
 import functools
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.chaos.planted_bugs import UnfencedStore, delay_saves
 
 from holdfast import App, WorkerSettings
 from holdfast.checkpoint import claim
+from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
@@ -56,4 +58,11 @@ async def work(config: WorkerConfig) -> None:
 if __name__ == "__main__":
     config = msgspec.json.decode(sys.argv[1], type=WorkerConfig)
     claim._host_id = functools.partial(getattr, config, "host")  # type: ignore[assignment]
-    asyncio.run(work(config))
+    while True:
+        try:
+            asyncio.run(work(config))
+            break
+        except StoreUnavailable:
+            # A server that refuses the first connection is reported at once. The supervisor of a fleet starts the
+            # worker again.
+            time.sleep(0.1)
