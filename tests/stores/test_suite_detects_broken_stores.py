@@ -1,5 +1,6 @@
 """Each test of the published suite fails for a store with a planted bug."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -17,10 +18,27 @@ SUITES = Path(__file__).parent / "broken" / "suites.py"
 Outcomes = dict[tuple[str, str], set[str]]
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcomes:
     """The outcomes of the tests that have to fail, by store and test: `passed`, `failure` or `error`."""
-    report = tmp_path_factory.mktemp("red") / "report.xml"
+    folder = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        folder = folder.parent  # of all workers of this test session: the first one runs the tests for all
+    report = folder / "red.xml"
+    with (folder / "red.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not report.exists():
+            _run_red_tests(report)
+    found: Outcomes = defaultdict(set)
+    for case in ElementTree.parse(report).iter("testcase"):
+        store = case.attrib["classname"].rpartition(".Test")[2]
+        outcome = {child.tag for child in case} & {"failure", "error"} or {"passed"}
+        for test in {case.attrib["name"], _without_case(case.attrib["name"])}:
+            found[store, test] |= outcome
+    return found
+
+
+def _run_red_tests(report: Path) -> None:
     tests = [f"{SUITES}::Test{store}::{test}" for store, red in RED.items() for test in red]
     command = [
         sys.executable,
@@ -36,13 +54,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_TEST_THOROUGH"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
-    found: Outcomes = defaultdict(set)
-    for case in ElementTree.parse(report).iter("testcase"):
-        store = case.attrib["classname"].rpartition(".Test")[2]
-        outcome = {child.tag for child in case} & {"failure", "error"} or {"passed"}
-        for test in {case.attrib["name"], _without_case(case.attrib["name"])}:
-            found[store, test] |= outcome
-    return found
 
 
 @pytest.mark.timeout(600)
