@@ -1,6 +1,5 @@
 """Run or attach: a caller who asks for a known run id gets that run, never a second one."""
 
-from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
 
@@ -106,7 +105,7 @@ class RunAttacher:
             while True:
                 self._raise_if_waiting(known)
                 try:
-                    if (result := await self._take(known, CLAIMABLE_STATUSES, on_cancel)) is not None:
+                    if (result := await self._take(known, on_cancel)) is not None:
                         return result
                 except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
                     pass  # it is executed elsewhere, or continues later
@@ -119,9 +118,7 @@ class RunAttacher:
         except StoreClosed as exc:
             raise _make_shutdown_error(run_id) from exc
 
-    async def _take(
-        self, known: RunRecord | StoredRun, statuses: Collection[RunStatus], on_cancel: OnCancel
-    ) -> Result | None:
+    async def _take(self, known: RunRecord | StoredRun, on_cancel: OnCancel) -> Result | None:
         """Return the result of the run if it is executed here, has ended, or can be resumed now."""
         record = known.record if isinstance(known, StoredRun) else known
         if (result := await self._executor.wait(record.run_id)) is not None:
@@ -137,7 +134,7 @@ class RunAttacher:
         if record.owner_alive or delay > timedelta(0):
             await self._client.wait_for_change(max(delay, _CLAIMED_PAUSE) if not record.owner_alive else None)
             return None
-        return await self._worker.resume(known, statuses, on_cancel=on_cancel)
+        return await self._worker.resume(known, CLAIMABLE_STATUSES, on_cancel=on_cancel)
 
     def _raise_if_waiting(self, known: RunRecord | StoredRun) -> None:
         """Raise `RunWaiting` if the run waits for more than a time."""

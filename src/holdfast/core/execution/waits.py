@@ -7,7 +7,6 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.execution.run import RunExecution
-from holdfast.core.json_value import to_json_value
 from holdfast.core.mail import CHILD_TOPIC
 from holdfast.core.tool_context import ToolContext
 from holdfast.core.waiting import Decision, RunWaiting, Suspend, WaitingCall, WaitKind, describe_waits
@@ -159,7 +158,3 @@ def read_waits(annotations: dict[str, Any]) -> tuple[WaitingCall, ...]:
     """Return the undecided waits among the annotations of a stored run."""
     calls = [msgspec.convert(each, WaitingCall) for each in annotations.get(WAITS_KEY, {}).values()]
     return tuple(call for call in calls if call.decision is None)
-
-
-def check_answerable(value: Any) -> Any:
-    return to_json_value(value, "the payload")
