@@ -192,6 +192,7 @@ class App:
         executor = self._open_executor
         if timeout is not None:
             check_duration("timeout", timeout)
+        executor.begin_shutdown()  # before anything is awaited: no run begins another step
         if self._parts is not None:
             self._parts.worker.stop()
             await self._parts.janitor.close()

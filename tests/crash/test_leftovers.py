@@ -1,5 +1,6 @@
-"""After a crash and a recovery the tables hold no row of a run that is not kept, or of its workers."""
+"""After a crash, a recovery and a purge the tables hold no row of a run that is not kept, or of its workers."""
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tests.crash import agents
 from tests.crash.trial_stores import TrialStore
 
+from holdfast.cli.stores import open_store
 from holdfast.testing import crash_everywhere
 
 
@@ -27,6 +29,12 @@ def _rows_in_postgres(url: str) -> dict[str, int]:
         }
 
 
+async def _purge(url: str) -> None:
+    """Remove runs whose owner was killed after it had ended them and before it had removed them."""
+    async with open_store(url) as store:
+        await store.purge()
+
+
 @pytest.mark.parametrize("trial_store", ["sqlite", "postgres"], indirect=True)
 def test_no_row_is_left(trial_store: TrialStore, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["trial_store"]
@@ -36,6 +44,7 @@ def test_no_row_is_left(trial_store: TrialStore, request: pytest.FixtureRequest)
     def count_rows(folder: Path) -> Iterator[str]:
         with trial_store(folder) as url:
             yield url
+            asyncio.run(_purge(url))
             row_counts.append(_rows_in_postgres(url) if kind == "postgres" else _rows_in_sqlite(folder))
 
     crash_everywhere(agents.parent, "Porto", store=count_rows, options=agents.not_kept, sample=6)

@@ -212,6 +212,12 @@ class Executor:
 
     # -- shutdown -----------------------------------------------------------------------------------------------
 
+    def begin_shutdown(self) -> None:
+        """Admit no more runs, and stop each at its next step boundary."""
+        self._draining = True
+        for run in self._runs.values():
+            run.drain()
+
     async def shutdown(self, timeout: timedelta | None = None) -> None:
         """Admit no more runs, let each reach its next step boundary, and leave every checkpoint to recovery.
 
@@ -224,8 +230,8 @@ class Executor:
 
         May be called again; every call returns when the shutdown is finished.
         """
+        self.begin_shutdown()
         if self._shutdown_task is None:
-            self._draining = True  # at once, not when the task is scheduled
             self._shutdown_task = asyncio.create_task(
                 self._drain(self._shutdown_timeout if timeout is None else timeout)
             )
