@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -30,8 +31,9 @@ class Site:
         self.store = self.store or f"sqlite:{self.folder / 'runs.db'}"
 
     def start(self, kind: str = "users") -> "subprocess.Popen[str]":
-        """Start a server or a worker, and return when it is ready."""
-        command = [sys.executable, "-m", "tests.web.site", str(self.folder), self.store, kind]
+        """Start a server or a worker, and return when it is ready. A server gets the port of the one before."""
+        port = urlsplit(self.url).port or 0
+        command = [sys.executable, "-m", "tests.web.site", str(self.folder), self.store, kind, str(port)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self.processes.append(process)
         assert process.stdout is not None

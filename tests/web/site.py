@@ -1,4 +1,4 @@
-"""The program of the server under test: `python -m tests.web.site FOLDER STORE [KIND]` prints its URL and serves.
+"""The program of the server under test: `python -m tests.web.site FOLDER STORE KIND PORT` prints its URL and serves.
 
 KIND is `users` (an authorize function; the API is mounted under `/some/prefix`), `viewer` (the same, but it executes no
 runs), `local` (no authorize) or `worker` (no server).
@@ -141,14 +141,14 @@ def make_site(app: App, kind: str) -> ASGIApp:
     return site
 
 
-async def main(folder: str, store: str, kind: str = "users") -> None:
+async def main(folder: str, store: str, kind: str, port: str) -> None:
     worker = WorkerSettings(take_runs=kind != "viewer")
     async with App(make_agents(Path(folder)), store, worker=worker) as app:
         if kind == "worker":
             print("ready", flush=True)
             await app.serve()
             return
-        async with serve_locally(make_site(app, kind), 0) as url:
+        async with serve_locally(make_site(app, kind), int(port)) as url:
             print(url + ("" if kind == "local" else "/some/prefix"), flush=True)
             await asyncio.Event().wait()
 
