@@ -72,7 +72,7 @@ class Operation:
     method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Handler
-    #: What the principal needs. `None`: the path itself has a secret, and nobody is asked who they are.
+    #: What the principal needs. `None`: the path has a secret, which is the credential.
     scope: Scope | None
     summary: str
     #: The type of the request's body. `None`: it has none.
