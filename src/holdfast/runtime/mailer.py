@@ -28,11 +28,17 @@ _UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRU
 
 
 class NotWaiting(CheckpointError):
-    """The run has no such call that waits: it never had, or the wait is over. Nothing was sent."""
+    """The run has no such call that waits: it never had, or the wait is over. Nothing was sent.
+
+    What to do: Look at the calls that do wait: `holdfast pending`, or `App.pending`.
+    """
 
 
 class AlreadyAnswered(CheckpointError):
-    """Another answer was first. Nothing was changed."""
+    """Another answer was first. Nothing was changed.
+
+    What to do: Nothing. The message says who answered first, and `show` how the run continued.
+    """
 
     def __init__(self, run_id: str, call_id: str, decision: Decision | None) -> None:
         first = "another answer was first"
