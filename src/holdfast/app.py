@@ -307,6 +307,7 @@ class App:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         not_before: datetime | None = None,
+        connection: Any = None,
         **labels: Unpack[RunLabels],
     ) -> str:
         """Queue a run for any worker, this App included. Durable when this returns.
@@ -317,15 +318,17 @@ class App:
             prompt: as for `run`.
             inputs: as for `run`.
             not_before: workers leave the run alone until then.
+            connection: your own connection to the store's PostgreSQL database (psycopg, asyncpg or SQLAlchemy), in a
+                transaction. The run exists if and only if that transaction commits.
 
         Raises:
-            DefinitionError: as for `run`.
+            DefinitionError: as for `run`; or the connection cannot be used.
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
         if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
-        return await self._client.submit(info, not_before)
+        return await self._client.submit(info, not_before, connection)
 
     async def result(self, run_id: str) -> Result:
         """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`."""

@@ -27,6 +27,7 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.store import NO_TRANSACTIONS, SupportsTransactions
 from holdfast.concurrency import run_in_background
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
@@ -72,16 +73,20 @@ class RunClient:
             return False
         return True
 
-    async def submit(self, info: RunInfo, not_before: datetime | None = None) -> str:
+    async def submit(self, info: RunInfo, not_before: datetime | None = None, connection: Any = None) -> str:
         """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
 
         Args:
             not_before: workers leave the run alone until then.
+            connection: of the user to the store's database: the run exists only if its transaction commits.
 
         Raises:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
         new = _make_queued_run(RunMeta.from_info(info), Progress(), [], not_before)
+        if connection is not None:
+            await self._submit_within(connection, new, info)
+            return info.run_id
         while True:
             try:
                 await self._store.create(new)
@@ -91,6 +96,13 @@ class RunClient:
                 except RunNotFound:
                     continue  # it was removed meanwhile
             return info.run_id
+
+    async def _submit_within(self, connection: Any, new: NewRun, info: RunInfo) -> None:
+        if not isinstance(self._store, SupportsTransactions):
+            raise DefinitionError(NO_TRANSACTIONS)
+        found = await self._store.create_within(connection, new)
+        if found is not None and not self.is_same_request(info, meta := decode(found, Begin).meta):
+            raise RunConflict(info.run_id, meta.agent_name)
 
     async def load_same_request(self, info: RunInfo) -> StoredRun:
         """Load the run with this id, if it has the same agent, prompt and inputs.
