@@ -9,7 +9,7 @@ from functools import partial
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.codec import RunMeta, read_begin, read_checkpoint
+from holdfast.checkpoint.codec import Progress, RunMeta, decode, read_begin, read_checkpoint
 from holdfast.checkpoint.delta import Watermark, make_watermark
 from holdfast.checkpoint.errors import (
     RecordDecodeError,
@@ -23,6 +23,7 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.null import NullCheckpointer
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunFilter, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.turns import StoredTurns
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background, shielded_with_undo
 from holdfast.config import CheckpointSettings
@@ -30,6 +31,7 @@ from holdfast.core.errors import MissingDefinition, RunCancelled, RunLost, RunPa
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec
 from holdfast.core.ports import Checkpointer, ChildOutcome, Resumption
+from holdfast.core.state import RunState
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -95,8 +97,9 @@ class StoreCheckpoints:
             CheckpointError: the run cannot be read. It was left unchanged.
         """
         checkpoint = read_checkpoint(stored, codec)
-        watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size)
-        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark)
+        turns = StoredTurns.from_progress(decode(stored.record.progress, Progress))
+        watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size, turns)
+        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark, checkpoint.state)
         return Resumption(
             info=checkpoint.meta.to_info(),
             checkpointer=checkpointer,
@@ -105,7 +108,7 @@ class StoreCheckpoints:
         )
 
     def _open_checkpointer(
-        self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark
+        self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark, state: RunState | None = None
     ) -> StoreCheckpointer:
         return StoreCheckpointer.resume(
             claim,
@@ -113,6 +116,7 @@ class StoreCheckpoints:
             stored.record.progress,
             self._store,
             meta,
+            state=state,
             settings=self._settings,
             clock=self._clock,
             owner=self,

@@ -121,9 +121,9 @@ class CheckpointerFactory(Protocol):
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened in a run, for listeners in the executing process."""
 
-    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "resumed", "message", "retry"]
+    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "turn", "resumed", "message", "retry"]
     step: int = 0
-    #: The tool's or the phase's name. Of a retry: the tool's; empty for a model call.
+    #: The tool's or the phase's name, or the id of a turn. Of a retry: the tool's; empty for a model call.
     name: str = ""
     call_id: str = ""
     #: Of a retry: the error.
