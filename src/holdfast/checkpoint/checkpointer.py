@@ -42,8 +42,8 @@ class CheckpointerOwner(Protocol):
         """Call `retry` later: the release of a run failed."""
         ...
 
-    async def cancel_children(self, run_id: str) -> None:
-        """Cancel the unfinished child runs of a run that is about to be cancelled."""
+    async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
+        """Cancel the unfinished child runs of a run that is about to be cancelled, unless it `continues`."""
         ...
 
 
@@ -252,12 +252,16 @@ class StoreCheckpointer:
         topics = INPUT_TOPICS if self._meta.conversation else (MESSAGE_TOPIC,)
         return await self._end(RunStatus.DONE, outcome, wake_on=topics)
 
-    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
         """Leave the run waiting for a time or for mail.
 
         Returns False if such mail has arrived: the run is left to be resumed at once.
         """
         await self._save_rewrite()
+        if cancel_children and self._owner is not None:
+            await self._owner.cancel_children(self._meta.run_id, continues=True)
         # The clock of the store may be ahead: the run would be resumed too early, and again at once.
         delay = timedelta(0) if wake_at is None else max(timedelta(0), wake_at - self._clock.now())
         release = partial(

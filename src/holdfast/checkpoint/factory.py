@@ -229,14 +229,14 @@ class StoreCheckpoints:
         claiming = self._store.claim(run_id, self.worker_id, statuses={status})
         return await shielded_with_undo(claiming, partial(self.release_claim, release=undo))
 
-    async def cancel_children(self, run_id: str) -> None:
-        """Cancel the unfinished children of a run that the caller has claimed and will cancel next.
+    async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
+        """Cancel the unfinished children of a run that the caller has claimed and will cancel next, or that continues.
 
         Recovery leaves them alone meanwhile, because their parent is not terminal. If this process dies half-way,
         the recorded cancel request makes the next owner cancel the run.
         """
         children = [child async for child in self._store.list_runs(RunFilter(parent_run_id=run_id))]
-        if children:
+        if children and not continues:
             await self._store.request_cancel(run_id)
         for child in children:
             if child.is_terminal:

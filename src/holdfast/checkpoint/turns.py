@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.codec import JournalReader, Progress, encode
+from holdfast.checkpoint.codec import JournalReader, Progress, decode, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.core.message import MessageCodec
 from holdfast.core.state import RunState
@@ -76,6 +76,18 @@ class TurnDelta:
 
 def _list_ids(turn: TurnInput) -> list[str]:
     return [turn.turn_id, *turn.joined]
+
+
+def index_turns(entries: Sequence[Entry], *, first_seq: int) -> dict[str, int]:
+    """Return `Progress.recent_turns` for entries that get numbers from `first_seq` on."""
+    first: dict[str, int] = {}
+    for seq, entry in enumerate(entries, first_seq):
+        if entry.kind is EntryKind.INPUT:
+            first[decode(entry.body, TurnInput).turn_id] = seq
+        elif entry.kind is EntryKind.TURN:
+            turn = decode(entry.body, TurnRecord).input
+            first |= dict.fromkeys(_list_ids(turn), first.get(turn.turn_id, seq))
+    return dict(list(first.items())[-RECENT_TURNS:])
 
 
 class JournaledTurn(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ class RunClient:
         Raises:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
-        new = _make_queued_run(RunMeta.from_info(info), Progress(), [], not_before)
+        new = make_queued_run(RunMeta.from_info(info), Progress(), [], not_before)
         while True:
             try:
                 await self._store.create(new)
@@ -98,7 +98,7 @@ class RunClient:
     async def create(self, info: RunInfo) -> None:
         """Queue a run unless there is one with this id."""
         with suppress(RunExists):
-            await self._store.create(_make_queued_run(RunMeta.from_info(info), Progress(), []))
+            await self._store.create(make_queued_run(RunMeta.from_info(info), Progress(), []))
 
     async def load_same_request(self, info: RunInfo) -> StoredRun:
         """Load the run with this id, if it has the same agent, prompt and inputs.
@@ -248,7 +248,7 @@ class RunClient:
         old = decode(stored.entries[0].body, Begin).meta
         labels = {**old.labels, "forked_from": run_id, "forked_at": str(at_step)}
         meta = msgspec.structs.replace(old, run_id=new_id or new_run_id(), parent_run_id=None, labels=labels)
-        await self._store.create(_make_queued_run(meta, progress, list(stored.entries[1 : position + 1])))
+        await self._store.create(make_queued_run(meta, progress, list(stored.entries[1 : position + 1])))
         return meta.run_id
 
     async def load_checkpoint(self, run_id: str) -> Checkpoint:
@@ -284,7 +284,7 @@ def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
     return agents[name]
 
 
-def _make_queued_run(
+def make_queued_run(
     meta: RunMeta, progress: Progress, entries: list[Entry], not_before: datetime | None = None
 ) -> NewRun:
     """Make a queued run from its first entry and the copied `entries` of another run."""

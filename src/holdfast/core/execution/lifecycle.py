@@ -289,7 +289,9 @@ async def _finalize_checkpoint(
     if ends_turn(run, action, error):
         end_turn(run, None if result is None else result[1], error)
         idle = ConversationIdle(run.info.run_id)
-        await checkpointer.wait(idle.reason, None, idle.wake_on)  # with unread mail the run is resumed at once
+        leaves_children = error is not None and run.may_have_children
+        # With unread mail the run is resumed at once.
+        await checkpointer.wait(idle.reason, None, idle.wake_on, cancel_children=leaves_children)
         return True
     if result is not None:
         return await checkpointer.complete(result[1], result[0].usage)

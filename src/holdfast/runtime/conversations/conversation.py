@@ -3,10 +3,8 @@
 import hashlib
 import re
 import secrets
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Generic, Literal, get_args
 
 import msgspec
@@ -24,15 +22,14 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import RunRecord, RunStatus
-from holdfast.checkpoint.turns import RECENT_TURNS, JournaledTurn, read_turns
+from holdfast.checkpoint.turns import RECENT_TURNS
 from holdfast.core.agent import AgentSource
-from holdfast.core.errors import ConversationBusy, DefinitionError, RunCancelled, RunFailed, TurnFailed
+from holdfast.core.errors import ConversationBusy, DefinitionError, RunCancelled, RunFailed
 from holdfast.core.execution.native import get_loop
 from holdfast.core.info import RunInfo, RunLabels
 from holdfast.core.mail import MESSAGE_TOPIC
-from holdfast.core.message import Usage
 from holdfast.core.prompt import Prompt, dump_prompt
-from holdfast.core.result import OutputT, OutputT_co
+from holdfast.core.result import OutputT
 from holdfast.core.turn import (
     CLOSE_TOPIC,
     INPUT_TOPICS,
@@ -40,12 +37,13 @@ from holdfast.core.turn import (
     TURN_TOPIC,
     TurnInput,
     TurnMessage,
-    TurnStatus,
     make_digest,
 )
 from holdfast.core.validation import check_choice
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, make_parked_error
+from holdfast.runtime.conversations.fork import copy_turns
+from holdfast.runtime.conversations.turns import Turn, TurnReader, is_present
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import check_mail_id, check_size
 
@@ -75,30 +73,6 @@ def make_conversation_id(agent_name: str, key: str) -> str:
     return f"chat:{short_name}:{short_key}:{digest}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn(Generic[OutputT_co]):
-    """One message to a conversation and what followed."""
-
-    run_id: str
-    #: The id of the message that began the turn.
-    turn_id: str
-    number: int
-    status: TurnStatus | Literal["running"]
-    #: The beginning of the message.
-    prompt: str
-    #: Of a turn that is done.
-    output: OutputT_co
-    #: Of a turn that failed or was interrupted.
-    error: str
-    #: Of this turn alone, child runs included. Empty while it is running.
-    usage: Usage
-    steps: int
-    began_at: datetime
-    ended_at: datetime | None
-    #: The messages of this turn, as the agent's loop keeps them. Empty if the history was compacted in a later turn.
-    messages: Sequence[Any]
-
-
 class Conversation(Generic[OutputT]):
     """One conversation. Made by `App.conversation`; any number of processes may have one with the same key."""
 
@@ -125,6 +99,7 @@ class Conversation(Generic[OutputT]):
         self._info = msgspec.structs.replace(info, conversation=key, labels={**info.labels, **CONVERSATION_LABEL})
         self._client, self._attacher, self._janitor = client, attacher, janitor
         self._store = client.store
+        self._turns = TurnReader(self._store, self.run_id, get_loop(agent))
 
     def __repr__(self) -> str:
         return f"Conversation({self._agent.name!r}, {self.key!r})"
@@ -164,12 +139,12 @@ class Conversation(Generic[OutputT]):
             CheckpointError: no message has this id.
         """
         progress = decode((await self._client.get_record(self.run_id)).progress, Progress)
-        known = _is_present(progress, turn_id) or turn_id in progress.recent_turns
+        known = is_present(progress, turn_id) or turn_id in progress.recent_turns
         unread = () if known else await self._store.read_mail(self.run_id)
         if not known and all(mail.mail_id != turn_id for mail in unread):
-            if (turn := await self._find_ended(progress, turn_id, scan=True)) is None:
+            if (turn := await self._turns.find_ended(progress, turn_id, scan=True)) is None:
                 raise CheckpointError(f"conversation {self.run_id} has no message {turn_id!r:.80}")
-            return self._finish(turn)
+            return self._turns.finish(turn)
         return await self._wait(turn_id, scan=False)
 
     async def _post(self, content: Prompt, id: str | None, when: When) -> tuple[str, bool]:
@@ -181,7 +156,7 @@ class Conversation(Generic[OutputT]):
                 await self._client.create(self._info)
             else:
                 progress = decode(record.progress, Progress)
-                if _is_present(progress, mail.mail_id) or mail.mail_id in progress.recent_turns:
+                if is_present(progress, mail.mail_id) or mail.mail_id in progress.recent_turns:
                     await self._check_digest(progress, mail.mail_id, digest)
                     return mail.mail_id, False
                 if when == "reject" and await self._is_busy(record, progress):
@@ -239,7 +214,7 @@ class Conversation(Generic[OutputT]):
     async def _check_digest(self, progress: Progress, turn_id: str, digest: str) -> None:
         turn: TurnInput | None = progress.turn
         if turn is None or not turn.includes(turn_id):
-            ended = await self._find_ended(progress, turn_id, scan=True)
+            ended = await self._turns.find_ended(progress, turn_id, scan=True)
             turn = None if ended is None else ended.input
         if turn is not None and turn.get_digest(turn_id) != digest:
             raise TurnConflict(self.run_id, turn_id)
@@ -258,24 +233,14 @@ class Conversation(Generic[OutputT]):
             record = await self._client.get_record(self.run_id)
             progress = decode(record.progress, Progress)
             missed = seen is not None and progress.turns - seen > RECENT_TURNS
-            turn = await self._find_ended(progress, turn_id, scan=scan or missed)
+            turn = await self._turns.find_ended(progress, turn_id, scan=scan or missed)
             if turn is not None:
-                return self._finish(turn)
+                return self._turns.finish(turn)
             self._raise_if_stuck(record)
             if error is not None:
                 raise error
             scan, seen = False, progress.turns
             error = await self._attacher.advance(record)
-
-    async def _find_ended(self, progress: Progress, turn_id: str, *, scan: bool) -> JournaledTurn | None:
-        """Return the turn of a message, if it has ended. For a recent one the journal before it is not read."""
-        seq = progress.recent_turns.get(turn_id)
-        if _is_present(progress, turn_id) or (seq is None and not scan):
-            return None
-        stored = await self._store.load(self.run_id, after=-1 if seq is None else seq - 1)
-        turns = read_turns(self.run_id, stored.entries, get_loop(self._agent).codec)
-        ended = (turn for turn in turns if turn.record is not None and turn.record.input.includes(turn_id))
-        return next(ended, None)
 
     def _raise_if_stuck(self, record: RunRecord) -> None:
         """Raise if the conversation does not continue by itself."""
@@ -293,37 +258,42 @@ class Conversation(Generic[OutputT]):
             case RunStatus.DONE:
                 raise ConversationClosed(self.run_id, record.status.value)
 
-    def _finish(self, turn: JournaledTurn) -> Turn[OutputT]:
-        if turn.record is not None and turn.record.status != "done":
-            raise TurnFailed(self.run_id, turn.input.turn_id, turn.record.error)
-        return self._make_turn(turn)
-
-    def _make_turn(self, turn: JournaledTurn) -> Turn[OutputT]:
-        began, record = turn.input, turn.record
-        output = record.output if record is not None and record.status == "done" else None
-        return Turn(
-            run_id=self.run_id,
-            turn_id=began.turn_id,
-            number=began.number,
-            status="running" if record is None else record.status,
-            prompt=began.prompt,
-            output=None if output is None else get_loop(self._agent).load_output(output),
-            error="" if record is None else record.error,
-            usage=Usage() if record is None else record.usage,
-            steps=0 if record is None else record.steps,
-            began_at=began.at,
-            ended_at=None if record is None else record.at,
-            messages=tuple(turn.messages),
-        )
-
     # -- the whole conversation ---------------------------------------------------------------------------------
 
     async def history(self) -> list[Turn[Any]]:
         """Return the turns that have begun, oldest first. Empty if nothing was sent."""
         if await self._find_record() is None:
             return []
-        stored = await self._store.load(self.run_id)
-        return [self._make_turn(turn) for turn in read_turns(self.run_id, stored.entries, get_loop(self._agent).codec)]
+        return await self._turns.read_all()
+
+    async def fork(
+        self, at_turn: int, *, edited: Prompt | None = None, key: str | None = None
+    ) -> "Conversation[OutputT]":
+        """Begin a new conversation with the turns of this one up to `at_turn`. This one is not changed.
+
+        May be repeated with the same arguments and `key`.
+
+        Args:
+            edited: replaces the message of that turn, which is run again under the same turn id: wait for it with
+                `result(turn_id)`.
+            key: of the new conversation; random by default.
+
+        Raises:
+            CheckpointError: the journal has no such turn, or it was compacted.
+            RunConflict: the key belongs to a conversation that is not this fork.
+        """
+        fork = Conversation(
+            self._agent,
+            secrets.token_hex(8) if key is None else key,
+            self._info.run_labels,
+            client=self._client,
+            attacher=self._attacher,
+            janitor=self._janitor,
+        )
+        turn_id = await copy_turns(self._client, self.run_id, fork._info, at_turn, include=edited is None)
+        if edited is not None:
+            await fork.post(edited, id=turn_id)
+        return fork
 
     async def close(self) -> None:
         """End the conversation after the messages that were sent, and wait for that. Later ones are refused.
@@ -355,8 +325,3 @@ class Conversation(Generic[OutputT]):
                 await self._client.wait_for_change(timedelta(milliseconds=100))
             else:
                 return
-
-
-def _is_present(progress: Progress, turn_id: str) -> bool:
-    """Whether the message belongs to the turn under way."""
-    return progress.turn is not None and progress.turn.includes(turn_id)
