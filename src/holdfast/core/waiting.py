@@ -133,8 +133,13 @@ class RunWaiting(RunError):
     """
 
     def __init__(self, run_id: str, calls: tuple[WaitingCall, ...]) -> None:
-        super().__init__(f"run {run_id} waits for {describe_waits(calls)}")
         self.run_id, self.calls = run_id, calls
+        super().__init__(f"run {run_id} waits for {self.reason}")
+
+    @property
+    def reason(self) -> str:
+        """What the run waits for."""
+        return describe_waits(self.calls)
 
     @property
     def wake_at(self) -> datetime | None:
