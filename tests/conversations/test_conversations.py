@@ -159,9 +159,10 @@ async def test_keys_do_not_collide_and_long_ones_are_shortened() -> None:
 async def test_bad_messages_are_refused_and_nothing_is_stored() -> None:
     async with App([Agent(name="a", model=Echo())], MemoryStore(), worker=False) as app:
         chat = app.conversation("a", "k")
+        bad: Any
         for bad in ({"content": 7}, {"content": "x", "id": ""}, {"content": "x", "id": "turn:1"}):
             with pytest.raises(DefinitionError):
-                await chat.send(**bad)  # type: ignore[arg-type]
+                await chat.send(**bad)
         with pytest.raises(DefinitionError, match="when"):
             await chat.send("x", when="later")  # type: ignore[arg-type]
         with pytest.raises(DefinitionError, match="text"):
@@ -279,7 +280,7 @@ async def break_down() -> str:
 
 
 async def test_a_failed_turn_leaves_the_conversation_usable(store_url: str) -> None:
-    replies = {
+    replies: dict[str, Reply | Exception] = {
         "error": ValueError("no such model"),
         "tool": tool_reply(call("1", "look"), call("2", "break_down")),
         "loop": tool_reply(call("1", "look")),
