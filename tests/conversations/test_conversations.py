@@ -95,6 +95,20 @@ async def test_each_message_gets_the_result_of_its_turn_from_any_process(durable
         assert (run.conversation, run.turns, run.steps, run.usage.input_tokens) == ("k", 2, 2, 20)
 
 
+async def test_processes_that_take_turns_see_each_others_messages(durable_store_url: str) -> None:
+    agent = Agent(name="a", model=Echo())
+    async with (
+        App([agent], durable_store_url, worker=False) as one,
+        App([agent], durable_store_url, worker=False) as two,
+    ):
+        chats = [one.conversation("a", "k"), two.conversation("a", "k")] * 2
+        assert [(await chat.send("hello")).output for chat in chats] == [f"{n} hello" for n in (1, 2, 3, 4)]
+        await chats[1].erase()
+        outputs = [(await chats[1].send("again")).output for _ in range(4)]
+        assert outputs == [f"{n} again" for n in (1, 2, 3, 4)]
+        assert (await chats[0].send("hello")).output == "5 hello", "not the journal of the erased conversation"
+
+
 async def test_messages_of_two_processes_have_one_order_and_all_are_answered(durable_store_url: str) -> None:
     agent = Agent(name="a", model=Echo())
     async with App([agent], durable_store_url) as app, App([agent], durable_store_url) as other:
