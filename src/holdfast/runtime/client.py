@@ -247,6 +247,8 @@ class RunClient:
             CheckpointError: the journal has no such step: not reached, saved together with a later one, or compacted.
         """
         stored = await self._store.load(run_id)
+        if decode(stored.entries[0].body, Begin).meta.conversation:
+            raise CheckpointError(f"run {run_id} is a conversation: fork it at a turn, with Conversation.fork")
         steps = [
             (position, decode(bytes(decode(entry.body, Step).progress), Progress))
             for position, entry in enumerate(stored.entries)

@@ -237,7 +237,7 @@ class Conversation(Generic[OutputT]):
             if turn is not None:
                 return self._turns.finish(turn)
             self._raise_if_stuck(record)
-            if error is not None:
+            if error is not None and progress.turns == seen:  # it is not the error of a turn
                 raise error
             scan, seen = False, progress.turns
             error = await self._attacher.advance(record)
@@ -307,7 +307,8 @@ class Conversation(Generic[OutputT]):
         with suppress(RunEnded):
             await self._store.post(self.run_id, mail)
         await self._janitor.deliver_mail(self.run_id)
-        while not (record := await self._client.get_record(self.run_id)).is_terminal:
+        # Without a retention it is removed when it ends.
+        while (record := await self._find_record()) is not None and not record.is_terminal:
             self._raise_if_stuck(record)
             await self._attacher.advance(record)
 
