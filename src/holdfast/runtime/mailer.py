@@ -19,7 +19,7 @@ from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.json_value import to_json_value
 from holdfast.core.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
-from holdfast.core.waiting import PERSON_KINDS, Answer, Approve, Decision, Deny, Value, WaitingCall
+from holdfast.core.waiting import Answer, Approve, Decision, Deny, Value, WaitingCall
 
 #: The largest body of a message, a signal or an answer.
 MAX_MAIL_BYTES = 4 * 1024 * 1024
@@ -104,7 +104,7 @@ class Mailer:
         tool: str | None = None,
         older_than: timedelta | None = None,
     ) -> list[WaitingCall]:
-        """Return the calls that wait for a person and have no answer, over all runs, oldest run first."""
+        """Return the calls that only `answer` ends and that have no answer, over all runs, oldest run first."""
         before = None if older_than is None else self._clock.now() - older_than
         wanted = RunFilter(statuses=_UNFINISHED, agent_name=agent, caller_id=caller)
         pending: list[WaitingCall] = []
@@ -112,7 +112,7 @@ class Mailer:
             found = [
                 call
                 for call in _read_record_waits(record)
-                if call.kind in PERSON_KINDS
+                if call.needs_answer
                 and (tool is None or call.tool == tool)
                 and (before is None or call.asked_at <= before)
             ]

@@ -11,7 +11,7 @@ from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect
 from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded, convert_process_exit
 from holdfast.core.execution.attempts import ModelRetries
-from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall
+from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall, RequestedCall
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.waits import WAITING, Waits
@@ -114,6 +114,7 @@ class StepContext:
         force = self._has_once_call
         if self._cancel_intent():
             force = force or self._has_idempotent_call
+        self.waits.reduce()
         state.finish_step()
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
         self._not_started.clear()
@@ -171,7 +172,7 @@ class StepContext:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
         for call in calls:
             if call.approval is not None and call.call_id not in self.state.results:
-                self.waits.add_approval(self._make_context(call), call.approval)
+                self.waits.add_approval(self.make_context(call), call.approval)
 
     async def call(self, request: ExecutableCall) -> Any:
         """Return the recorded result of the call, or make it now. The result is recorded when this returns.
@@ -190,9 +191,12 @@ class StepContext:
         if request.call_id in state.results:
             return state.results[request.call_id]
         children = ChildRuns(run, request.call_id)
-        context = self._make_context(request, children)
+        context = self.make_context(request, children)
         result = None
-        if (wait := self._find_wait(request, context)) is not None:
+        has_waited = (wait := self._find_wait(request, context)) is not None
+        if wait is not None and wait.kind == "child":
+            wait = self.waits.end_child_wait(wait)  # made again, the call attaches to its child runs
+        if wait is not None:
             result = self.waits.resolve(request, wait)
         if result is None and request.call_id in self._in_doubt and request.effect is _ONCE:
             result = await self._resolve_in_doubt(request, context)
@@ -201,7 +205,7 @@ class StepContext:
                 return WAITING
             self._record_result(request, result, children)
         else:
-            if wait is not None and request.effect is _ONCE:
+            if has_waited and request.effect is _ONCE:
                 # The answer is consumed, and the call counts as started, before it is.
                 await run.save(must_succeed=True)
             result = await self._execute_call(request, context, children)
@@ -211,7 +215,8 @@ class StepContext:
             await run.save(force=request.effect is _ONCE)
         return result
 
-    def _make_context(self, request: ExecutableCall, children: ChildRuns | None = None) -> ToolContext:
+    def make_context(self, request: RequestedCall, children: ChildRuns | None = None) -> ToolContext:
+        """Return the context of a call of the current step."""
         return ToolContext(
             info=self.run.info,
             step=self.state.steps + 1,
@@ -225,9 +230,6 @@ class StepContext:
     def _find_wait(self, request: ExecutableCall, context: ToolContext) -> WaitingCall | None:
         """Return the wait of this call; one is added if it needs an approval."""
         wait = self.waits.get(request.call_id)
-        if wait is not None and wait.kind == "child":
-            self.waits.remove(request.call_id)  # made again, the call attaches to its child runs
-            return None
         # A `once` call in doubt was started without an approval, or not at all.
         in_doubt = request.effect is _ONCE and request.call_id in self._in_doubt
         if wait is not None or request.approval is None or in_doubt:
@@ -317,8 +319,7 @@ class StepContext:
             self.waits.add_children(context, children.waiting)
             return WAITING
         if isinstance(result, Deferred):
-            expires_at = None if result.expires_in is None else run.clock.now() + result.expires_in
-            wait = self.waits.add(context, "result", reason=result.reason, expires_at=expires_at, token=context.token)
+            wait = self.waits.add_deferred(context, result)
             await run.save(must_succeed=True)  # the token is known outside from now on
             result = self.waits.resolve(request, wait)
         return result
