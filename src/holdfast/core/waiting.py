@@ -156,10 +156,9 @@ class RunWaiting(RunError):
         return all(call.kind == "timer" or call.timed for call in self.calls)
 
 
-def describe_decision(call: WaitingCall, decision: Decision) -> str:
-    """Describe in one line who decided what about a call."""
-    verb = {"approve": "approved", "deny": "denied", "value": "answered", "expire": "expired"}[decision.kind]
-    parts = [f"{call.tool} ({call.call_id}) {verb}"]
+def describe_decision(decision: Decision) -> str:
+    """Describe a decision in one line, such as `approved by ann via slack`."""
+    parts = [{"approve": "approved", "deny": "denied", "value": "answered", "expire": "expired"}[decision.kind]]
     if decision.arguments is not None:
         parts.append(f"with {msgspec.json.encode(decision.arguments).decode()}")
     if decision.by:

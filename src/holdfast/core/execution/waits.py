@@ -188,7 +188,7 @@ class Waits:
         """Record the decision about a call."""
         self._set(msgspec.structs.replace(call, decision=decision))
         if self._run.recorder is not None and call.kind in _RECORDED_KINDS:
-            self._run.recorder.event("decision", describe_decision(call, decision))
+            self._run.recorder.event("decision", f"{call.tool} ({call.call_id}) {describe_decision(decision)}")
 
     def end_child_wait(self, call: WaitingCall) -> WaitingCall | None:
         """Forget that child runs of a call wait: it is made again. Return its approval, if it had one."""
