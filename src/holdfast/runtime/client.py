@@ -109,8 +109,11 @@ class RunClient:
         keys = (info.request_key, stored_meta(self._store, RunMeta.from_info(info)).request_key)
         return known.agent_name == info.agent_name and known.request_key in keys
 
-    async def result(self, run_id: str) -> Result:
+    async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
         """Wait for the result of a run, in whichever process it is executed.
+
+        Args:
+            through_waits: keep waiting while the run waits for a person, a signal or a result from outside.
 
         Raises:
             RunNotFound: there is no such run, or its retention has passed.
@@ -118,14 +121,17 @@ class RunClient:
             RunWaiting: it waits for a person, a signal or a result from outside.
         """
         while not is_settled(record := await self.get_record(run_id)):
-            if record.status is RunStatus.WAITING and not (waiting := self.read_waiting(record)).only_for_time:
-                raise waiting
+            if not through_waits:
+                self.raise_if_waiting(record)
             await self.wait_for_change()
         return self.read_result(await self._store.load(run_id))
 
-    def read_waiting(self, record: RunRecord) -> RunWaiting:
-        """Return what a waiting run waits for, as an error."""
-        return RunWaiting(record.run_id, read_waits(decode(record.progress, Progress).annotations))
+    def raise_if_waiting(self, record: RunRecord) -> None:
+        """Raise `RunWaiting` if the run waits for more than a time."""
+        if record.status is RunStatus.WAITING:
+            waiting = RunWaiting(record.run_id, read_waits(decode(record.progress, Progress).annotations))
+            if not waiting.only_for_time:
+                raise waiting
 
     async def wait_for_change(self, timeout: timedelta | None = None) -> None:
         """Wait until a run may have changed; at most `timeout`, and not longer than the poll interval."""
