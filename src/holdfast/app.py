@@ -386,16 +386,20 @@ class App:
 
     # -- mail ---------------------------------------------------------------------------------------------------
 
-    async def send(self, run_id: str, text: str, *, id: str | None = None) -> str:
+    async def send(self, run_id: str, content: Prompt, *, id: str | None = None) -> str:
         """Send a message to a run, whichever process executes it. Durable when this returns.
 
         The run reads it before its next step, exactly once. Returns the id of the message. Sending with the same `id`
         again changes nothing.
 
+        Args:
+            content: text, or content parts (pictures, files) that the agent of the run accepts.
+
         Raises:
             RunNotFound: there is no such run. RunEnded: it is done, failed or cancelled.
+            DefinitionError: the content is neither, or the agent does not accept these parts.
         """
-        mail_id = await self._stored.mailer.send(run_id, text, id)
+        mail_id = await self._stored.mailer.send(run_id, await self._client.dump_message(run_id, content), id)
         await self._stored.janitor.deliver_mail(run_id)
         return mail_id
 

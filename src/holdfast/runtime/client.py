@@ -37,7 +37,9 @@ from holdfast.core.execution.native import NATIVE_LOOP, get_loop
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.info import RunInfo, new_run_id
+from holdfast.core.json_value import JsonValue
 from holdfast.core.ports import Resumption
+from holdfast.core.prompt import Prompt, dump_prompt
 from holdfast.core.result import Result
 from holdfast.core.turn import TURN_TOPIC, ConversationIdle
 from holdfast.core.waiting import RunWaiting
@@ -74,6 +76,17 @@ class RunClient:
         except RunNotFound:
             return False
         return True
+
+    async def dump_message(self, run_id: str, content: Prompt) -> str | list[JsonValue]:
+        """Return a message to a run as plain data. Only the agent of the run knows which content parts it accepts.
+
+        Raises:
+            DefinitionError: there is no such agent here, or it does not accept the parts.
+        """
+        if isinstance(content, str):
+            return content
+        agent_name = (await self.get_record(run_id)).agent_name
+        return dump_prompt(agent_name, get_loop(find_agent(self._agents, agent_name)), content)
 
     async def submit(self, info: RunInfo, not_before: datetime | None = None) -> str:
         """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.

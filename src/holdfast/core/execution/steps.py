@@ -25,6 +25,7 @@ from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC, Mail
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
 from holdfast.core.ports import RunEvent
+from holdfast.core.prompt import summarize_prompt
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
@@ -92,9 +93,10 @@ class StepContext:
             turn = self.state.turn
             await self.run.emit(RunEvent(kind="turn", step=self.state.steps + 1, name=turn.turn_id, text=turn.prompt))
 
-    async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str]:
+    async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str | list[Any]]:
         """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.
 
+        A message is text; a loop that accepts content parts in a prompt gets them here too, in the same form.
         The loop puts them into the history before it awaits anything: a save in between would lose them.
 
         Args:
@@ -117,8 +119,8 @@ class StepContext:
         # Taken last: an error before this point must not lose the messages.
         if not run.has_messages:
             return []
-        for text in run.peek_messages():
-            await run.emit(RunEvent(kind="message", step=state.steps + 1, text=text))
+        for content in run.peek_messages():
+            await run.emit(RunEvent(kind="message", step=state.steps + 1, text=summarize_prompt(content)))
         return run.take_messages()
 
     def add_usage(self, usage: Usage) -> None:
