@@ -168,7 +168,7 @@ class _Conversation:
         context = self._context
         steered = await context.begin_step(self._compact if context.profile.compact is not None else None)
         if steered:
-            self._history.extend([User(text) for text in steered])
+            self._history.extend(map(_make_prompt_message, steered))
         if context.profile.model is None:  # `Agent` checks this; a user's own profile may not
             raise DefinitionError(f"run {context.run_id}: its agent has no model")
         reply = await self._request_reply(context.profile.model)

@@ -273,12 +273,15 @@ class RunExecution:
         # A new list each time: a save compares annotations with those it saved last.
         self.state.annotations[STEERING_KEY] = [*self.steering, to_json_value(text, "the message")]
 
-    def peek_messages(self) -> list[str]:
+    def peek_messages(self) -> list[str | list[Any]]:
         """Return the messages and nudges that the next step takes."""
         return [*self.steering, *(decode_message(mail) for mail in self.mailbox.find(MESSAGE_TOPIC))]
 
-    def take_messages(self) -> list[str]:
-        """Return and remove the messages. The loop puts them into the history before it awaits anything."""
+    def take_messages(self) -> list[str | list[Any]]:
+        """Return and remove the messages: text, or content parts as plain data.
+
+        The loop puts them into the history before it awaits anything.
+        """
         nudges = self.state.annotations.pop(STEERING_KEY, ())
         messages = self.mailbox.take_all(MESSAGE_TOPIC)
         if messages and (turn := self.state.turn) is not None:

@@ -113,7 +113,7 @@ class Conversation(Generic[OutputT]):
         turn of that message is returned.
 
         Args:
-            content: text, or content parts that the agent accepts. A message that steers is text.
+            content: text, or content parts that the agent accepts.
             when: what the message does that arrives during a turn.
 
         Raises:
@@ -179,13 +179,7 @@ class Conversation(Generic[OutputT]):
             check_mail_id(id)
         prompt = dump_prompt(self._agent.name, get_loop(self._agent), content)
         digest = make_digest(prompt)
-        if when != "steer":
-            message = TurnMessage(content=prompt, digest=digest)
-        elif isinstance(prompt, str):
-            message = TurnMessage(text=prompt, digest=digest)
-        else:
-            raise DefinitionError("a message that steers a turn has to be text")
-        body = check_size(msgspec.json.encode(message))
+        body = check_size(msgspec.json.encode(TurnMessage(content=prompt, digest=digest)))
         return Mail(mail_id=id or secrets.token_hex(8), topic=_TOPICS[when], body=body), digest
 
     async def _find_record(self) -> RunRecord | None:
