@@ -26,6 +26,7 @@ from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
+from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
@@ -257,6 +258,7 @@ class App:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         on_cancel: OnCancel = "detach",
+        through_waits: bool = False,
         **labels: Unpack[RunLabels],
     ) -> Result[OutputT]:
         """Run an agent to its end.
@@ -269,6 +271,8 @@ class App:
             inputs: structured data for the agent's code, as plain JSON data: `RunInfo.inputs`, `$NAME` in the prompts
                 of phases, `current_call().inputs` in tools.
             on_cancel: `"cancel"` cancels the run that this call has started when the caller is cancelled.
+            through_waits: keep waiting while the run waits for a person, a signal or a result from outside, which any
+                process may send. Without it such a wait raises `RunWaiting`.
 
         Raises:
             RunError: the run did not end with an answer; the subclass says why. An exception of the model is raised
@@ -277,13 +281,16 @@ class App:
             RunFailed: the run with this id has failed before.
             RunConflict: a run with this id has another agent, prompt or inputs.
             RunParked: the run waits for a person: `unpark` or `resume` it.
+            RunWaiting: it waits for a person, a signal or a result from outside.
         """
         check_choice("on_cancel", on_cancel, get_args(OnCancel))
         source = self._resolve_agent(agent)
         info = RunInfo.create(source, prompt, run_id=run_id, inputs=inputs, **labels)
         if self.store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
-        return await self._stored.attacher.run(source, info, on_cancel, is_new=run_id is None)
+        return await self._stored.attacher.run(
+            source, info, on_cancel, is_new=run_id is None, through_waits=through_waits
+        )
 
     def run_sync(
         self,
@@ -292,6 +299,7 @@ class App:
         *,
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
+        through_waits: bool = False,
         **labels: Unpack[RunLabels],
     ) -> Result[OutputT]:
         """`run` for code without an event loop. Opens the App, executes only this run and its children, and closes it.
@@ -302,7 +310,9 @@ class App:
         async def main() -> Result[OutputT]:
             await self._open(take_runs=False)
             try:
-                return await self.run(agent, prompt, inputs=inputs, run_id=run_id, **labels)
+                return await self.run(
+                    agent, prompt, inputs=inputs, run_id=run_id, through_waits=through_waits, **labels
+                )
             finally:
                 await self.shutdown()
 
@@ -316,6 +326,7 @@ class App:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         not_before: datetime | None = None,
+        connection: Any = None,
         **labels: Unpack[RunLabels],
     ) -> str:
         """Queue a run for any worker, this App included. Durable when this returns.
@@ -326,19 +337,25 @@ class App:
             prompt: as for `run`.
             inputs: as for `run`.
             not_before: workers leave the run alone until then.
+            connection: your own connection to the store's PostgreSQL database (psycopg, asyncpg or SQLAlchemy), in a
+                transaction. The run exists if and only if that transaction commits.
 
         Raises:
-            DefinitionError: as for `run`.
+            DefinitionError: as for `run`; or the connection cannot be used.
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
         if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
-        return await self._client.submit(info, not_before)
+        return await self._client.submit(info, not_before, connection)
 
-    async def result(self, run_id: str) -> Result:
-        """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`."""
-        return await self._client.result(run_id)
+    async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
+        """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`.
+
+        Args:
+            through_waits: as for `run`.
+        """
+        return await self._client.result(run_id, through_waits=through_waits)
 
     async def recover(self) -> RecoveryReport:
         """Resume every run that is interrupted now, and wait for its end. Runs within their backoff are skipped."""
@@ -388,16 +405,20 @@ class App:
 
     # -- mail ---------------------------------------------------------------------------------------------------
 
-    async def send(self, run_id: str, text: str, *, id: str | None = None) -> str:
+    async def send(self, run_id: str, content: Prompt, *, id: str | None = None) -> str:
         """Send a message to a run, whichever process executes it. Durable when this returns.
 
         The run reads it before its next step, exactly once. Returns the id of the message. Sending with the same `id`
         again changes nothing.
 
+        Args:
+            content: text, or content parts (pictures, files) that the agent of the run accepts.
+
         Raises:
             RunNotFound: there is no such run. RunEnded: it is done, failed or cancelled.
+            DefinitionError: the content is neither, or the agent does not accept these parts.
         """
-        mail_id = await self._stored.mailer.send(run_id, text, id)
+        mail_id = await self._stored.mailer.send(run_id, await self._client.dump_message(run_id, content), id)
         await self._stored.janitor.deliver_mail(run_id)
         return mail_id
 
@@ -445,6 +466,35 @@ class App:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
         """
         await self._stored.mailer.complete_call(token, result)
+
+    # -- conversations ------------------------------------------------------------------------------------------
+
+    def conversation(
+        self, agent: AgentSource[OutputT] | str, key: str, **labels: Unpack[RunLabels]
+    ) -> Conversation[OutputT]:
+        """Return the conversation of this agent with this key, from any process. It begins with its first message.
+
+        Args:
+            key: such as the id of a chat or a user.
+            labels: of the conversation, if this call begins it.
+
+        Raises:
+            DefinitionError: the agent is not known, or the key is not text.
+        """
+        parts = self._stored
+        return Conversation(
+            self._resolve_agent(agent),
+            key,
+            labels,
+            client=parts.client,
+            attacher=parts.attacher,
+            janitor=parts.janitor,
+        )
+
+    async def conversations(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+        """Return a page of conversations, newest first. Arguments and errors as for `list`."""
+        query["labels"] = {**(query.get("labels") or {}), **CONVERSATION_LABEL}
+        return await self.list(limit=limit, cursor=cursor, **query)
 
     # -- reading runs -------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from holdfast.cli import formatting
 from holdfast.cli.output import STYLES, Output, format_value, one_line
+from holdfast.core.waiting import describe_decision
 from holdfast.runtime.transcript import Call, TranscriptItem
 
 _MAX_TEXT_LENGTH = 2_000
@@ -61,6 +62,9 @@ class TranscriptPrinter:
             self._output.print_line(f"model: {self._truncate(item.text)}")
         for call in item.calls:
             self._output.print_line(f"  {format_call(call)}", "blue")
+            if call.decision is not None:
+                at = f" at {format_time(call.decision.at)}" if call.decision.at is not None else ""
+                self._output.print_line(f"    {self._truncate(describe_decision(call.decision))}{at}", "dim")
 
     def _print_result(self, item: TranscriptItem) -> None:
         state = "error" if item.error else "resolved by a person" if item.kind == "resolution" else "done"

@@ -17,9 +17,9 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.execution.waits import read_waits
-from holdfast.core.json_value import to_json_value
+from holdfast.core.json_value import JsonValue, to_json_value
 from holdfast.core.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
-from holdfast.core.waiting import PERSON_KINDS, Answer, Approve, Decision, Deny, Value, WaitingCall
+from holdfast.core.waiting import Answer, Approve, Decision, Deny, Value, WaitingCall
 
 #: The largest body of a message, a signal or an answer.
 MAX_MAIL_BYTES = 4 * 1024 * 1024
@@ -28,11 +28,17 @@ _UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRU
 
 
 class NotWaiting(CheckpointError):
-    """The run has no such call that waits: it never had, or the wait is over. Nothing was sent."""
+    """The run has no such call that waits: it never had, or the wait is over. Nothing was sent.
+
+    What to do: Look at the calls that do wait: `holdfast pending`, or `App.pending`.
+    """
 
 
 class AlreadyAnswered(CheckpointError):
-    """Another answer was first. Nothing was changed."""
+    """Another answer was first. Nothing was changed.
+
+    What to do: Nothing. The message says who answered first, and `show` how the run continued.
+    """
 
     def __init__(self, run_id: str, call_id: str, decision: Decision | None) -> None:
         first = "another answer was first"
@@ -49,14 +55,15 @@ class Mailer:
     def __init__(self, store: CheckpointStore, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
 
-    async def send(self, run_id: str, text: str, mail_id: str | None = None) -> str:
+    async def send(self, run_id: str, content: str | list[JsonValue], mail_id: str | None = None) -> str:
         """Send a message to a run that has not ended. Durable when this returns. The run reads it before its next step.
 
         Returns the id of the message. Sending with an id that the run knows changes nothing.
+
+        Args:
+            content: text, or content parts as `dump_prompt` returns them.
         """
-        if not isinstance(text, str):
-            raise DefinitionError(f"the message is {text!r:.80}: give text")
-        body = encode_message(to_json_value(text, "the message"))
+        body = encode_message(to_json_value(content, "the message"))
         return await self._post(run_id, MESSAGE_TOPIC, body, mail_id)
 
     async def signal(self, run_id: str, name: str, payload: Any, mail_id: str | None = None) -> str:
@@ -92,6 +99,7 @@ class Mailer:
         calls = [] if record is None else _read_record_waits(record)
         for call in calls:
             if call.token and hmac.compare_digest(call.token, secret):
+                _check_expiry(call, self._clock.now())
                 await self._post_decision(call, Value(result).to_decision("", "token"))
                 return
         raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
@@ -104,7 +112,7 @@ class Mailer:
         tool: str | None = None,
         older_than: timedelta | None = None,
     ) -> list[WaitingCall]:
-        """Return the calls that wait for a person and have no answer, over all runs, oldest run first."""
+        """Return the calls that only `answer` ends and that have no answer, over all runs, oldest run first."""
         before = None if older_than is None else self._clock.now() - older_than
         wanted = RunFilter(statuses=_UNFINISHED, agent_name=agent, caller_id=caller)
         pending: list[WaitingCall] = []
@@ -112,7 +120,7 @@ class Mailer:
             found = [
                 call
                 for call in _read_record_waits(record)
-                if call.kind in PERSON_KINDS
+                if call.needs_answer
                 and (tool is None or call.tool == tool)
                 and (before is None or call.asked_at <= before)
             ]
@@ -135,8 +143,7 @@ class Mailer:
         record = await self._store.get_record(run_id)
         for call in _read_record_waits(record):
             if call.call_id == call_id and call.kind not in ("signal", "timer", "child"):
-                if _is_expired(call, self._clock.now()):
-                    raise NotWaiting(f"run {run_id}: the wait of call {call_id} expired at {call.expires_at}")
+                _check_expiry(call, self._clock.now())
                 return call
         raise NotWaiting(f"run {run_id} has no call {call_id} that waits for an answer")
 
@@ -147,7 +154,7 @@ class Mailer:
             return None
 
     async def _post_decision(self, call: WaitingCall, decision: Decision) -> None:
-        body = _check_size(msgspec.json.encode(decision))
+        body = check_size(msgspec.json.encode(decision))
         receipt = await self._store.post(call.run_id, Mail(mail_id=call.topic, topic=call.topic, body=body))
         # Also for a second answer: the process that gave the first may have died before this.
         await self._wake_parents(call.run_id)
@@ -155,14 +162,19 @@ class Mailer:
             raise AlreadyAnswered(call.run_id, call.call_id, _read_first(receipt))
 
     async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
-        if mail_id is not None and (not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200):
-            raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")
-        if mail_id is not None and mail_id.startswith("answer:"):
-            raise DefinitionError(f"the id is {mail_id!r:.80}: ids of answers begin with 'answer:', give another one")
-        mail = Mail(mail_id=mail_id or secrets.token_hex(8), topic=topic, body=_check_size(body))
+        if mail_id is not None:
+            check_mail_id(mail_id)
+        mail = Mail(mail_id=mail_id or secrets.token_hex(8), topic=topic, body=check_size(body))
         await self._store.post(run_id, mail)
         await self._wake_parents(run_id)
         return mail.mail_id
+
+    async def wake_missed_parents(self) -> None:
+        """Notify the parents of children that may continue: a sender may have died between its mail and the notice."""
+        async for child in self._store.list_runs(RunFilter(statuses=frozenset({RunStatus.INTERRUPTED}))):
+            parent = await self._get_record(child.parent_run_id) if child.parent_run_id is not None else None
+            if parent is not None and parent.status is RunStatus.WAITING and CHILD_TOPIC in parent.wake_on:
+                await self._wake_parents(child.run_id)
 
     async def _wake_parents(self, run_id: str) -> None:
         """Notify the runs above a child: only its parent resumes it."""
@@ -187,8 +199,9 @@ def _read_first(receipt: Receipt) -> Decision | None:
     return msgspec.structs.replace(first, at=receipt.mail.posted_at)
 
 
-def _is_expired(call: WaitingCall, now: datetime) -> bool:
-    return call.expires_at is not None and call.expires_at <= now
+def _check_expiry(call: WaitingCall, now: datetime) -> None:
+    if call.expires_at is not None and call.expires_at <= now:
+        raise NotWaiting(f"run {call.run_id}: the wait of call {call.call_id} expired at {call.expires_at}")
 
 
 def _check_answer(call: WaitingCall, answer: Answer) -> None:
@@ -200,7 +213,24 @@ def _check_answer(call: WaitingCall, answer: Answer) -> None:
         raise DefinitionError(f"call {call.call_id} waits for a {call.kind}: give Value or Deny")
 
 
-def _check_size(body: bytes) -> bytes:
+def check_mail_id(mail_id: object) -> None:
+    """Check the id of a message or a signal.
+
+    Raises:
+        DefinitionError: it is no text, too long, or begins as the ids that holdfast makes.
+    """
+    if not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200:
+        raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")
+    if mail_id.startswith(("answer:", "turn:")):
+        raise DefinitionError(f"the id is {mail_id!r:.80}: give one that does not begin with 'answer:' or 'turn:'")
+
+
+def check_size(body: bytes) -> bytes:
+    """Return the body of a mail.
+
+    Raises:
+        PayloadError: it is too large.
+    """
     if len(body) > MAX_MAIL_BYTES:
         raise PayloadError(f"the mail has {len(body)} bytes: send at most {MAX_MAIL_BYTES}")
     return body

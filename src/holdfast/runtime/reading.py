@@ -60,6 +60,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: Calls that were made again after a transient error, and the last such error.
     retries: int
     retry_error: str
+    #: The key of a conversation, and the number of its turns that have ended. Empty and zero for other runs.
+    conversation: str
+    turns: int
 
     @property
     def waits_for(self) -> str:
@@ -80,6 +83,8 @@ class RunDetails(RunSummary, frozen=True, kw_only=True):
 
     #: Calls without a result, with their arguments. `state` says what each waits for.
     pending_calls: tuple[Call, ...]
+    #: Calls that waited for a person or a result and no longer do. `decision` says who answered what, and when.
+    decided_calls: tuple[Call, ...] = ()
     #: Of a run that is done, as plain data. `App.result` returns it with its type.
     output: Any = None
     #: Of a run that failed.
@@ -192,6 +197,7 @@ def describe_run(stored: StoredRun) -> RunDetails:
     return RunDetails(
         **_read_record(stored.record),
         pending_calls=tuple(transcript.unanswered),
+        decided_calls=tuple(call for call in transcript.calls if call.decision is not None),
         output=outcome.output if status is RunStatus.DONE else None,
         error=outcome.error or stored.record.reason if status is RunStatus.FAILED else None,
     )
@@ -230,6 +236,8 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
         "cancel_requested": record.cancel_requested,
         "retries": retry.get("count", 0),
         "retry_error": retry.get("error", ""),
+        "conversation": meta.conversation,
+        "turns": progress.turns,
     }
 
 

@@ -250,7 +250,7 @@ class MemoryStore:
         self._check_open()
         now = self._clock.now()
         self._draft_requests = {each: until for each, until in self._draft_requests.items() if until > now}
-        self._draft_requests[run_id] = now + ttl
+        self._draft_requests[run_id] = max(now + ttl, self._draft_requests.get(run_id, now))
 
     async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
         self._check_open()

@@ -1,5 +1,6 @@
 """The hooks that pydantic-ai calls: they make tool calls durable and record requests to the model."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -65,6 +66,10 @@ class DurableCapability(WrapperCapability[Any]):
         assert tools.root_capability is deps.root_capability, "tools are called through the run's capabilities"
         capability = cls(deps.root_capability, context, transcript, batch, adapter_state)
         deps.root_capability = tools.root_capability = capability
+        # Calls that wait end pydantic-ai's run, also if its output cannot be `DeferredToolRequests`: the agent's run
+        # continues with their results.
+        deps.output_schema = copy.copy(deps.output_schema)
+        deps.output_schema.allows_deferred_tools = True
         return capability
 
     async def before_model_request(
@@ -115,13 +120,15 @@ class DurableCapability(WrapperCapability[Any]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        answers = self._batch.find_answers(requests)
-        rest = requests if answers is None else requests.remaining(answers)
-        others = None if rest is None else await self.wrapped.handle_deferred_tool_calls(ctx, requests=rest)
-        if answers is None or others is None:
-            return answers or others
-        answers.update(others)
-        return answers
+        answers = self._batch.deferred.find_answers(requests)
+        rest = self._batch.deferred.list_undecided(requests.remaining(answers))
+        if rest is not None:
+            # A handler of the agent's own goes before a person.
+            handled = await self.wrapped.handle_deferred_tool_calls(ctx, requests=rest)
+            if handled is not None:
+                answers.update(handled)
+            self._batch.deferred.add_waits(rest, handled)
+        return answers if answers.approvals or answers.calls else None
 
 
 class StreamingDurableCapability(DurableCapability):

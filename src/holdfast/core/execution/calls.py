@@ -7,6 +7,12 @@ from typing import Any, Protocol
 from holdfast.core.approval import ApprovalRequest
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 
+#: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
+IN_DOUBT_KEY = "in_doubt"
+
+#: Among the annotations of an interrupted run: the step, and its announced `once` calls that were never started.
+NOT_STARTED_KEY = "not_started"
+
 
 class AnnouncedCall(Protocol):
     """A call that a reply asks for, before it is made. A `CallRequest` is one."""
@@ -18,14 +24,18 @@ class AnnouncedCall(Protocol):
     def effect(self) -> Effect: ...
 
 
-class ExecutableCall(AnnouncedCall, Protocol):
-    """One tool call for `StepContext.call`. A `CallRequest` is one."""
+class RequestedCall(AnnouncedCall, Protocol):
+    """A call with its arguments, as the model gave them."""
 
     @property
     def tool(self) -> str: ...
 
     @property
     def arguments(self) -> Any: ...
+
+
+class ExecutableCall(RequestedCall, Protocol):
+    """One tool call for `StepContext.call`. A `CallRequest` is one."""
 
     @property
     def reconcile(self) -> Reconcile | None: ...

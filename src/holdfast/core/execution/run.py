@@ -33,6 +33,7 @@ from holdfast.core.ports import DraftWriter, Ports, Recorder, Resumption, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
 from holdfast.core.tool_threads import ToolThreads
+from holdfast.core.turn import TurnMessage
 
 log = logging.getLogger("holdfast.run")
 
@@ -90,6 +91,8 @@ class RunExecution:
         self.state = RunState() if resumption is None else resumption.state
         self.checkpointer = None if resumption is None else resumption.checkpointer
         self.resumed = resumption is not None
+        #: Executes the agent; known before the agent is built.
+        self.loop: Loop = services.default_loop
         self.services, self.ports, self.clock = services, services.ports, services.clock
         self.stop_state = StopState()
         self.mailbox = Mailbox(self.state.consumed, () if resumption is None else resumption.mail)
@@ -273,14 +276,21 @@ class RunExecution:
         # A new list each time: a save compares annotations with those it saved last.
         self.state.annotations[STEERING_KEY] = [*self.steering, to_json_value(text, "the message")]
 
-    def peek_messages(self) -> list[str]:
+    def peek_messages(self) -> list[str | list[Any]]:
         """Return the messages and nudges that the next step takes."""
         return [*self.steering, *(decode_message(mail) for mail in self.mailbox.find(MESSAGE_TOPIC))]
 
-    def take_messages(self) -> list[str]:
-        """Return and remove the messages. The loop puts them into the history before it awaits anything."""
+    def take_messages(self) -> list[str | list[Any]]:
+        """Return and remove the messages: text, or content parts as plain data.
+
+        The loop puts them into the history before it awaits anything.
+        """
         nudges = self.state.annotations.pop(STEERING_KEY, ())
-        return [*nudges, *(decode_message(mail) for mail in self.mailbox.take_all(MESSAGE_TOPIC))]
+        messages = self.mailbox.take_all(MESSAGE_TOPIC)
+        if messages and (turn := self.state.turn) is not None:
+            joined = {mail.mail_id: TurnMessage.from_mail(mail).digest for mail in messages}
+            self.state.turn = msgspec.structs.replace(turn, joined={**turn.joined, **joined})
+        return [*nudges, *map(decode_message, messages)]
 
     @property
     def steering(self) -> Sequence[str]:

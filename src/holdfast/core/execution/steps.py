@@ -18,14 +18,23 @@ from holdfast.core.events import (
     TextDelta,
     ToolCalled,
     ToolReturned,
+    TurnStarted,
 )
 from holdfast.core.execution.attempts import ModelRetries
-from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall
+from holdfast.core.execution.calls import (
+    IN_DOUBT_KEY,
+    NOT_STARTED_KEY,
+    AnnouncedCall,
+    ExecutableCall,
+    RequestedCall,
+)
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import WAITING, Waits
-from holdfast.core.mail import CHILD_TOPIC
+from holdfast.core.mail import CHILD_TOPIC, Mail
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
+from holdfast.core.prompt import summarize_prompt
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
@@ -35,12 +44,6 @@ UNKNOWN_OUTCOME = (
     "It may or may not have taken effect. Check before you call it again."
 )
 
-#: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
-IN_DOUBT_KEY = "in_doubt"
-
-#: Among the annotations of an interrupted run: the step, and its announced `once` calls that were never started.
-NOT_STARTED_KEY = "not_started"
-
 _NO_CALLS: frozenset[str] = frozenset()
 
 #: Constants, because Python 3.11 looks up a member of an enum 20 times more slowly than a global name.
@@ -48,12 +51,20 @@ _ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
 
 
 class StepContext:
-    """One conversation of one run: the whole run, or one phase of it."""
+    """The whole run, one phase of it, or one turn of a conversation."""
 
-    def __init__(self, run: RunExecution, profile: Profile, prompt: str | list[Any]) -> None:
-        #: The prompt: text, or content parts as `PromptEncoder.dump_prompt` made them.
+    def __init__(
+        self, run: RunExecution, profile: Profile, prompt: str | list[Any], *, turn_mail: Mail | None = None
+    ) -> None:
+        """Make the context of a new or a resumed phase or turn.
+
+        Args:
+            turn_mail: the message that begins a turn of a conversation. `None`: the turn has begun.
+        """
+        #: The prompt: text, or content parts as `PromptEncoder.dump_prompt` made them. Empty for a resumed turn.
         self.prompt = prompt
         self.profile = profile
+        self._turn_mail = turn_mail
         self.run, self.state = run, run.state
         self.model_retries = ModelRetries(run, profile.retry)
         self.waits = Waits(run)
@@ -75,14 +86,26 @@ class StepContext:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
+    @property
+    def begins(self) -> bool:
+        """Whether the prompt is new: the loop adds it to the history with `start`."""
+        return self._turn_mail is not None if self.run.info.conversation else not self.state.history
+
     async def start(self, messages: Iterable[Any]) -> None:
-        """Begin the conversation. Returns when the run is in the store, before the first model call."""
+        """Add the prompt to the history. Returns when it is in the store, before the first model call."""
+        if self._turn_mail is not None:
+            begin_turn(self.run, self._turn_mail)
+            self._turn_mail = None
         self.state.history.extend(messages)
         await self.run.save(force=True)
+        if self.state.turn is not None and self.run.has_listeners:
+            turn = self.state.turn
+            await self.run.emit(TurnStarted(run_id=self.run_id, step=self.state.steps + 1, turn_id=turn.turn_id))
 
-    async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str]:
+    async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str | list[Any]]:
         """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.
 
+        A message is text; a loop that accepts content parts in a prompt gets them here too, in the same form.
         The loop puts them into the history before it awaits anything: a save in between would lose them.
 
         Args:
@@ -90,8 +113,9 @@ class StepContext:
         """
         run, state = self.run, self.state
         run.raise_if_stopped()
+        raise_if_interrupted(run)
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
-        if state.steps >= bounds.max_steps:
+        if state.turn_steps >= bounds.max_steps:
             raise StepsExceeded(self.run_id, bounds.max_steps)
         if phase_bounds is not None and state.phase_steps >= phase_bounds.max_steps:
             raise StepsExceeded(self.run_id, phase_bounds.max_steps)
@@ -104,7 +128,8 @@ class StepContext:
         # Taken last: an error before this point must not lose the messages.
         if not run.has_messages:
             return []
-        for text in run.peek_messages():
+        for content in run.peek_messages():
+            text = summarize_prompt(content)
             await run.emit(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
         return run.take_messages()
 
@@ -144,6 +169,7 @@ class StepContext:
         force = self._has_once_call
         if self._cancel_intent():
             force = force or self._has_idempotent_call
+        self.waits.reduce()
         state.finish_step()
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
         self._not_started.clear()
@@ -201,7 +227,7 @@ class StepContext:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
         for call in calls:
             if call.approval is not None and call.call_id not in self.state.results:
-                self.waits.add_approval(self._make_context(call), call.approval)
+                self.waits.add_approval(self.make_context(call), call.approval)
 
     async def call(self, request: ExecutableCall) -> Any:
         """Return the recorded result of the call, or make it now. The result is recorded when this returns.
@@ -220,9 +246,12 @@ class StepContext:
         if request.call_id in state.results:
             return state.results[request.call_id]
         children = ChildRuns(run, request.call_id)
-        context = self._make_context(request, children)
+        context = self.make_context(request, children)
         result = None
-        if (wait := self._find_wait(request, context)) is not None:
+        has_waited = (wait := self._find_wait(request, context)) is not None
+        if wait is not None and wait.kind == "child":
+            wait = self.waits.end_child_wait(wait)  # made again, the call attaches to its child runs
+        if wait is not None:
             result = self.waits.resolve(request, wait)
         if result is None and request.call_id in self._in_doubt and request.effect is _ONCE:
             result = await self._resolve_in_doubt(request, context)
@@ -231,7 +260,7 @@ class StepContext:
                 return WAITING
             self._record_result(request, result, children)
         else:
-            if wait is not None and request.effect is _ONCE:
+            if has_waited and request.effect is _ONCE:
                 # The answer is consumed, and the call counts as started, before it is.
                 await run.save(must_succeed=True)
             result = await self._execute_call(request, context, children)
@@ -241,7 +270,8 @@ class StepContext:
             await run.save(force=request.effect is _ONCE)
         return result
 
-    def _make_context(self, request: ExecutableCall, children: ChildRuns | None = None) -> ToolContext:
+    def make_context(self, request: RequestedCall, children: ChildRuns | None = None) -> ToolContext:
+        """Return the context of a call of the current step."""
         return ToolContext(
             info=self.run.info,
             step=self.state.steps + 1,
@@ -255,9 +285,6 @@ class StepContext:
     def _find_wait(self, request: ExecutableCall, context: ToolContext) -> WaitingCall | None:
         """Return the wait of this call; one is added if it needs an approval."""
         wait = self.waits.get(request.call_id)
-        if wait is not None and wait.kind == "child":
-            self.waits.remove(request.call_id)  # made again, the call attaches to its child runs
-            return None
         # A `once` call in doubt was started without an approval, or not at all.
         in_doubt = request.effect is _ONCE and request.call_id in self._in_doubt
         if wait is not None or request.approval is None or in_doubt:
@@ -362,8 +389,7 @@ class StepContext:
             self.waits.add_children(context, children.waiting)
             return WAITING
         if isinstance(result, Deferred):
-            expires_at = None if result.expires_in is None else run.clock.now() + result.expires_in
-            wait = self.waits.add(context, "result", reason=result.reason, expires_at=expires_at, token=context.token)
+            wait = self.waits.add_deferred(context, result)
             await run.save(must_succeed=True)  # the token is known outside from now on
             result = self.waits.resolve(request, wait)
         return result
