@@ -53,9 +53,15 @@ class TurnStarted(RunEvent, frozen=True, kw_only=True, tag="turn_started"):
 
 
 class TurnFinished(RunEvent, frozen=True, kw_only=True, tag="turn_finished"):
-    """A conversation has answered a message. Durable."""
+    """A turn of a conversation has ended. Durable."""
 
     turn_id: str
+    #: `done`, `failed` or `interrupted`.
+    status: str = "done"
+    #: Of a turn that is done, as plain data.
+    output: Any = None
+    #: Of the others: why it ended.
+    error: str = ""
 
 
 class PhaseStarted(RunEvent, frozen=True, kw_only=True, tag="phase_started"):

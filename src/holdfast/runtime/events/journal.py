@@ -19,7 +19,10 @@ from holdfast.core.events import (
     StepFinished,
     ToolCalled,
     ToolReturned,
+    TurnFinished,
+    TurnStarted,
 )
+from holdfast.core.turn import TurnInput, TurnRecord
 from holdfast.core.waiting import Decision
 from holdfast.runtime.events.cursor import Cursor, get_incarnation
 from holdfast.runtime.transcript import Transcript, TranscriptItem
@@ -71,6 +74,11 @@ def _read_entry(run_id: str, entry: Entry) -> list[Event]:
     """Return the events of one entry, without cursors."""
     if entry.kind is EntryKind.NOTE:
         return [msgspec.structs.replace(decode(entry.body, Event), run_id=run_id)]
+    if entry.kind is EntryKind.INPUT:
+        began = decode(entry.body, TurnInput)
+        return [TurnStarted(run_id=run_id, at=began.at, turn_id=began.turn_id)]
+    if entry.kind is EntryKind.TURN:
+        return [_read_turn(run_id, decode(entry.body, TurnRecord))]
     events: list[Event] = []
     reasoning: list[str] = []
     # A new transcript for each entry: it would collect all calls of the run.
@@ -80,6 +88,17 @@ def _read_entry(run_id: str, entry: Entry) -> list[Event]:
         else:
             events += _read_item(run_id, item, "\n".join(reasoning))
     return events
+
+
+def _read_turn(run_id: str, turn: TurnRecord) -> TurnFinished:
+    return TurnFinished(
+        run_id=run_id,
+        at=turn.at,
+        turn_id=turn.input.turn_id,
+        status=turn.status,
+        output=turn.output,
+        error=turn.error,
+    )
 
 
 def _read_item(run_id: str, item: TranscriptItem, reasoning: str) -> Iterator[Event]:
