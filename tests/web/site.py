@@ -112,7 +112,21 @@ def make_agents(folder: Path) -> list[Agent]:
         call = ToolCall(id=f"c{done}", name="curse", arguments={"number": done})
         return Reply(text=HOSTILE[done][:1000], tool_calls=[call])
 
+    async def chat_model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        """Answer the last message: `pay` asks for the tool, other text is repeated."""
+        place = max(place for place, message in enumerate(messages) if isinstance(message, User))
+        asked, since = messages[place], messages[place + 1 :]
+        assert isinstance(asked, User)
+        with (folder / "requests").open("a") as file:
+            file.write(f"{asked.text} {len(since)}\n")
+        if asked.text in ("note", "gate", "pay") and not since:
+            return Reply(text="wait", tool_calls=[ToolCall(id=f"{asked.text}-{place}", name=asked.text)])
+        if asked.text == "fail":
+            raise RuntimeError("no answer")
+        return Reply(text=f"you said {asked.text}")
+
     return [
+        Agent(name="talker", model=chat_model, tools=[note, gate, pay]),
         Agent(name="clerk", model=model, tools=[note, gate, pay, fail, render, wait_for]),
         Agent(name="curser", model=curse_model, tools=[curse]),
     ]

@@ -15,6 +15,7 @@ from holdfast.app import App
 from holdfast.core.errors import DefinitionError
 from holdfast.errors import HoldfastError
 from holdfast.web.api.body import read_body
+from holdfast.web.api.conversations import CONVERSATION_OPERATIONS
 from holdfast.web.api.openapi import make_openapi
 from holdfast.web.api.operation import Context, Operation
 from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
@@ -23,7 +24,7 @@ from holdfast.web.auth import LOCAL_PRINCIPAL, Authorize, Principal, authenticat
 from holdfast.web.sse import encode_json
 
 #: All operations of the API, in the order of its description.
-OPERATIONS: tuple[Operation, ...] = RUN_OPERATIONS
+OPERATIONS: tuple[Operation, ...] = (*RUN_OPERATIONS, *CONVERSATION_OPERATIONS)
 
 _CORS_HEADERS = ("authorization", "content-type", "idempotency-key", "last-event-id")
 
