@@ -5,6 +5,7 @@ from tests.web.conftest import Site
 from tests.web.test_api import check_problem, wait_for_status
 
 from holdfast.client import AsyncClient
+from holdfast.core.events import TurnFinished
 
 CHAT = "/conversations/talker/chat-1"
 
@@ -62,7 +63,7 @@ async def test_the_events_of_a_conversation_continue_between_turns(site: Site) -
         finished = []
         async with AsyncClient(site.url, token=token) as client:
             async for event in client.events("chat:talker:chat-5"):
-                if event.type == "turn_finished":
+                if isinstance(event, TurnFinished):
                     finished.append(event)
                     if len(finished) == 1:
                         await browser.post("/conversations/talker/chat-5/messages", json={"content": "two"})
