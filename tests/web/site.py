@@ -1,7 +1,7 @@
 """The program of the server under test: `python -m tests.web.site FOLDER STORE KIND PORT` prints its URL and serves.
 
 KIND is `users` (an authorize function; the API is mounted under `/some/prefix`), `viewer` (the same, but it executes no
-runs), `local` (no authorize) or `worker` (no server).
+runs), `local` (no authorize), `chat` (the protocols of front ends) or `worker` (no server).
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from holdfast import (
     tool,
     wait_for,
 )
+from holdfast.core.agent import AgentSource
 from holdfast.web.api import make_api
 from holdfast.web.auth import ALL_SCOPES, Principal, Scope
 from holdfast.web.server import serve_locally
@@ -149,6 +150,10 @@ async def authorize(request: Request) -> Principal | None:
 def make_site(app: App, kind: str) -> ASGIApp:
     if kind == "local":
         return make_api(app)
+    if kind == "chat":
+        from holdfast.web.protocols import make_chat
+
+        return make_chat(app)
 
     site = FastAPI()
     site.mount("/some/prefix", make_api(app, authorize=authorize, allowed_origins=["https://chat.example"]))
@@ -157,13 +162,18 @@ def make_site(app: App, kind: str) -> ASGIApp:
 
 async def main(folder: str, store: str, kind: str, port: str) -> None:
     worker = WorkerSettings(take_runs=kind != "viewer")
-    async with App(make_agents(Path(folder)), store, worker=worker) as app:
+    agents: list[AgentSource] = [*make_agents(Path(folder))]
+    if kind == "chat":  # loads pydantic-ai
+        from tests.web.protocols.assistant import make_assistant
+
+        agents.append(make_assistant(Path(folder)))
+    async with App(agents, store, worker=worker) as app:
         if kind == "worker":
             print("ready", flush=True)
             await app.serve()
             return
         async with serve_locally(make_site(app, kind), int(port)) as url:
-            print(url + ("" if kind == "local" else "/some/prefix"), flush=True)
+            print(url + ("/some/prefix" if kind in ("users", "viewer") else ""), flush=True)
             await asyncio.Event().wait()
 
 

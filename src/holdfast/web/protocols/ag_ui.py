@@ -51,9 +51,7 @@ class AGUIServer:
         principal = await self._chat.authenticate(request, "read")
         conversation = await self._chat.open(request, principal, request.path_params["thread_id"])
         turns = await read_history(self._chat.app, conversation.run_id)
-        return make_json(
-            [message.model_dump(mode="json", by_alias=True, exclude_none=True) for message in _dump(turns)]
-        )
+        return make_json(_dump(turns))
 
     async def _is_unknown(self, conversation: Conversation[Any], message: NewMessage) -> bool:
         return all(turn.turn_id != message.id for turn in await conversation.history())

@@ -62,9 +62,7 @@ class VercelAIServer:
         principal = await self._chat.authenticate(request, "read")
         conversation = await self._chat.open(request, principal, request.path_params["chat_id"])
         turns = await read_history(self._chat.app, conversation.run_id)
-        return make_json(
-            [message.model_dump(mode="json", by_alias=True, exclude_none=True) for message in _dump(turns)]
-        )
+        return make_json(_dump(turns))
 
     def _respond(self, conversation: Conversation[Any], turn_id: str | None, answered: set[str]) -> Response:
         stream = VercelAIEventStream(sdk_version=_SDK_VERSION, server_message_id=f"{turn_id}.answer")
