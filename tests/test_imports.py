@@ -73,6 +73,7 @@ OPTIONAL = {
     "apsw",
     "httpx",
     "jinja2",
+    "langchain_core",
     "langgraph",
     "openai",
     "opentelemetry",
