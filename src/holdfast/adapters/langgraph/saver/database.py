@@ -3,13 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from holdfast.adapters.langgraph.saver.requests import WriteRequest
 from holdfast.adapters.langgraph.saver.schema import make_schema
 from holdfast.adapters.langgraph.saver.values import ChannelKey, ListCache, ListIndex
 from holdfast.adapters.langgraph.saver.writer import GroupWriter
-from holdfast.db.tables import Cursor, TablesError
+from holdfast.db.tables import Cursor, Schema, Tables, TablesError
 from holdfast.db.url import POSTGRES_SCHEMES, tables_from_url
 
 _T = TypeVar("_T")
@@ -18,14 +18,18 @@ _T = TypeVar("_T")
 class SaverDatabase:
     """Used by a saver and its copies with another serializer. Safe to share between threads and event loops."""
 
-    def __init__(self, url: str) -> None:
-        """Connect to nothing yet. Raises `TablesError` if the URL names no database."""
-        self._tables = tables_from_url(url)
-        self._schema = make_schema(postgres=url.partition(":")[0] in POSTGRES_SCHEMES)
+    def __init__(self, tables: Tables, schema: Schema) -> None:
+        """Connect to nothing yet."""
+        self._tables, self._schema = tables, schema
         self._cache = ListCache()
         self._writer = GroupWriter(self._tables, self._cache)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Connect to nothing yet. Raises `TablesError` if the URL names no database."""
+        return cls(tables_from_url(url), make_schema(postgres=url.partition(":")[0] in POSTGRES_SCHEMES))
 
     # -- opening and closing ------------------------------------------------------------------------------------
 

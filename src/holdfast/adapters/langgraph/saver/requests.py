@@ -51,9 +51,10 @@ def make_put(
     head = {name: value for name, value in checkpoint.items() if name != "channel_values"}
     saved_metadata = get_checkpoint_metadata(config, metadata)
     type_, body = serde.dumps_typed([head, saved_metadata])
+    run_id = saved_metadata.get("run_id")
     row = (
-        *(thread_id, ns, checkpoint["id"]),
-        *(get_checkpoint_id(config), saved_metadata.get("run_id"), type_, body),
+        *(thread_id, ns, checkpoint["id"], get_checkpoint_id(config)),
+        *(None if run_id is None else str(run_id), type_, body),
     )
     key, others = split_row(CHECKPOINT, row)
     return WriteRequest(

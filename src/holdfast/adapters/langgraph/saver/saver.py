@@ -56,7 +56,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         Raises:
             TablesError: the URL names no database.
         """
-        return cls(SaverDatabase(url), serde=serde or JsonPlusSerializer(allowed_msgpack_modules=types or None))
+        return cls(SaverDatabase.from_url(url), serde=serde or make_serde(types))
 
     async def __aenter__(self) -> Self:
         await self._database.open()
@@ -256,6 +256,11 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             return await reader.load_delta_history(target, channels)
 
         return await self._database.read(work)
+
+
+def make_serde(types: Sequence[type]) -> SerializerProtocol:
+    """Return a msgpack serializer that creates objects of safe types and of these, and of no others."""
+    return JsonPlusSerializer(allowed_msgpack_modules=types or None)
 
 
 def _make_config(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:

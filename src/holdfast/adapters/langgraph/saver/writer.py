@@ -1,31 +1,14 @@
 """Group commit: the writes that wait are committed together."""
 
 import asyncio
-from collections.abc import Collection, Iterable
 
+from holdfast.adapters.langgraph.saver.batch import RowBatch, StreamsTaken
 from holdfast.adapters.langgraph.saver.requests import WriteRequest
-from holdfast.adapters.langgraph.saver.schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, insert_rows, select_in
-from holdfast.adapters.langgraph.saver.values import (
-    LIST,
-    ChannelKey,
-    EncodedList,
-    ListCache,
-    ListIndex,
-    ListPlan,
-    plan_list,
-)
+from holdfast.adapters.langgraph.saver.values import ChannelKey, ListCache
 from holdfast.db.tables import Cursor, Tables, TablesError, TablesUnavailable
 
 #: Bounds the time that a commit takes.
 _MAX_BATCH = 1_000
-
-
-class _StreamsTaken(Exception):
-    """Another process has continued the streams of these channels. Nothing was written."""
-
-    def __init__(self, channels: set[ChannelKey]) -> None:
-        super().__init__(channels)
-        self.channels = channels
 
 
 class GroupWriter:
@@ -82,15 +65,15 @@ class GroupWriter:
     async def _commit(self, requests: list[WriteRequest]) -> None:
         taken: set[ChannelKey] = set()
 
-        async def work(cursor: Cursor) -> _Batch:
-            batch = _Batch(self._cache, taken)
+        async def work(cursor: Cursor) -> RowBatch:
+            batch = RowBatch(self._cache, taken)
             await batch.write(cursor, requests)
             return batch
 
         while True:
             try:
                 batch = await self._tables.transaction(work)
-            except _StreamsTaken as exc:
+            except StreamsTaken as exc:
                 taken |= exc.channels
             else:
                 batch.update_cache()
@@ -104,69 +87,3 @@ def _settle(done: "asyncio.Future[None]", error: BaseException | None) -> None:
         done.set_result(None)
     else:
         done.set_exception(error)
-
-
-class _Batch:
-    """One attempt to write some requests. The cache changes only after the commit."""
-
-    def __init__(self, cache: ListCache, taken: Collection[ChannelKey]) -> None:
-        self._cache, self._taken = cache, taken
-        self._indexes: dict[ChannelKey, ListIndex | None] = {}
-        self._values: dict[Row, Row] = {}
-        self._items: dict[Row, Row] = {}
-
-    async def write(self, cursor: Cursor, requests: Iterable[WriteRequest]) -> None:
-        await self._forget_removed_lists(cursor, requests)
-        replacing: dict[str, dict[Row, Row]] = {CHECKPOINT: {}, WRITE: {}}
-        adding: dict[Row, Row] = {}
-        for request in requests:
-            self._add_values(request)
-            for (table, key), others in request.replacing.items():
-                replacing[table][key] = others
-            for (_, key), others in request.adding.items():
-                adding.setdefault(key, others)
-        if self._items:
-            written = await insert_rows(cursor, ITEM, self._items, replace=False)
-            if lost := self._items.keys() - written:
-                raise _StreamsTaken({(thread_id, ns, channel) for thread_id, ns, channel, *_ in lost})
-        for table, rows in ((VALUE, self._values), *replacing.items()):
-            if rows:
-                await insert_rows(cursor, table, rows, replace=True)
-        if adding:
-            await insert_rows(cursor, WRITE, adding, replace=False)
-
-    def update_cache(self) -> None:
-        for key, index in self._indexes.items():
-            if index is None:
-                self._cache.discard(key)
-            else:
-                self._cache.put(key, index)
-
-    async def _forget_removed_lists(self, cursor: Cursor, requests: Iterable[WriteRequest]) -> None:
-        """Do not refer to items of a list that another process has deleted."""
-        known: dict[Row, ChannelKey] = {}
-        for request in requests:
-            for (channel, _), value in request.values.items():
-                key = (request.thread_id, request.ns, channel)
-                if isinstance(value, EncodedList) and (index := self._cache.get(key)) is not None:
-                    known[*key, index.version] = key
-        columns = ("thread_id", "ns", "channel", "version")
-        select = f"SELECT {', '.join(columns)} FROM {VALUE} WHERE type = '{LIST}'"
-        found = {tuple(row) for row in await select_in(cursor, select, (), columns, [*known])}
-        self._indexes.update((key, None) for row, key in known.items() if row not in found)
-
-    def _add_values(self, request: WriteRequest) -> None:
-        for (channel, version), value in request.values.items():
-            key = (request.thread_id, request.ns, channel)
-            if isinstance(value, EncodedList):
-                type_, body = value.to_inline() if value.is_small() else self._add_list(key, version, value)
-            else:
-                type_, body = value
-            self._values[*key, version] = (type_, body)
-
-    def _add_list(self, key: ChannelKey, version: str, value: EncodedList) -> tuple[str, bytes]:
-        index = self._indexes[key] if key in self._indexes else self._cache.get(key)
-        plan: ListPlan = plan_list(value, version, index, new_stream=key in self._taken)
-        self._indexes[key] = plan.index
-        self._items.update(((*key, *place), item) for place, item in plan.new_items.items())
-        return LIST, plan.body
