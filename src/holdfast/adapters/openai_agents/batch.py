@@ -199,10 +199,7 @@ class Batch:
         call = calls[0]
         assert isinstance(call, HandoffCall), "the SDK makes the handoff that the reply names"
         call.bind(context, arguments)
-        output = await self._make(call)
-        if output.error:  # its outcome is unknown: `on_handoff` is not called again
-            return handoff.agent_name
-        return call.target or output.value
+        return call.get_target(await self._make(call))
 
     async def _make(self, call: Call) -> ToolOutput:
         """Make a call in a task of its own, which goes on if the SDK cancels the call because another one waits."""

@@ -174,7 +174,7 @@ class HoldfastCall(Call):
 
 
 class HandoffCall(Call):
-    """A handoff to another agent. Its result is the agent's name."""
+    """A handoff to another agent. Its result is the text that the SDK gives to the model for it."""
 
     def __init__(self, item: ResponseFunctionToolCall, handoff: Handoff[Any, Any], policy: ToolPolicy) -> None:
         super().__init__(item, policy)
@@ -190,7 +190,17 @@ class HandoffCall(Call):
     async def execute(self) -> Any:
         assert self._context is not None, "the SDK invokes a handoff with a context"
         self.target = await self._handoff.on_invoke_handoff(self._context, self._input)
-        return self.reconciled_result(self.target.name)
+        return self.reconciled_result(self._handoff.get_transfer_message(self.target))
+
+    def get_target(self, output: ToolOutput) -> Agent[Any] | str:
+        """Return the agent that the handoff leads to, or its name if the handoff was made in another process.
+
+        If its outcome is unknown, `on_handoff` is not called again: the conversation is with the other agent now.
+        """
+        if self.target is not None:
+            return self.target
+        recorded = None if output.error else parse_arguments(str(output.value))
+        return str(recorded["assistant"]) if isinstance(recorded, dict) else self._handoff.agent_name
 
 
 #: For a call of a tool that does not exist.
