@@ -96,6 +96,8 @@ class Session:
             result = await self._run_sdk()
         except Exception as exc:
             error = self._error or self._batch.error
+            if error is None and self._batch.waits:
+                error = self._context.waits.make_error()
             if error is None or error is exc:
                 raise
             raise error from exc
