@@ -127,9 +127,7 @@ async def test_the_active_agent_survives_and_sees_what_its_filter_left() -> None
     clerk_model = ScriptedModel([call("c3", "look", city="Nice")], [call("c4", "pay", city="Nice")], "done")
     clerk = Agent(name="clerk", model=clerk_model, tools=tools)
     desk_model = ScriptedModel([call("c1", "pay", city="Lyon")], [call("c2", "transfer_to_clerk")])
-    desk = Agent(
-        name="desk", model=desk_model, tools=tools, handoffs=[handoff(clerk, input_filter=remove_all_tools)]
-    )
+    desk = Agent(name="desk", model=desk_model, tools=tools, handoffs=[handoff(clerk, input_filter=remove_all_tools)])
     result = await deaths.run(durable(desk, effects={"look": "pure"}))
     assert result.output == "done"
     assert (len(desk_model.requests), len(clerk_model.requests)) == (2, 3)
