@@ -77,7 +77,7 @@ class Runner:
         if not subject.variant.startswith("postgres"):
             yield None
             return
-        self._server = self._server or LocalServer()
+        self._server = self._server or LocalServer(fsync="on")
         with fresh_database(self._server) as url:
             yield url
 

@@ -1,5 +1,6 @@
 """Fixtures for tests that run on every store (`-k sqlite` selects one) or on a PostgreSQL server of their own."""
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from tests.store_kinds import DURABLE, STORES
 
 # A shell ignores SIGINT in background jobs, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Tests start more than a thousand processes. Without compiled modules each start takes half as long again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(params=STORES)

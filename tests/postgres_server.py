@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests and benchmarks, with stock settings.
+"""A real PostgreSQL for tests and benchmarks, with stock settings but for fsync.
 
 It is the one that HOLDFAST_TEST_POSTGRES names; else one that runs Debian's programs, which have `jit = on`; else the
 embedded wheel's, which has no JIT compiler.
@@ -38,8 +38,9 @@ wait $server
 if [ "$how" = gone ]; then rm -rf "$folder"; fi
 """
 
-#: Reached by its Unix socket alone, by many racing processes. All else is as a stock server has it.
-_SETTINGS = {"listen_addresses": "", "max_connections": "300", "log_min_messages": "warning"}
+#: Reached by its Unix socket alone, by many racing processes. Without fsync, because no test cuts the power: the kernel
+#: keeps what a killed server wrote. Benchmarks turn it on. All else is as a stock server has it.
+_SETTINGS = {"listen_addresses": "", "max_connections": "300", "log_min_messages": "warning", "fsync": "off"}
 
 #: Where Debian's packages install each version, and the oldest version that the store supports.
 _DEBIAN, _OLDEST = Path("/usr/lib/postgresql"), 14
@@ -70,9 +71,10 @@ class LocalServer:
         self._guard: subprocess.Popen[bytes] | None = None
         where = ("-U", "postgres", "-D", str(self._data))
         if follows is None:
-            self._run("initdb", "--auth=trust", "--encoding=utf8", "--locale=C", *where)
+            self._run("initdb", "--auth=trust", "--encoding=utf8", "--locale=C", "--no-sync", *where)
         else:
-            self._run("pg_basebackup", "--write-recovery-conf", "-c", "fast", "-h", str(follows.folder), *where)
+            source = ("-c", "fast", "-h", str(follows.folder))
+            self._run("pg_basebackup", "--write-recovery-conf", "--no-sync", *source, *where)
         self.start()
         atexit.register(self.remove)
 
@@ -159,11 +161,11 @@ def shared_server() -> LocalServer | NamedServer:
 
 
 @contextlib.contextmanager
-def fresh_database(server: LocalServer | NamedServer | None = None) -> Iterator[str]:
-    """The URL of a new, empty database; it is dropped at the end, whoever is still connected."""
+def fresh_database(server: LocalServer | NamedServer | None = None, *, template: str = "template1") -> Iterator[str]:
+    """The URL of a new database, a copy of the template; it is dropped at the end, whoever is still connected."""
     server = server or shared_server()
     name = f"holdfast_test_{uuid.uuid4().hex}"
-    _administer(server, f'create database "{name}"')
+    _administer(server, f'create database "{name}" template "{template}"')
     try:
         yield server.url(name)
     finally:

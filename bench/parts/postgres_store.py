@@ -307,7 +307,7 @@ async def claiming(server: LocalServer, callers: int, runs: int = 10_000) -> Non
 
 
 async def main() -> None:
-    server = LocalServer()
+    server = LocalServer(fsync="on")
     await one_run(server)
     await many_runs(server, 128)
     await many_runs(server, 1000)

@@ -1,11 +1,12 @@
 """Durable LLM agent runs: an interrupted run resumes where it stopped."""
 
 from holdfast.app import App
+from holdfast.checkpoint.errors import ConversationClosed
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.config import CheckpointSettings, Retention, WorkerSettings
 from holdfast.core.agent import Agent, Bounds, Model, Phase
 from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Effect
-from holdfast.core.errors import ModelUnavailable
+from holdfast.core.errors import ConversationBusy, ModelUnavailable, TurnFailed
 from holdfast.core.execution.executor import Executor
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply, System, ToolCall, ToolResult, Usage, User
@@ -17,6 +18,7 @@ from holdfast.core.tool_context import ToolContext, current_call
 from holdfast.core.waiting import ApprovalRequest, Approve, Deferred, Deny, RunWaiting, Value, WaitingCall
 from holdfast.core.waiting_tools import ask_person, sleep, wait_for
 from holdfast.errors import HoldfastError
+from holdfast.runtime.conversations import Conversation, Turn
 from holdfast.runtime.reading import RunDetails, RunList, RunSummary
 from holdfast.stores.url import store_from_url
 
@@ -30,6 +32,9 @@ __all__ = [
     "Bounds",
     "CheckpointSettings",
     "Completed",
+    "Conversation",
+    "ConversationBusy",
+    "ConversationClosed",
     "Deferred",
     "Deny",
     "Effect",
@@ -56,6 +61,8 @@ __all__ = [
     "ToolContext",
     "ToolResult",
     "ToolSchema",
+    "Turn",
+    "TurnFailed",
     "Usage",
     "User",
     "Value",

@@ -25,6 +25,7 @@ from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
+from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
@@ -307,6 +308,7 @@ class App:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         not_before: datetime | None = None,
+        connection: Any = None,
         **labels: Unpack[RunLabels],
     ) -> str:
         """Queue a run for any worker, this App included. Durable when this returns.
@@ -317,15 +319,17 @@ class App:
             prompt: as for `run`.
             inputs: as for `run`.
             not_before: workers leave the run alone until then.
+            connection: your own connection to the store's PostgreSQL database (psycopg, asyncpg or SQLAlchemy), in a
+                transaction. The run exists if and only if that transaction commits.
 
         Raises:
-            DefinitionError: as for `run`.
+            DefinitionError: as for `run`; or the connection cannot be used.
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
         if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
-        return await self._client.submit(info, not_before)
+        return await self._client.submit(info, not_before, connection)
 
     async def result(self, run_id: str) -> Result:
         """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`."""
@@ -429,6 +433,35 @@ class App:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
         """
         await self._stored.mailer.complete_call(token, result)
+
+    # -- conversations ------------------------------------------------------------------------------------------
+
+    def conversation(
+        self, agent: AgentSource[OutputT] | str, key: str, **labels: Unpack[RunLabels]
+    ) -> Conversation[OutputT]:
+        """Return the conversation of this agent with this key, from any process. It begins with its first message.
+
+        Args:
+            key: such as the id of a chat or a user.
+            labels: of the conversation, if this call begins it.
+
+        Raises:
+            DefinitionError: the agent is not known, or the key is not text.
+        """
+        parts = self._stored
+        return Conversation(
+            self._resolve_agent(agent),
+            key,
+            labels,
+            client=parts.client,
+            attacher=parts.attacher,
+            janitor=parts.janitor,
+        )
+
+    async def conversations(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+        """Return a page of conversations, newest first. Arguments and errors as for `list`."""
+        query["labels"] = {**(query.get("labels") or {}), **CONVERSATION_LABEL}
+        return await self.list(limit=limit, cursor=cursor, **query)
 
     # -- reading runs -------------------------------------------------------------------------------------------
 

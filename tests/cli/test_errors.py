@@ -60,7 +60,7 @@ def test_a_store_of_a_newer_holdfast_is_left_alone(shell: Shell) -> None:
     before = (shell.folder / "runs.db").read_bytes()
     done = shell.run("ls")
     reason = "has schema version 99, this holdfast knows up to 2: upgrade holdfast to open it"
-    assert (done.returncode, done.stderr) == (1, f"holdfast: {shell.folder / 'runs.db'} {reason}\n")
+    assert (done.returncode, done.stderr) == (1, f"holdfast: {shell.folder / 'runs.db'} {reason} [SchemaTooNew]\n")
     assert (shell.folder / "runs.db").read_bytes() == before
 
 
@@ -101,3 +101,16 @@ def test_a_terminal_without_unicode_is_no_error(shell: Shell) -> None:
 def test_the_working_directory_is_looked_at_for_modules(shell: Shell) -> None:
     (shell.folder / "mine.py").write_text("from sample import agent\n")
     assert shell.ok("run", "mine:agent", "note", "-q") == "done: note\n"
+
+
+def test_the_code_of_a_message_is_explained(shell: Shell) -> None:
+    sqlite3.connect(shell.folder / "runs.db").close()
+    refused = shell.run("show", "nobody")
+    assert refused.stderr.endswith(" [RunNotFound]\n")
+    explanation = shell.ok("explain", "RunNotFound")
+    assert explanation.startswith("No run with this id is in the store")
+    assert "What to do: " in explanation
+    assert shell.json("explain", "[runnotfound]") == {"code": "RunNotFound", "explanation": explanation.strip()}
+    unknown = shell.run("explain", "RunMissing")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "there is no error 'RunMissing': known are AlreadyAnswered, " in unknown.stderr

@@ -6,11 +6,11 @@ import socket
 from pathlib import Path
 
 from tests.cli.shell import Shell, kill, line_with
-from tests.postgres_server import fresh_database
+from tests.store_kinds import open_empty_postgres
 
 
 def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None:
-    with fresh_database() as url:
+    with open_empty_postgres() as url:
         shell = Shell(tmp_path, store=url)
         try:
             process = shell.start("run", "sample:agent", "send gate", "--run-id", "r1")

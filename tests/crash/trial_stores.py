@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psycopg
-from tests.postgres_server import fresh_database
-from tests.store_kinds import STORES
+from tests.store_kinds import STORES, open_empty_postgres
 
 #: From the folder of a trial to the URL of an empty store.
 TrialStore = Callable[[Path], AbstractContextManager[str]]
@@ -26,7 +25,7 @@ class DatabasePool:
         try:
             url = self._free.get_nowait()
         except queue.Empty:
-            url = self._created.enter_context(fresh_database())
+            url = self._created.enter_context(open_empty_postgres())
         yield url
         _truncate_tables(url)
         self._free.put(url)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import psycopg
 import pytest
-from tests.postgres_server import fresh_database
+from tests.store_kinds import open_empty_postgres
 from tests.stores.postgres_support import fail_after_timeout, open_store
 
 from holdfast.checkpoint.claim import Claim
@@ -19,7 +19,7 @@ MANY = 100
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with fresh_database() as url:
+    with open_empty_postgres() as url:
         yield url
 
 

@@ -9,7 +9,7 @@ from typing import LiteralString
 
 import psycopg
 import pytest
-from tests.postgres_server import fresh_database
+from tests.store_kinds import open_empty_postgres
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, wait_until
 
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, this_process
@@ -39,7 +39,7 @@ def store_that_gives_up_soon(url: str) -> PostgresStore:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with fresh_database() as url:
+    with open_empty_postgres() as url:
         yield url
 
 

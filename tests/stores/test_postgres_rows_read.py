@@ -1,14 +1,12 @@
 """A claim and a page read a few rows, however many runs there are, and with the statistics of an empty table."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import psycopg
 import pytest
-from tests.postgres_server import fresh_database
-from tests.stores.postgres_support import open_store
+from tests.store_kinds import open_empty_postgres
 
 #: Three thousand of each, and three that are due. No process analyzes the tables so soon.
 FILL = """
@@ -31,16 +29,10 @@ READ = (
 
 @pytest.fixture(scope="module")
 def connection() -> Iterator[psycopg.Connection]:
-    async def create_schema(url: str) -> None:
-        async with open_store(url):
-            pass
-
-    with fresh_database() as url:
-        asyncio.run(create_schema(url))
-        with psycopg.connect(url) as connection:
-            connection.execute(FILL.encode())
-            connection.commit()
-            yield connection
+    with open_empty_postgres() as url, psycopg.connect(url) as connection:
+        connection.execute(FILL.encode())
+        connection.commit()
+        yield connection
 
 
 def rows_read(connection: psycopg.Connection, statement: str, *params: object) -> tuple[int, int]:

@@ -28,7 +28,10 @@ __all__ = [
 
 
 class PersonaError(DefinitionError):
-    """No agent can be built from a persona."""
+    """No agent can be built from a persona.
+
+    What to do: Correct the persona as the message says.
+    """
 
 
 class PersonaPhase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

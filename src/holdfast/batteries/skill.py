@@ -24,7 +24,10 @@ __all__ = ["Parameter", "Skill", "SkillError", "SkillSource", "Skills", "export_
 
 
 class SkillError(DefinitionError):
-    """No agent, or no tool, can be built from a skill."""
+    """No agent, or no tool, can be built from a skill.
+
+    What to do: Correct the skill as the message says.
+    """
 
 
 _PYTHON_TYPES: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool}

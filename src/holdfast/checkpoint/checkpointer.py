@@ -20,6 +20,7 @@ from holdfast.core.errors import RunCancelled, RunLost, format_error
 from holdfast.core.mail import MESSAGE_TOPIC
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.state import RunState
+from holdfast.core.turn import INPUT_TOPICS
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -41,8 +42,8 @@ class CheckpointerOwner(Protocol):
         """Call `retry` later: the release of a run failed."""
         ...
 
-    async def cancel_children(self, run_id: str) -> None:
-        """Cancel the unfinished child runs of a run that is about to be cancelled."""
+    async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
+        """Cancel the unfinished child runs of a run that is about to be cancelled, unless it `continues`."""
         ...
 
 
@@ -91,10 +92,23 @@ class StoreCheckpointer:
 
     @classmethod
     def resume(
-        cls, claim: Claim, watermark: Watermark, progress: bytes, store: CheckpointStore, meta: RunMeta, **options: Any
+        cls,
+        claim: Claim,
+        watermark: Watermark,
+        progress: bytes,
+        store: CheckpointStore,
+        meta: RunMeta,
+        *,
+        state: RunState | None = None,
+        **options: Any,
     ) -> "StoreCheckpointer":
-        """Make the checkpointer of a claimed run, of which the store holds `watermark` and `progress`."""
+        """Make the checkpointer of a claimed run, of which the store holds `watermark` and `progress`.
+
+        Args:
+            state: the run as it was loaded. Its end is written even if it was not saved before.
+        """
         checkpointer = cls(store, meta, claim.worker_id, **options)
+        checkpointer._latest_state = state
         checkpointer._claim, checkpointer._watermark, checkpointer._progress = claim, watermark, progress
         return checkpointer
 
@@ -235,13 +249,19 @@ class StoreCheckpointer:
         Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
         """
         outcome = encode(Outcome(output=output, usage=usage))
-        return await self._end(RunStatus.DONE, outcome, wake_on=(MESSAGE_TOPIC,))
+        topics = INPUT_TOPICS if self._meta.conversation else (MESSAGE_TOPIC,)
+        return await self._end(RunStatus.DONE, outcome, wake_on=topics)
 
-    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
         """Leave the run waiting for a time or for mail.
 
         Returns False if such mail has arrived: the run is left to be resumed at once.
         """
+        await self._save_rewrite()
+        if cancel_children and self._owner is not None:
+            await self._owner.cancel_children(self._meta.run_id, continues=True)
         # The clock of the store may be ahead: the run would be resumed too early, and again at once.
         delay = timedelta(0) if wake_at is None else max(timedelta(0), wake_at - self._clock.now())
         release = partial(
@@ -309,10 +329,15 @@ class StoreCheckpointer:
         if not retention and self._meta.parent_run_id is None:
             # Released first: a message that was accepted meanwhile must not be removed with the run.
             write = partial(self._release_and_remove, write) if wake_on else self._remove
-        elif self._latest_state is not None and is_rewritten(self._watermark, self._latest_state):
-            await self._save_last(self._latest_state)  # a release can add to the journal, but not replace it
+        else:
+            await self._save_rewrite()
         # A child without a retention is kept until its parent is removed: a resumed parent reads its outcome.
         return await self._finalize_unless_mail(partial(self._cancel_tree, write) if cancel_children else write)
+
+    async def _save_rewrite(self) -> None:
+        """Save a rewritten history: a release can add to the journal, but not replace it."""
+        if self._latest_state is not None and is_rewritten(self._watermark, self._latest_state):
+            await self._save_last(self._latest_state)
 
     async def _release_and_remove(self, release: _FinalWrite, claim: Claim) -> None:
         await release(claim)

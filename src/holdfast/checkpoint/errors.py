@@ -5,31 +5,52 @@ from holdfast.errors import HoldfastError
 
 
 class CheckpointError(HoldfastError):
-    """A saved run could not be written, read or taken over."""
+    """A saved run could not be written, read or taken over.
+
+    What to do: The subclass and the message say which operation failed. Nothing else of the run was changed.
+    """
 
 
 class StoreError(CheckpointError):
-    """The store could not do the operation. Earlier acknowledged writes are safe."""
+    """The store could not do the operation. Earlier acknowledged writes are safe.
+
+    What to do: The message has the driver's error. The same call may be made again.
+    """
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer: a lost connection, a locked file. The same call may succeed later."""
+    """The store did not answer: a lost connection, or a locked file.
+
+    What to do: Make the call again later.
+    """
 
 
 class StoreFull(StoreError):
-    """The store has no space left. Free space, then save again: no saved data is lost."""
+    """The store has no space left. Saved data is safe.
+
+    What to do: Free space, then make the call again.
+    """
 
 
 class StorePermissionError(StoreError):
-    """The store cannot be read or written: permissions, or a read-only file system."""
+    """The store cannot be read or written: permissions, or a read-only file system.
+
+    What to do: Give the user of this process the right to read and write the file and its folder, or the database.
+    """
 
 
 class StoreClosed(StoreError):
-    """The store was closed, or never opened. Nothing was written."""
+    """The store was closed, or never opened. Nothing was written.
+
+    What to do: Use the App or the store inside `async with`, and end your tasks before it closes.
+    """
 
 
 class SchemaTooNew(StoreError):
-    """A newer holdfast wrote this store. Upgrade holdfast; nothing was changed."""
+    """A newer holdfast wrote this store. Nothing was changed.
+
+    What to do: Upgrade holdfast.
+    """
 
     def __init__(self, where: str, found: int, known: int) -> None:
         super().__init__(
@@ -39,7 +60,10 @@ class SchemaTooNew(StoreError):
 
 
 class ClaimLost(StoreError, RunLost):
-    """Another worker owns this run now. Stop executing it; do not retry the write."""
+    """Another worker owns this run now. Nothing was written.
+
+    What to do: Stop executing the run; do not repeat the write.
+    """
 
     def __init__(self, run_id: str, held: int, current: int | None) -> None:
         now = "the run is removed or terminal" if current is None else f"it was superseded by {current}"
@@ -48,7 +72,10 @@ class ClaimLost(StoreError, RunLost):
 
 
 class RunBusy(CheckpointError):
-    """A live worker owns this run. Wait for it, or ask it to stop with a cancel."""
+    """A live worker owns this run.
+
+    What to do: Wait for it, or ask it to stop with a cancel.
+    """
 
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(f"run {run_id} is owned by the live worker {owner}: wait for it, or cancel the run")
@@ -56,7 +83,10 @@ class RunBusy(CheckpointError):
 
 
 class RunExists(CheckpointError, RunError):
-    """A run with this id is in the store already."""
+    """A run with this id is in the store already.
+
+    What to do: Use another id, or attach to the run with `App.run` or `App.result`.
+    """
 
     def __init__(self, run_id: str, advice: str = "choose another id, or resume that run") -> None:
         super().__init__(f"run {run_id} exists already: {advice}")
@@ -64,7 +94,10 @@ class RunExists(CheckpointError, RunError):
 
 
 class RunConflict(CheckpointError):
-    """A run with this id is in the store, and it has another agent, prompt or inputs."""
+    """A run with this id is in the store, and it has another agent, prompt or inputs.
+
+    What to do: Use another run id, or repeat the call with the agent, prompt and inputs of the first one.
+    """
 
     def __init__(self, run_id: str, agent_name: str) -> None:
         super().__init__(
@@ -74,7 +107,11 @@ class RunConflict(CheckpointError):
 
 
 class RunNotFound(CheckpointError):
-    """No run with this id is in the store: it never was, or it ended and was removed."""
+    """No run with this id is in the store: it never was, or it ended and was removed.
+
+    What to do: Check the id and the store (`HOLDFAST_STORE`). `CheckpointSettings.retention` says how long ended runs
+    stay.
+    """
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"no run {run_id} in this store: it never was, or it ended and was removed")
@@ -82,7 +119,10 @@ class RunNotFound(CheckpointError):
 
 
 class RunNotClaimable(CheckpointError):
-    """The status of the run does not allow this claim."""
+    """The status of the run does not allow this claim.
+
+    What to do: Look at its status with `holdfast show`. A parked run is unparked, a failed one resumed by hand.
+    """
 
     def __init__(self, run_id: str, status: str, reason: str = "") -> None:
         why = f" ({reason})" if reason else ""
@@ -91,15 +131,37 @@ class RunNotClaimable(CheckpointError):
 
 
 class RunEnded(CheckpointError):
-    """The run is done, failed or cancelled: it reads no more mail."""
+    """The run is done, failed or cancelled: it reads no more mail.
+
+    What to do: Start a new run, or `resume` a failed or cancelled one by hand.
+    """
 
     def __init__(self, run_id: str, status: str) -> None:
         super().__init__(f"run {run_id} is {status} and reads no more mail: start another run")
         self.run_id, self.status = run_id, status
 
 
+class ConversationClosed(RunEnded):
+    """The conversation has ended: it was closed, or cancelled."""
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(run_id, status)
+        self.args = (f"conversation {run_id} is {status} and takes no more messages: begin one with another key",)
+
+
+class TurnConflict(CheckpointError):
+    """Another message was sent with this id. Nothing was sent."""
+
+    def __init__(self, run_id: str, turn_id: str) -> None:
+        super().__init__(f"conversation {run_id}: another message has the id {turn_id}: choose another id")
+        self.run_id, self.turn_id = run_id, turn_id
+
+
 class UnreadMail(CheckpointError):
-    """The run has mail that it has to read first. Nothing was written, and the claim is still held."""
+    """The run has mail that it has to read first. Nothing was written, and the claim is still held.
+
+    What to do: Nothing, unless you have written a store or a checkpointer: the run is resumed and reads its mail.
+    """
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"run {run_id} has unread mail: read it before the run ends or waits")
@@ -107,7 +169,10 @@ class UnreadMail(CheckpointError):
 
 
 class InvalidCursor(CheckpointError):
-    """The cursor is not one that this store has returned."""
+    """The cursor is not one that this store has returned.
+
+    What to do: Start again with the first page, without a cursor.
+    """
 
     def __init__(self, cursor: str) -> None:
         super().__init__(f"{cursor!r:.80} is not a cursor of this store: start again without one")
@@ -115,7 +180,11 @@ class InvalidCursor(CheckpointError):
 
 
 class RunDamaged(CheckpointError):
-    """The stored run is corrupt. It was left unchanged."""
+    """The stored run is corrupt. It was left unchanged.
+
+    What to do: Restore the store from a backup, or remove the run with `holdfast rm --force`. Other runs are not
+    affected.
+    """
 
     def __init__(self, run_id: str, detail: str) -> None:
         super().__init__(f"run {run_id} is damaged and was left unchanged: {detail}")
@@ -123,7 +192,10 @@ class RunDamaged(CheckpointError):
 
 
 class UnknownVersion(CheckpointError):
-    """A newer holdfast wrote this run. Upgrade holdfast; nothing was changed."""
+    """A newer holdfast wrote this run. Nothing was changed.
+
+    What to do: Upgrade holdfast.
+    """
 
     def __init__(self, run_id: str, found: int, known: int) -> None:
         super().__init__(
@@ -133,11 +205,17 @@ class UnknownVersion(CheckpointError):
 
 
 class RecordDecodeError(CheckpointError):
-    """A stored record cannot be decoded. It was left unchanged."""
+    """A stored record cannot be decoded. It was left unchanged.
+
+    What to do: Restore the run from a backup, or remove it with `holdfast rm`. `holdfast doctor` lists all such runs.
+    """
 
 
 class TranscriptTooLarge(CheckpointError, RunParked):
-    """The transcript would exceed `max_transcript_bytes`. The last save is still there."""
+    """The transcript would exceed `max_transcript_bytes`. The last save is still there.
+
+    What to do: Raise `max_transcript_bytes`, compact the history (`Agent(compact=...)`), then `unpark` the run.
+    """
 
     def __init__(self, run_id: str, size: int, cap: int) -> None:
         detail = f"run {run_id}: its transcript of {size} bytes exceeds {cap}: compact it or raise max_transcript_bytes"

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -22,6 +22,10 @@ from holdfast.checkpoint.record import (
 
 #: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.
 Durability = Literal["full", "process"]
+
+
+#: For `submit(connection=...)` on a store that is no `SupportsTransactions`.
+NO_TRANSACTIONS = "submit(connection=...) needs a store on PostgreSQL: leave out `connection`"
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,21 @@ class SupportsHealthCheck(Protocol):
 
     async def check_health(self) -> StoreHealth:
         """Check the whole store. May be slow. Changes nothing, and does not block writes for long."""
+        ...
+
+
+@runtime_checkable
+class SupportsTransactions(Protocol):
+    """A store that can create runs in a transaction of the user. Only a database can."""
+
+    async def create_within(self, connection: Any, run: NewRun) -> bytes | None:
+        """Queue a run on a connection to the store's database: it exists if and only if its transaction commits.
+
+        If there is a run with this id, changes nothing and returns the body of its first entry.
+
+        Raises:
+            DefinitionError: the connection cannot be used, or has no transaction.
+        """
         ...
 
 

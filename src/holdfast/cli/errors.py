@@ -9,11 +9,17 @@ DEBUG_VARIABLE = "HOLDFAST_DEBUG"
 
 
 class CommandError(HoldfastError):
-    """A command failed. Exit code 1."""
+    """A command failed. Exit code 1.
+
+    What to do: The message says what to change.
+    """
 
 
 class UsageError(CommandError):
-    """A command was used wrongly. Exit code 2."""
+    """A command was used wrongly. Exit code 2.
+
+    What to do: The message says what to change; `--help` lists the options.
+    """
 
 
 def is_debug_enabled() -> bool:

@@ -32,7 +32,7 @@ def _run_program() -> NoReturn:
         import typer  # noqa: F401
     except ModuleNotFoundError:
         _exit_with_message('the command line needs its extra: pip install "holdfast[cli]"', 2)
-    from holdfast.cli.errors import UsageError, format_error, is_debug_enabled
+    from holdfast.cli.errors import CommandError, UsageError, format_error, is_debug_enabled
     from holdfast.cli.program import build_program
 
     _prepare_streams()
@@ -46,7 +46,9 @@ def _run_program() -> NoReturn:
             raise
         if isinstance(exc, OSError) and exc.errno == errno.EPIPE:
             _exit_on_broken_pipe()
-        hint = "" if isinstance(exc, HoldfastError) else " (holdfast --debug shows the traceback)"
+        hint = " (holdfast --debug shows the traceback)"
+        if isinstance(exc, HoldfastError):  # `holdfast explain` knows the name of its class
+            hint = "" if isinstance(exc, CommandError) else f" [{type(exc).__name__}]"
         _exit_with_message(format_error(exc) + hint, 1)
 
 

@@ -14,6 +14,7 @@ from holdfast.cli.commands.compare import compare
 from holdfast.cli.commands.demo import demo
 from holdfast.cli.commands.deny import deny
 from holdfast.cli.commands.doctor import doctor
+from holdfast.cli.commands.explain import explain
 from holdfast.cli.commands.export import export
 from holdfast.cli.commands.fork import fork
 from holdfast.cli.commands.ls import ls
@@ -56,6 +57,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     export,
     compare,
     doctor,
+    explain,
 )
 
 

@@ -14,7 +14,10 @@ _TASK_NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{0,60}")
 
 
 class RecipeError(HoldfastError):
-    """A recipe cannot be read or is not valid."""
+    """A recipe cannot be read or is not valid.
+
+    What to do: Correct the recipe as the message says.
+    """
 
 
 class VariantSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

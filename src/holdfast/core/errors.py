@@ -10,11 +10,17 @@ T = TypeVar("T")
 
 
 class RunError(HoldfastError):
-    """A run could not be started, or ended without an answer."""
+    """A run could not be started, or ended without an answer.
+
+    What to do: The subclass says why, and whether the run can be resumed.
+    """
 
 
 class RunAlreadyRunning(RunError):
-    """This executor already executes a run with this id."""
+    """This executor already executes a run with this id.
+
+    What to do: Wait for the run with `App.result`, or use another id.
+    """
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"run {run_id} is live in this process: await that one, or choose another id")
@@ -22,19 +28,31 @@ class RunAlreadyRunning(RunError):
 
 
 class NotDurable(RunError):
-    """The run was refused because it could not be made durable, and the host requires that."""
+    """The run was refused because it could not be made durable, and the host requires that.
+
+    What to do: Make the store reachable and start the run again, or set `require_durability=False`.
+    """
 
 
 class DefinitionError(RunError):
-    """An argument, a setting, or the definition of an agent, a tool or a phase is not valid."""
+    """An argument, a setting, or the definition of an agent, a tool or a phase is not valid.
+
+    What to do: Correct the argument or the definition as the message says.
+    """
 
 
 class InvalidRunId(DefinitionError):
-    """The run id cannot be used."""
+    """The run id cannot be used.
+
+    What to do: Use letters, digits and `. _ : -`, not too many of them.
+    """
 
 
 class UnknownTool(DefinitionError):
-    """A tool is named that the agent does not have."""
+    """A tool is named that the agent does not have.
+
+    What to do: Add the tool to the agent, or correct the name.
+    """
 
     def __init__(self, name: str, known: list[str]) -> None:
         super().__init__(f"no tool {name!r}: known are {', '.join(known) or 'none'}")
@@ -42,19 +60,31 @@ class UnknownTool(DefinitionError):
 
 
 class InvalidReply(RunError):
-    """The model callable returned something that is not a `Reply`, or one that contradicts itself."""
+    """The model callable returned something that is not a `Reply`, or one that contradicts itself.
+
+    What to do: Correct the model callable as the message says, then `resume` the run.
+    """
 
 
 class PayloadError(RunError):
-    """A value cannot be stored without changing it. Earlier saves are kept."""
+    """A value cannot be stored without changing it. Earlier saves are kept.
+
+    What to do: Return or send plain JSON data: text without lone surrogates, numbers, lists, mappings with text keys.
+    """
 
 
 class BoundExceeded(RunError):
-    """The run reached a bound of its agent. Raise the bound to allow longer runs."""
+    """The run reached a bound of its agent.
+
+    What to do: Raise the bound, then `resume` the run.
+    """
 
 
 class StepsExceeded(BoundExceeded):
-    """The run took as many steps as its agent may take."""
+    """The run took as many steps as its agent may take.
+
+    What to do: Raise `Bounds.max_steps`, then `resume` the run.
+    """
 
     def __init__(self, run_id: str, bound: int) -> None:
         super().__init__(f"run {run_id} took its {bound} steps without an answer: raise max_steps if it may")
@@ -62,7 +92,10 @@ class StepsExceeded(BoundExceeded):
 
 
 class RuntimeExceeded(BoundExceeded):
-    """The run used all the execution time of its agent. Time spent interrupted does not count."""
+    """The run used all the execution time of its agent. Time spent interrupted does not count.
+
+    What to do: Raise `Bounds.max_runtime`, then `resume` the run.
+    """
 
     def __init__(self, run_id: str, bound: timedelta) -> None:
         super().__init__(f"run {run_id} ran for its {bound} without an answer: raise max_runtime if it may")
@@ -70,7 +103,11 @@ class RuntimeExceeded(BoundExceeded):
 
 
 class RepeatedToolCalls(BoundExceeded):
-    """The model asked for the same tools with the same arguments too often in a row."""
+    """The model asked for the same tools with the same arguments too often in a row.
+
+    What to do: Improve the tool's result so that the model learns from it, or raise `max_repeats`. `resume` continues
+    the run.
+    """
 
     def __init__(self, run_id: str, tool: str, times: int) -> None:
         super().__init__(f"run {run_id} called {tool} {times} times in a row with the same arguments: it is stuck")
@@ -78,7 +115,10 @@ class RepeatedToolCalls(BoundExceeded):
 
 
 class ToolFailed(RunError):
-    """A tool with `on_error="raise"` raised an error, which is the cause of this one."""
+    """A tool with `on_error="raise"` raised an error, which is the cause of this one.
+
+    What to do: Read the cause, mend the tool, then `resume` the run.
+    """
 
     def __init__(self, tool: str, error: BaseException) -> None:
         super().__init__(f"tool {tool} failed and says that this ends the run: {format_error(error)}")
@@ -86,7 +126,10 @@ class ToolFailed(RunError):
 
 
 class ToolTimeout(RunError):
-    """A tool did not finish within its `timeout`."""
+    """A tool did not finish within its `timeout`.
+
+    What to do: Raise the tool's `timeout`, or make the tool faster.
+    """
 
     def __init__(self, tool: str, timeout: timedelta, *, may_be_running: bool, effect_unknown: bool = False) -> None:
         """Make the error.
@@ -105,19 +148,55 @@ class ToolTimeout(RunError):
 
 
 class RunKilled(RunError):
-    """A critic ended the run."""
+    """A critic ended the run.
+
+    What to do: Read the reason, mend its cause, then `resume` the run.
+    """
 
 
 class RunCancelled(RunError):
-    """The run was cancelled."""
+    """The run was cancelled.
+
+    What to do: Nothing, if that was intended. `resume` continues it by hand.
+    """
 
 
 class RunFailed(RunError):
-    """The run failed in another process or earlier. Only the text of its error is known."""
+    """The run failed in another process or earlier. Only the text of its error is known.
+
+    What to do: Read the error, mend its cause, then `resume` the run: it continues after its last good step.
+    """
+
+
+class TurnFailed(RunFailed):
+    """A turn of a conversation ended without an answer. The conversation continues with the next message."""
+
+    def __init__(self, run_id: str, turn_id: str, error: str) -> None:
+        super().__init__(f"conversation {run_id}: turn {turn_id} ended without an answer: {error}")
+        self.run_id, self.turn_id, self.error = run_id, turn_id, error
+
+
+class ConversationBusy(RunError):
+    """A turn of the conversation is under way or queued, and the message was to be rejected then."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"conversation {run_id} is busy: send the message later, or queue it")
+        self.run_id = run_id
+
+
+class TurnInterrupted(RunError):
+    """The next message of a conversation ended the turn."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__("interrupted by the next message")
+        self.run_id = run_id
 
 
 class RunParked(RunError):
-    """The run waits for a person or a condition. Its checkpoint is kept; `unpark` resumes it."""
+    """The run waits for a person or a condition. Its checkpoint is kept; `unpark` resumes it.
+
+    What to do: Read the reason with `holdfast show`, act on it, then `unpark` the run.
+    """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         #: Stored with the run.
@@ -129,7 +208,10 @@ class RunParked(RunError):
 
 
 class RunInterrupted(RunError):
-    """The run stopped before its end and its checkpoint is kept: recovery resumes it."""
+    """The run stopped before its end and its checkpoint is kept: recovery resumes it.
+
+    What to do: Nothing: any worker resumes the run. `holdfast ls` shows interrupted runs.
+    """
 
     #: Recovery waits this long before it resumes the run.
     retry_after = timedelta(0)
@@ -138,15 +220,24 @@ class RunInterrupted(RunError):
 
 
 class Shutdown(RunInterrupted):
-    """The host shuts down. Recovery resumes the run."""
+    """The host shuts down. Recovery resumes the run.
+
+    What to do: Nothing: another worker, or the next start of this one, resumes the run.
+    """
 
 
 class MailArrived(RunInterrupted):
-    """Mail arrived while the run was about to end or to wait. It is resumed at once, and reads it."""
+    """Mail arrived while the run was about to end or to wait. It is resumed at once, and reads it.
+
+    What to do: Nothing: a worker resumes the run.
+    """
 
 
 class MissingDefinition(RunInterrupted):
-    """This process lacks a tool, a phase or the agent of a saved run. The run is left to a process that has it."""
+    """This process lacks a tool, a phase or the agent of a saved run. The run is left to a process that has it.
+
+    What to do: Deploy a worker that has the definition, or `cancel` the run.
+    """
 
     retry_after = timedelta(minutes=1)
 
@@ -155,6 +246,8 @@ class ProcessExit(RunInterrupted):
     """A tool or the model called `sys.exit` or raised KeyboardInterrupt.
 
     All runs of the process are interrupted. Then the original exception ends the process.
+
+    What to do: Raise an ordinary exception in the tool instead. A worker resumes the runs.
     """
 
     is_strike = True
@@ -179,7 +272,10 @@ async def convert_process_exit(work: Awaitable[T]) -> T:
 
 
 class SaveFailed(RunInterrupted):
-    """The store did not take a save that the run must not continue without."""
+    """The store did not take a save that the run must not continue without.
+
+    What to do: Make the store reachable: a worker resumes the run from its last save.
+    """
 
     retry_after = timedelta(seconds=5)
 
@@ -188,6 +284,8 @@ class ModelUnavailable(RunInterrupted):
     """The model's provider is unavailable. Recovery resumes the run after `retry_after`.
 
     A model may raise it: the call is retried as the agent's `Retry` says, and then the run is interrupted.
+
+    What to do: Nothing: a worker resumes the run. How long it is tried is set with `Agent(retry=...)`.
     """
 
     def __init__(self, message: str, retry_after: timedelta | None = None) -> None:
@@ -202,11 +300,17 @@ class ModelUnavailable(RunInterrupted):
 
 
 class ShuttingDown(RunInterrupted):
-    """The executor is shutting down and admits no new runs."""
+    """The executor is shutting down and admits no new runs.
+
+    What to do: Submit the run, so that another worker takes it, or start it after the restart.
+    """
 
 
 class RunLost(RunError):
-    """This process no longer owns the run: stop, and write nothing about it."""
+    """This process no longer owns the run: stop, and write nothing about it.
+
+    What to do: Nothing: the other worker continues the run. If this happens often, look for hosts that stall or swap.
+    """
 
 
 def format_error(error: BaseException) -> str:

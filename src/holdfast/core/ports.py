@@ -49,10 +49,15 @@ class Checkpointer(Protocol):
         """
         ...
 
-    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
         """Let the run wait, without an owner, for a time or for mail of these topics.
 
         Returns False if such mail has arrived: the run is left to be resumed at once.
+
+        Args:
+            cancel_children: the turn that started them has failed.
         """
         ...
 
@@ -121,9 +126,9 @@ class CheckpointerFactory(Protocol):
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened in a run, for listeners in the executing process."""
 
-    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "resumed", "message", "retry"]
+    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "turn", "resumed", "message", "retry"]
     step: int = 0
-    #: The tool's or the phase's name. Of a retry: the tool's; empty for a model call.
+    #: The tool's or the phase's name, or the id of a turn. Of a retry: the tool's; empty for a model call.
     name: str = ""
     call_id: str = ""
     #: Of a retry: the error.

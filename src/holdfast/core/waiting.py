@@ -107,7 +107,10 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Suspend(RunError):
-    """Raised by a tool: its call waits. The tool is not called again; the answer becomes the result of the call."""
+    """Raised by a tool: its call waits. The tool is not called again; the answer becomes the result of the call.
+
+    What to do: Nothing: loops catch it. A loop of your own lets it pass through `StepContext.call`.
+    """
 
     def __init__(
         self,
@@ -124,11 +127,19 @@ class Suspend(RunError):
 
 
 class RunWaiting(RunError):
-    """The run waits for a time, a person, a signal or a result. It holds no process, and resumes by itself."""
+    """The run waits for a time, a person, a signal or a result. It holds no process, and resumes by itself.
+
+    What to do: Answer the calls of the error (`App.pending`, `holdfast pending`), send the signal, or wait.
+    """
 
     def __init__(self, run_id: str, calls: tuple[WaitingCall, ...]) -> None:
-        super().__init__(f"run {run_id} waits for {describe_waits(calls)}")
         self.run_id, self.calls = run_id, calls
+        super().__init__(f"run {run_id} waits for {self.reason}")
+
+    @property
+    def reason(self) -> str:
+        """What the run waits for."""
+        return describe_waits(self.calls)
 
     @property
     def wake_at(self) -> datetime | None:

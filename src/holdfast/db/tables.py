@@ -15,11 +15,17 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class TablesError(HoldfastError):
-    """A battery's tables could not be read or written. Earlier writes are safe."""
+    """A battery's tables could not be read or written. Earlier writes are safe.
+
+    What to do: The message has the database's error. The same call may be made again.
+    """
 
 
 class TablesUnavailable(TablesError):
-    """The database did not answer, is locked, or has no room. The same call may succeed later."""
+    """The database did not answer, is locked, or has no room. The same call may succeed later.
+
+    What to do: Make the database reachable, or free space.
+    """
 
 
 class Cursor(Protocol):

@@ -4,11 +4,17 @@ from holdfast.errors import HoldfastError
 
 
 class FanoutError(HoldfastError):
-    """A fan-out could not be started, saved or resumed."""
+    """A fan-out could not be started, saved or resumed.
+
+    What to do: The subclass and the message say what to do. Answers that were saved stay saved.
+    """
 
 
 class CorruptCheckpoint(FanoutError):
-    """A fan-out's checkpoint cannot be read. It was not changed."""
+    """A fan-out's checkpoint cannot be read. It was not changed.
+
+    What to do: Restore the checkpoint from a backup, or start the fan-out under another name.
+    """
 
     def __init__(self, location: str, reason: str) -> None:
         super().__init__(
@@ -18,16 +24,28 @@ class CorruptCheckpoint(FanoutError):
 
 
 class FanoutMismatch(FanoutError):
-    """The checkpoint belongs to another prompt or to other models."""
+    """The checkpoint belongs to another prompt or to other models.
+
+    What to do: Resume with the prompt and the models of the checkpoint, or start a new fan-out.
+    """
 
 
 class FanoutBusy(FanoutError):
-    """Another process executes this fan-out."""
+    """Another process executes this fan-out.
+
+    What to do: Wait for the other process, or end it first.
+    """
 
 
 class PathRefused(FanoutError):
-    """A path leads out of the workspace, or cannot be read or written."""
+    """A path leads out of the workspace, or cannot be read or written.
+
+    What to do: Use a path inside the workspace that this process may read and write.
+    """
 
 
 class WorkspaceChanged(FanoutError):
-    """A file changed on disk while a model that had proposed edits to it was interrupted."""
+    """A file changed on disk while a model that had proposed edits to it was interrupted.
+
+    What to do: Look at both versions of the file, then resume or start again.
+    """

@@ -30,17 +30,22 @@ class RedactingStore(StoreWrapper):
         self._redact = redact
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        return await self._store.create(self._redact_run(run), worker_id=worker_id)
+
+    async def create_within(self, connection: Any, run: NewRun) -> bytes | None:
+        return await super().create_within(connection, self._redact_run(run))
+
+    def _redact_run(self, run: NewRun) -> NewRun:
         entries = self._redact_entries(run.entries)
         # Redact before truncating: a truncated secret would no longer match the pattern.
         summary = decode(entries[0].body, Begin).meta.summary()
-        redacted = msgspec.structs.replace(
+        return msgspec.structs.replace(
             run,
             labels=summary.labels,
             meta=encode(summary),
             progress=self._redact_body(run.progress),
             entries=entries,
         )
-        return await self._store.create(redacted, worker_id=worker_id)
 
     async def append(self, claim: Claim, write: Append) -> None:
         redacted = msgspec.structs.replace(

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
+from typing import Any
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.journal import Append
@@ -16,7 +17,8 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import NO_TRANSACTIONS, CheckpointStore, SupportsTransactions
+from holdfast.core.errors import DefinitionError
 
 
 class StoreWrapper:
@@ -40,6 +42,12 @@ class StoreWrapper:
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         return await self._store.create(run, worker_id=worker_id)
+
+    async def create_within(self, connection: Any, run: NewRun) -> bytes | None:
+        """Queue a run in a transaction of the user, if the wrapped store can."""
+        if not isinstance(self._store, SupportsTransactions):
+            raise DefinitionError(NO_TRANSACTIONS)
+        return await self._store.create_within(connection, run)
 
     async def append(self, claim: Claim, write: Append) -> None:
         await self._store.append(claim, write)

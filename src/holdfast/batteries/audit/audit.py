@@ -30,7 +30,10 @@ _RETRY_DELAY = timedelta(seconds=1)
 
 
 class AuditError(HoldfastError):
-    """The audit's settings are invalid."""
+    """The audit's settings are invalid.
+
+    What to do: Correct the setting that the message names.
+    """
 
 
 class Audit:

@@ -17,11 +17,17 @@ from holdfast.errors import HoldfastError
 
 
 class BudgetError(HoldfastError):
-    """The budget's settings are invalid."""
+    """The budget's settings are invalid.
+
+    What to do: Correct the setting that the message names.
+    """
 
 
 class BudgetExhausted(BudgetError, RunParked):
-    """A limit is reached and the run is parked. Unpark it when the limit was raised or the window has moved."""
+    """A limit is reached and the run is parked.
+
+    What to do: Unpark the run when the limit was raised or the window has moved.
+    """
 
     def __init__(self, account: str, unit: str, spent: float, limit: float) -> None:
         RunParked.__init__(
@@ -31,7 +37,10 @@ class BudgetExhausted(BudgetError, RunParked):
 
 
 class BudgetUnavailable(BudgetError, RunInterrupted):
-    """The ledger cannot be read or written. The run is interrupted and resumes when the ledger is back."""
+    """The ledger cannot be read or written. The run is interrupted.
+
+    What to do: Make the database of the ledger reachable: a worker resumes the run.
+    """
 
     retry_after = timedelta(seconds=5)
 

@@ -11,7 +11,10 @@ from holdfast.errors import HoldfastError
 
 
 class CriticError(HoldfastError):
-    """The critic's settings are invalid, or an escalator returned something else than a decision."""
+    """The critic's settings are invalid, or an escalator returned something else than a decision.
+
+    What to do: Correct the setting that the message names, or let the escalator return a decision.
+    """
 
 
 class IdleRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,11 +11,17 @@ from holdfast.errors import HoldfastError
 
 
 class DefinitionStoreError(HoldfastError):
-    """A stored definition could not be read or written."""
+    """A stored definition could not be read or written.
+
+    What to do: The message has the database's error. The same call may be made again.
+    """
 
 
 class DefinitionNotFound(DefinitionStoreError):
-    """There is no such definition or version."""
+    """There is no such definition or version.
+
+    What to do: Check the name and the version, or store the definition first.
+    """
 
     def __init__(self, kind: str, owner: str, name: str, version: int | None = None) -> None:
         which = "" if version is None else f" version {version}"
@@ -24,13 +30,19 @@ class DefinitionNotFound(DefinitionStoreError):
 
 
 class DefinitionsUnavailable(DefinitionStoreError, RunInterrupted):
-    """The definitions cannot be read. The run is interrupted and resumes when the database is back."""
+    """The definitions cannot be read. The run is interrupted.
+
+    What to do: Make their database reachable: a worker resumes the run.
+    """
 
     retry_after = timedelta(seconds=5)
 
 
 class MalformedDefinition(DefinitionStoreError):
-    """A definition has invalid front matter, an invalid field or an invalid name."""
+    """A definition has invalid front matter, an invalid field or an invalid name.
+
+    What to do: Correct the definition as the message says, and store it again.
+    """
 
 
 #: The reader that stands for all owners.

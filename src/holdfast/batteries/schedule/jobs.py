@@ -14,11 +14,17 @@ from holdfast.errors import HoldfastError
 
 
 class ScheduleError(HoldfastError):
-    """A schedule, a job or a runner has invalid settings."""
+    """A schedule, a job or a runner has invalid settings.
+
+    What to do: Correct the setting that the message names.
+    """
 
 
 class JobExists(ScheduleError):
-    """A job with this name exists already."""
+    """A job with this name exists already.
+
+    What to do: Use another name, or remove the job first.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(f"a job named {name!r} exists already: remove it first, or choose another name")
@@ -26,7 +32,10 @@ class JobExists(ScheduleError):
 
 
 class JobNotFound(ScheduleError):
-    """There is no job with this name."""
+    """There is no job with this name.
+
+    What to do: Check the name: `holdfast schedule ls` lists the jobs.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no job named {name!r}")

@@ -31,6 +31,7 @@ from holdfast.stores.postgres.queries import Queries
 from holdfast.stores.postgres.records import make_receipt
 from holdfast.stores.postgres.requests import AppendRequest, Command, Response, measure_entries, raise_refusal
 from holdfast.stores.postgres.schema import check_health, prepare_schema
+from holdfast.stores.postgres.user_transaction import queue_run
 from holdfast.stores.postgres.writer import Writer
 
 #: Larger than any `seq`: a load after it reads the record alone.
@@ -157,27 +158,12 @@ class PostgresStore:
     # -- one run ------------------------------------------------------------------------------------------------
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        size = measure_entries(run.run_id, run.entries, first_seq=0)
-        response = await self._execute(
-            Command(
-                "create",
-                run.run_id,
-                entries=run.entries,
-                size=size,
-                parameters={
-                    "agent_name": escape_text(run.agent_name),
-                    "caller_id": escape_text(run.caller_id),
-                    "parent_run_id": None if run.parent_run_id is None else escape_text(run.parent_run_id),
-                    "worker_id": None if worker_id is None else escape_text(worker_id),
-                    "labels": {escape_text(name): escape_text(value) for name, value in run.labels.items()},
-                    "not_before": None if run.not_before is None else run.not_before.isoformat(),
-                    "wait": _BACKOFF_S[1],
-                    "meta": run.meta,
-                    "progress": run.progress,
-                },
-            )
-        )
+        response = await self._execute(_make_create_command(run, worker_id))
         return None if worker_id is None else _make_claim(run.run_id, worker_id, response)
+
+    async def create_within(self, connection: Any, run: NewRun) -> bytes | None:
+        """Queue a run in the transaction of a connection of the user. See `SupportsTransactions`."""
+        return await queue_run(connection, _make_create_command(run, None), self._sql)
 
     async def append(self, claim: Claim, write: Append) -> None:
         parts, run_id = self._require_open(), claim.run_id
@@ -328,6 +314,26 @@ class PostgresStore:
         """Return what the server needs to decide which workers are alive: this host and its dead workers."""
         queries = self._require_open().queries
         return {"here": queries.host, "dead": await queries.dead_local_workers()}
+
+
+def _make_create_command(run: NewRun, worker_id: str | None) -> Command:
+    return Command(
+        "create",
+        run.run_id,
+        entries=run.entries,
+        size=measure_entries(run.run_id, run.entries, first_seq=0),
+        parameters={
+            "agent_name": escape_text(run.agent_name),
+            "caller_id": escape_text(run.caller_id),
+            "parent_run_id": None if run.parent_run_id is None else escape_text(run.parent_run_id),
+            "worker_id": None if worker_id is None else escape_text(worker_id),
+            "labels": {escape_text(name): escape_text(value) for name, value in run.labels.items()},
+            "not_before": None if run.not_before is None else run.not_before.isoformat(),
+            "wait": _BACKOFF_S[1],
+            "meta": run.meta,
+            "progress": run.progress,
+        },
+    )
 
 
 def _make_claim(run_id: str, worker_id: str, response: Response) -> Claim:

@@ -77,7 +77,11 @@ def _format_faults(trial: Trial) -> str:
 
 
 class CrashTestFailed(HoldfastError, AssertionError):
-    """The agent does not survive all crashes, or could not be tested. `report` has the failed trials."""
+    """The agent does not survive all crashes, or could not be tested. `report` has the failed trials.
+
+    What to do: Read the failed trials in the report: each names the write before or after which the process was
+    killed.
+    """
 
     def __init__(self, message: str, report: CrashReport | None = None) -> None:
         super().__init__(message)

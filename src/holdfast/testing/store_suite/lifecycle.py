@@ -91,17 +91,14 @@ ODD_IDS = [
 
 @pytest.mark.asyncio
 class OpenCloseTests(StoreUnderTest):
-    @pytest.mark.parametrize("method", CALLS)
-    async def test_a_closed_store_refuses_every_call(self, store: CheckpointStore, method: str) -> None:
+    async def test_a_closed_store_refuses_every_call(self, store: CheckpointStore) -> None:
         await store.create(make_run())
         await store.close()
-        with pytest.raises(StoreClosed):
-            await _call(store, method)
+        assert [method for method in CALLS if not await _is_refused(store, method)] == []
 
-    @pytest.mark.parametrize("method", CALLS)
-    async def test_a_store_that_was_never_opened_refuses_every_call(self, location: str, method: str) -> None:
-        with pytest.raises(StoreClosed):
-            await _call(self.build(location), method)
+    async def test_a_store_that_was_never_opened_refuses_every_call(self, location: str) -> None:
+        store = self.build(location)
+        assert [method for method in CALLS if not await _is_refused(store, method)] == []
 
     async def test_a_store_may_be_closed_again(self, store: CheckpointStore) -> None:
         await store.close()
@@ -194,13 +191,18 @@ class RunIdTests(StoreUnderTest):
         assert await list_run_ids(store) == ODD_IDS[1::2]
 
 
-async def _call(store: CheckpointStore, method: str) -> None:
+async def _is_refused(store: CheckpointStore, method: str) -> bool:
+    """Return whether the method raises `StoreClosed`. Any other error is a failure."""
     call = getattr(store, method)(**CALLS[method])
-    if method == "list_runs":
-        async for _ in call:
-            pass
-    else:
-        await call
+    try:
+        if method == "list_runs":
+            async for _ in call:
+                pass
+        else:
+            await call
+    except StoreClosed:
+        return True
+    return False
 
 
 def _clear_if_mutable(result: Sequence[object]) -> None:

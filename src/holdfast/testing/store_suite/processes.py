@@ -33,7 +33,7 @@ from holdfast.testing.store_suite.store_under_test import (
     read_mail_ids,
 )
 
-RACERS = 6
+RACERS = 4
 
 
 async def add_process_worker(store: CheckpointStore, process: ProcessIdentity) -> str:

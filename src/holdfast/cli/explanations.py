@@ -1,0 +1,41 @@
+"""What each error means and what to do about it: the docstrings of the error classes."""
+
+import importlib
+import inspect
+from collections.abc import Iterator
+
+from holdfast.errors import HoldfastError
+
+#: The modules that define errors. None needs an extra.
+_MODULES = (
+    "holdfast.batteries.audit.audit",
+    "holdfast.batteries.budget.budget",
+    "holdfast.batteries.critic.escalation",
+    "holdfast.batteries.definitions.store",
+    "holdfast.batteries.persona",
+    "holdfast.batteries.schedule.jobs",
+    "holdfast.batteries.skill",
+    "holdfast.checkpoint.errors",
+    "holdfast.cli.errors",
+    "holdfast.compare.recipe",
+    "holdfast.core.errors",
+    "holdfast.core.waiting",
+    "holdfast.db.tables",
+    "holdfast.fanout.errors",
+    "holdfast.runtime.mailer",
+    "holdfast.testing.crash.checks",
+)
+
+
+def load_explanations() -> dict[str, str]:
+    """Return the explanation of each error, by the name of its class, sorted."""
+    for module in _MODULES:
+        importlib.import_module(module)
+    errors = {kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in _walk(HoldfastError)}
+    return dict(sorted(errors.items()))
+
+
+def _walk(kind: type[HoldfastError]) -> Iterator[type[HoldfastError]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _walk(subclass)
