@@ -163,17 +163,17 @@ async def test_input_guardrails_run_until_the_first_turn_is_recorded() -> None:
 
 
 async def test_hooks_see_the_usage_of_the_whole_run() -> None:
-    class Hooks(RunHooks[Any]):
-        seen: list[int] = []
+    seen: list[int] = []
 
+    class Hooks(RunHooks[Any]):
         async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
-            self.seen.append(context.usage.requests)
+            seen.append(context.usage.requests)
 
     deaths = CrashSimulator("look Lyon", "look Nice")
     model = ScriptedModel([call("c1", "look", city="Lyon")], [call("c2", "look", city="Nice")], "done")
     agent = Agent(name="a", model=model, tools=make_tools(deaths))
     await deaths.run(durable(agent, effects={"look": "pure"}, hooks=Hooks()))
-    assert Hooks.seen == [3]
+    assert seen == [3]
 
 
 async def test_a_message_after_the_answer_is_answered() -> None:

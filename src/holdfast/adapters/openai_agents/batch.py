@@ -18,6 +18,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.execution.waits import WAITING
+from holdfast.core.message import Usage
 from holdfast.core.tool import Tool as HoldfastTool
 
 
@@ -117,12 +118,26 @@ class Batch:
         if isinstance(tool, HoldfastTool):
             return HoldfastCall(item, tool, self._context.run)
         if tool is not None:
-            return FunctionCall(item, tool, self._policies.get_policy(tool), self._context.run)
+            return FunctionCall(
+                item, tool, self._policies.get_policy(tool), self._context.run, self._count_nested_usage
+            )
         if handoff is not None:
             made = handoff.on_invoke_handoff
             assert isinstance(made, _Recorded), "the handoffs of executed agents are wrapped"
             return HandoffCall(item, made.original, self._policies.get_handoff_policy(handoff.tool_name, made.effect))
         return Call(item, UNKNOWN_TOOL_POLICY)
+
+    def _count_nested_usage(self) -> None:
+        """Count what agents within tools have used. The SDK adds it to the usage in the context of the run."""
+        total, counted = self._sdk_context.usage, self._context.state.own_usage
+        nested = Usage(
+            requests=total.requests - counted.requests,
+            input_tokens=total.input_tokens - counted.input_tokens,
+            output_tokens=total.output_tokens - counted.output_tokens,
+            reasoning_tokens=total.output_tokens_details.reasoning_tokens - counted.reasoning_tokens,
+        )
+        if nested.requests > 0:
+            self._context.add_usage(nested)
 
     def _check_missing_tools(self, reply: Reply, kit: Toolkit) -> None:
         """Apply the agent's policy to a saved reply that asks for tools which a deploy has removed."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -59,10 +59,20 @@ class FunctionCall(Call):
     """A call of a function tool."""
 
     def __init__(
-        self, item: ResponseFunctionToolCall, tool: FunctionTool, policy: ToolPolicy, run: RunExecution
+        self,
+        item: ResponseFunctionToolCall,
+        tool: FunctionTool,
+        policy: ToolPolicy,
+        run: RunExecution,
+        count_usage: Callable[[], None],
     ) -> None:
+        """Make a call.
+
+        Args:
+            count_usage: counts what agents within the tool have used, together with its result.
+        """
         super().__init__(item, policy)
-        self._tool, self._policy, self._run = tool, policy, run
+        self._tool, self._policy, self._run, self._count_usage = tool, policy, run, count_usage
         self._input = item.arguments
         #: Set by the SDK's invocation of the tool.
         self._context: ToolContext[Any] | None = None
@@ -94,6 +104,8 @@ class FunctionCall(Call):
             returned = await work
         except Exception as exc:  # user code may raise anything
             return await self._handle_error(exc)
+        finally:
+            self._count_usage()
         if isinstance(returned, Deferred):
             return returned
         self.returned = returned

@@ -22,6 +22,7 @@ from holdfast.adapters.openai_agents.messages import (
 )
 from holdfast.adapters.openai_agents.policies import Effects, ToolPolicies
 from holdfast.adapters.openai_agents.session import Cost, RunOptions, Session
+from holdfast.adapters.openai_agents.transcript import forget_active_agent
 from holdfast.adapters.output_codec import OutputCodec
 from holdfast.core.agent import Agent, Bounds, Compact, MissingTools
 from holdfast.core.effects import InDoubt, Reconcile
@@ -95,7 +96,9 @@ class OpenAIAgentsLoop:
             RunWaiting: calls wait for an approval or for something else.
             ModelUnavailable: the provider does not answer; recovery resumes the run.
         """
-        if not context.state.history:
+        if context.begins:
+            if not context.state.history:
+                forget_active_agent(context.state)  # of an earlier phase
             await context.start([Input(items=_make_prompt_items(context))])
         async with AsyncExitStack() as stack:
             user_context = await _make_context(self._options.context, context.run.info, stack)
@@ -109,7 +112,7 @@ class OpenAIAgentsLoop:
 
 
 def _make_prompt_items(context: StepContext) -> list[Any]:
-    instructions = context.profile.instructions
+    instructions = context.profile.instructions if not context.state.history else ""
     before = [{"role": "developer", "content": instructions}] if instructions else []
     if isinstance(context.prompt, str):
         return [*before, {"role": "user", "content": context.prompt}]

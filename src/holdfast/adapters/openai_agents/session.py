@@ -64,7 +64,7 @@ class Session:
         self._sdk_context = RunContextWrapper(user_context, usage=self._load_usage())
         self._batch = Batch(context, options.policies, self._sdk_context)
         self._recorder = ModelRecorder(self, stream=options.stream)
-        self._skips_guardrails = answered or self._transcript.has_left_first_turn
+        self._skips_guardrails = answered or self._transcript.has_first_results
         self._agents = ExecutedAgents(
             graph,
             self._batch,
@@ -186,9 +186,7 @@ class Session:
     ) -> ModelResponse:
         """Return the recorded reply, or ask the model and record what it says."""
         if self._is_nested:
-            response = await ask()
-            self._count(model, response.usage)
-            return response
+            return await ask()
         try:
             kit = Toolkit(tools, handoffs)
             if self._transcript.open_reply is not None:

@@ -18,6 +18,7 @@ from holdfast.adapters.openai_agents.messages import (
 from holdfast.core.errors import RepeatedToolCalls
 from holdfast.core.execution.native import RepeatCounter
 from holdfast.core.execution.steps import StepContext
+from holdfast.core.state import RunState
 
 #: Among a run's annotations: the agent that asks for the next reply.
 _AGENT_KEY = "openai_agents"
@@ -36,9 +37,8 @@ class Transcript:
             answered: it ends with an answer, after which the conversation continues.
         """
         self._context, self._history = context, context.state.history
-        replies = [message for message in self._history if isinstance(message, Reply)]
-        if not replies:
-            context.state.annotations.pop(_AGENT_KEY, None)  # of an earlier phase
+        in_turn = self._history[self._history.turn_start :]
+        replies = [message for message in in_turn if isinstance(message, Reply)]
         self._repeats = RepeatCounter(map(_list_signatures, replies))
         #: Results that an earlier process has found to be the output, by call id.
         self.final_outputs: dict[str, ToolOutput] = {}
@@ -47,8 +47,8 @@ class Transcript:
         self.open_reply: Reply | None = None if place is None else self._history[place]
         #: Whether the step of every reply was finished. If compaction removed replies, it counts as finished.
         self.is_last_step_counted = len(replies) <= context.state.phase_steps
-        #: Whether an earlier process has recorded what the first turn led to.
-        self.has_left_first_turn = len(replies) > (self.open_reply is not None)
+        #: Whether the results of the first reply to the prompt are recorded.
+        self.has_first_results = len(replies) > (self.open_reply is not None)
         self.items: list[Any] = list(to_input_items(self._history[:place]))
         #: The SDK's list when it was seen last, and the response since then.
         self._sdk_items: list[Any] | None = None
@@ -155,6 +155,11 @@ class Transcript:
         if shorter is not None:
             self.items = list(shorter)
             self._history.rewrite([Input(items=self.items)])
+
+
+def forget_active_agent(state: RunState) -> None:
+    """Begin with the first agent."""
+    state.annotations.pop(_AGENT_KEY, None)
 
 
 def _list_signatures(reply: Reply) -> list[tuple[str, Any]]:
