@@ -366,6 +366,13 @@ class App:
         """Leave a parked run to recovery. Arguments and errors as for `RunClient.unpark`."""
         await self._client.unpark(run_id, resolutions)
 
+    async def requeue(self, run_id: str) -> None:
+        """Leave a parked, failed or cancelled run to any worker, which resumes it. Durable when this returns.
+
+        Raises as `RunClient.requeue`.
+        """
+        await self._client.requeue(run_id)
+
     async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
         """Queue a new run that starts with the state of `run_id` after `at_step`. The old run is not changed."""
         return await self._client.fork(run_id, at_step, new_id=new_id)

@@ -24,6 +24,7 @@ from holdfast.cli.commands.rm import rm
 from holdfast.cli.commands.run import run
 from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
 from holdfast.cli.commands.send import send
+from holdfast.cli.commands.serve import serve
 from holdfast.cli.commands.show import show
 from holdfast.cli.commands.signal import signal
 from holdfast.cli.commands.submit import submit
@@ -40,6 +41,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     resume,
     recover,
     worker,
+    serve,
     submit,
     send,
     signal,

@@ -20,13 +20,15 @@ from holdfast.checkpoint.codec import (
 )
 from holdfast.checkpoint.errors import (
     CheckpointError,
+    RunBusy,
     RunConflict,
     RunExists,
+    RunNotClaimable,
     RunNotFound,
 )
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.concurrency import run_in_background
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
@@ -192,6 +194,28 @@ class RunClient:
             raise
         # The resolutions are saved. If this release fails, it is retried.
         await self._checkpoints.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
+
+    async def requeue(self, run_id: str) -> None:
+        """Make a parked, failed or cancelled run interrupted, durably: a worker resumes it after its last good step.
+
+        Raises:
+            RunNotFound: there is no such run. RunBusy: a live worker owns it.
+            RunNotClaimable: it is done, or waits for a time or for mail.
+        """
+        record = await self.get_record(run_id)
+        if record.status is RunStatus.PARKED:
+            return await self.unpark(run_id)
+        if record.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+            if record.status in CLAIMABLE_STATUSES and not record.owner_alive:
+                return None  # it is due already
+            if record.owner is not None and record.owner_alive:
+                raise RunBusy(run_id, record.owner)
+            raise RunNotClaimable(run_id, record.status, record.reason)
+        due = Release(status=RunStatus.INTERRUPTED)
+        claim = await self._checkpoints.claim_with_undo(run_id, record.status, due)
+        if record.cancel_requested:
+            claim, _ = await self.reclaim_after_cancel(claim)
+        return await self._checkpoints.release_claim(claim, due)
 
     async def _list_parked_children(self, run_id: str) -> list[str]:
         wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({RunStatus.PARKED}))

@@ -25,3 +25,7 @@ class Forbidden(RequestError):
 
 class InvalidToken(NotAuthenticated):
     """The browser token was changed, was signed with another secret, or has expired."""
+
+
+class AddressInUse(HoldfastError):
+    """The server cannot listen on its port."""
