@@ -100,7 +100,7 @@ def test_two_people_answer_and_the_first_wins(any_server: UIServer, plain_page: 
     plain_page.get_by_role("button", name="Approve", exact=True).click()
     get_result(any_server, waiting)
     other.get_by_role("button", name="Approve", exact=True).click()
-    expect(other.get_by_role("heading", name="Not possible now")).to_be_visible()
+    expect(other.get_by_role("heading", name="Not found")).to_be_visible()
 
 
 def test_a_run_is_cancelled(any_server: UIServer, page: Page, waiting: str) -> None:

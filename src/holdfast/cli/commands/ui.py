@@ -1,7 +1,7 @@
 """holdfast ui"""
 
 import asyncio
-import socket
+import signal
 from typing import Annotated
 
 import typer
@@ -17,7 +17,7 @@ from holdfast.config import WorkerSettings
 
 def ui(
     target: Annotated[
-        str, typer.Argument(metavar="[MODULE:APP]", help="An App or agent: then the page also resumes its runs.")
+        str, typer.Argument(metavar="MODULE:APP", help="An App or agent: then the page also resumes its runs.")
     ] = "",
     store: StoreOption = "",
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0: a free one.")] = 8300,
@@ -39,23 +39,21 @@ def ui(
 
 
 async def serve_ui(app: App, port: int) -> None:
-    """Serve the page of `app` on loopback until a signal arrives."""
-    import uvicorn
-
-    from holdfast.web.ui.application import make_ui
+    """Serve the page of `app` on this machine until a signal arrives."""
+    from holdfast.web.server import serve_locally
+    from holdfast.web.ui import make_ui
     from holdfast.web.ui.login import LinkLogin
 
-    try:
-        listener = socket.create_server(("127.0.0.1", port))
-    except OSError as exc:
-        raise CommandError(f"port {port} cannot be used: {exc.strerror}; choose another with --port") from exc
-    with listener:
-        port = listener.getsockname()[1]
-        login = LinkLogin(port)
-        async with app:
-            config = uvicorn.Config(
-                make_ui(app, login=login), log_level="warning", access_log=False, timeout_graceful_shutdown=1
-            )
-            print(f"http://127.0.0.1:{port}{login.path}", flush=True)
-            print_diagnostic("open this link; stop with Ctrl-C")
-            await uvicorn.Server(config).serve(sockets=[listener])
+    login = LinkLogin()
+    async with app, serve_locally(make_ui(app, login=login), port) as url:
+        print(url + login.path, flush=True)
+        print_diagnostic("open this link; stop with Ctrl-C")
+        await wait_for_signal()
+
+
+async def wait_for_signal() -> None:
+    """Wait for Ctrl-C or SIGTERM."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await stopped.wait()

@@ -1,6 +1,7 @@
 """The page as an ASGI application."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -15,7 +16,7 @@ from holdfast.app import App
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.ui.login import LinkLogin
-from holdfast.web.ui.pages import actions, export, inbox, run, runs
+from holdfast.web.ui.pages import actions, export, fleet, inbox, run, runs
 from holdfast.web.ui.security import SecurityHeaders
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
@@ -25,14 +26,21 @@ _STATIC = Path(__file__).parent / "static"
 def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | None = None) -> Starlette:
     """Return the page of an App as an ASGI application, which may be mounted under any path.
 
-    The App has to be open while requests are served. Without `authorize` only clients on this machine are served.
+    Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
 
     Args:
+        authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
         login: exchanges the token of a link for a cookie. `holdfast ui` uses it.
 
     Raises:
         DefinitionError: the App has no store.
     """
+
+    @asynccontextmanager
+    async def open_app(server: Starlette) -> AsyncIterator[None]:
+        async with app:
+            yield
+
     site = Site(app, login.authorize if login is not None else authorize)
     routes: list[BaseRoute] = [
         Route(path, make_endpoint(site, handler, scope), methods=[method]) for method, path, handler, scope in _ROUTES
@@ -41,7 +49,7 @@ def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | 
         routes.append(Route("/login", _make_login_endpoint(site, login), methods=["GET"]))
     routes.append(Mount("/static", _CachedFiles(directory=_STATIC)))
     routes.append(Route("/{path:path}", make_endpoint(site, _refuse, "read")))
-    return Starlette(routes=routes, middleware=[Middleware(SecurityHeaders)])
+    return Starlette(routes=routes, middleware=[Middleware(SecurityHeaders)], lifespan=open_app)
 
 
 _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
@@ -59,6 +67,8 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("POST", "/runs/{run_id}/fork", actions.fork, "start"),
     ("POST", "/runs/{run_id}/send", actions.send, "send"),
     ("GET", "/inbox", inbox.show_inbox, "read"),
+    ("GET", "/fleet", fleet.show_fleet, "read"),
+    ("GET", "/live/fleet", fleet.stream_fleet, "read"),
     ("GET", "/live/inbox", inbox.stream_inbox, "read"),
 )
 

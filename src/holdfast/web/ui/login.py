@@ -13,10 +13,10 @@ from holdfast.web.errors import NotAuthenticated
 class LinkLogin:
     """Authorizes the browsers that have opened the link. Each process has a token of its own."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self) -> None:
         self._token = secrets.token_urlsafe(24)
         #: Browsers send cookies to all ports of a host: the name tells two servers apart.
-        self._cookie = f"holdfast-ui-{port}"
+        self._cookie = f"holdfast-ui-{secrets.token_hex(4)}"
 
     @property
     def path(self) -> str:

@@ -9,24 +9,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from holdfast.app import App
-from holdfast.checkpoint.errors import (
-    CheckpointError,
-    InvalidCursor,
-    RunNotFound,
-    StoreError,
-)
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.core.errors import DefinitionError, InvalidRunId
+from holdfast.core.errors import DefinitionError
 from holdfast.errors import HoldfastError
+from holdfast.web.api.problems import get_status
 from holdfast.web.auth import Authorize, Principal, Scope, authenticate
-from holdfast.web.errors import RequestError
 from holdfast.web.ui.templating import make_environment
 from holdfast.web.ui.views.formatting import utc_now
 
 _log = logging.getLogger("holdfast.web")
 
-_TITLES = {400: "Not valid", 401: "Not signed in", 403: "Not permitted", 404: "Not found", 409: "Not possible now"}
+_TITLES = {401: "Not signed in", 403: "Not permitted", 404: "Not found", 409: "Not possible now", 422: "Not valid"}
 
 
 class Site:
@@ -63,12 +58,12 @@ class Site:
         return record
 
     def render_error(self, request: Request, error: Exception) -> Response:
-        """Return the page of an error. Unexpected ones are logged, and their text is not shown."""
-        status = get_error_status(error)
+        """Return the page of an error. The text of a server error goes to the log only: it may name files and hosts."""
+        status = get_status(error) if isinstance(error, HoldfastError) else 500
         message = str(error)
-        if status >= 500 and not isinstance(error, HoldfastError):
-            _log.error("%s %s failed", request.method, request.scope.get("root_path", ""), exc_info=error)
-            message = "An unexpected error. The log of the server has the details."
+        if status >= 500:
+            _log.error("%s of a page failed: %s", request.method, type(error).__name__, exc_info=error)
+            message = "The server could not answer. Its log says why."
         title = _TITLES.get(status, "Something went wrong")
         return self.render(request, "error.html", status=status, title=title, message=message)
 
@@ -80,23 +75,6 @@ def get_principal(request: Request) -> Principal:
     """Return the authenticated sender of a request."""
     principal: Principal = request.state.principal
     return principal
-
-
-def get_error_status(error: Exception) -> int:
-    """Return the HTTP status of an error."""
-    match error:
-        case RequestError():
-            return error.status
-        case RunNotFound():
-            return 404
-        case DefinitionError() | InvalidCursor() | InvalidRunId():
-            return 400
-        case StoreError():
-            return 503
-        case CheckpointError():
-            return 409
-        case _:
-            return 500
 
 
 def make_endpoint(site: Site, handler: Handler, scope: Scope) -> Callable[[Request], Awaitable[Response]]:
