@@ -26,6 +26,8 @@ class EntryKind(StrEnum):
     PHASE = "phase"
     #: The outcome of the run: its output, or its error.
     OUTCOME = "outcome"
+    #: An event for watchers, such as a retry. It is no part of the run's state.
+    NOTE = "note"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):

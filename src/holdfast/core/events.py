@@ -26,6 +26,8 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     cursor: str | None = None
     #: When it happened, if that is known.
     at: datetime | None = None
+    #: The step in which it happened. Zero if that is not known: the journal tells it only of steps and retries.
+    step: int = 0
 
     @property
     def type(self) -> str:
@@ -34,13 +36,13 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class StatusChanged(RunEvent, frozen=True, kw_only=True, tag="status"):
-    """The run has another status than before. The first event of a stream has the present one."""
+    """The run has another status than before. A stream shows the present one after the events that were missed."""
 
     #: A `RunStatus`, such as `running`.
     status: str
     #: Why the run is parked or failed, or what it waits for.
     reason: str = ""
-    #: Of a run that starts executing: it was interrupted before.
+    #: For listeners: this process resumes the run.
     resumed: bool = False
 
 
@@ -72,13 +74,10 @@ class PhaseFinished(RunEvent, frozen=True, kw_only=True, tag="phase_finished"):
 class StepStarted(RunEvent, frozen=True, kw_only=True, tag="step_started"):
     """The run works on this step."""
 
-    step: int
-
 
 class StepFinished(RunEvent, frozen=True, kw_only=True, tag="step_finished"):
     """The step is finished: the reply and all its tool results are recorded. Durable."""
 
-    step: int
     #: Of the run and its child runs, up to this step.
     usage: Usage = NO_USAGE
     #: How many calls of the run were made again after a transient error, up to this step.
@@ -135,10 +134,8 @@ class ToolReturned(RunEvent, frozen=True, kw_only=True, tag="tool_result"):
 
 
 class RetryScheduled(RunEvent, frozen=True, kw_only=True, tag="retry"):
-    """A model call or a tool call has failed and is made again after a pause."""
+    """A model call or a tool call has failed and is made again after a pause. Durable."""
 
-    #: The step in which it happened.
-    step: int = 0
     #: Of a tool call; empty for a model call.
     call_id: str = ""
     tool: str = ""
@@ -166,7 +163,7 @@ class CallDecided(RunEvent, frozen=True, kw_only=True, tag="decision"):
 
 
 class ChildStarted(RunEvent, frozen=True, kw_only=True, tag="child_started"):
-    """A tool call has started a run, or attached to the one that an earlier attempt started. Durable."""
+    """A tool call has started a run. Durable."""
 
     child_run_id: str
     agent: str = ""
@@ -175,11 +172,10 @@ class ChildStarted(RunEvent, frozen=True, kw_only=True, tag="child_started"):
 
 
 class ChildFinished(RunEvent, frozen=True, kw_only=True, tag="child_finished"):
-    """A run that a tool call started has ended, waits or was interrupted. Durable."""
+    """A run that a tool call started has ended. Durable."""
 
     child_run_id: str
-    #: `done`, `failed`, `cancelled`, `waiting`, `parked` or `interrupted`.
-    status: str
+    status: Literal["done", "failed", "cancelled"]
 
 
 class OutputRecorded(RunEvent, frozen=True, kw_only=True, tag="output"):
@@ -229,6 +225,9 @@ Event = (
     | ErrorRecorded
     | HistoryRewritten
 )
+
+#: Events that are recorded as notes in the journal, because nothing else in it tells of them.
+NotedEvent = RetryScheduled | CallDecided | ChildStarted | ChildFinished
 
 
 class ReaderTooSlow(HoldfastError):

@@ -12,7 +12,7 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.execution.waits import read_waits
-from holdfast.core.message import Reply, System, ToolCall, ToolResult, User
+from holdfast.core.message import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.state import PhaseOutput
 from holdfast.core.waiting import WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
@@ -69,11 +69,11 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     error: bool = False
     #: A result's content, an unknown message, a phase's or the run's output.
     content: Any = None
-    #: Of a step: its number, the time it finished, and the run's usage at that time.
+    #: Of a step: its number, and the time it finished.
     step: int = 0
     at: datetime | None = None
-    tokens: int = 0
-    cost_usd: float = 0.0
+    #: Of a step or an outcome: the run's usage at that time, its child runs included.
+    usage: Usage = NO_USAGE
     #: Of a step: the run's retries at that time.
     retries: int = 0
 
@@ -138,10 +138,13 @@ class Transcript:
                 outcome = decode(entry.body, Outcome)
                 error = outcome.error or ""
                 yield TranscriptItem(
-                    seq=entry.seq, kind="outcome", content=outcome.output, text=error, error=bool(error)
+                    seq=entry.seq,
+                    kind="outcome",
+                    content=outcome.output,
+                    text=error,
+                    error=bool(error),
+                    usage=outcome.usage,
                 )
-            case EntryKind.ADOPT:
-                return
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
         messages = read_message(body)
@@ -210,14 +213,12 @@ class Transcript:
 def _read_step(entry: Entry) -> TranscriptItem:
     step = decode(entry.body, Step)
     progress = decode(bytes(step.progress), Progress)
-    usage = progress.usage
     return TranscriptItem(
         seq=entry.seq,
         kind="step",
         step=progress.steps,
         at=step.at,
-        tokens=usage.total_tokens,
-        cost_usd=usage.cost_usd,
+        usage=progress.usage,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
     )
 
