@@ -75,6 +75,7 @@ OPTIONAL = {
     "apsw",
     "httpx",
     "jinja2",
+    "langchain_core",
     "langgraph",
     "openai",
     "opentelemetry",

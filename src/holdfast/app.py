@@ -5,7 +5,7 @@ import builtins
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Self, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import CheckpointStore
@@ -34,6 +34,11 @@ from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, lis
 from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
 from holdfast.stores.url import store_from_url
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from holdfast.web.auth import Authorize
 
 _CHECKPOINT_DEFAULTS = CheckpointSettings()
 
@@ -539,6 +544,20 @@ class App:
             StoreClosed: the App was closed.
         """
         return self._stored.hub.stream(run_id, after)
+
+    # -- web ----------------------------------------------------------------------------------------------------
+
+    def web(self, *, authorize: "Authorize | None" = None) -> "Starlette":
+        """Return the web page of this App at `/`, and its HTTP API at `/api`. Needs the extra `web`.
+
+        Mount it under any path while the App is open, or serve it alone: then it opens the App.
+
+        Args:
+            authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
+        """
+        from holdfast.web.combined import make_web
+
+        return make_web(self, authorize=authorize)
 
     def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
         """Return the agent of this App. Refuse an agent that recovery would not find by its name."""

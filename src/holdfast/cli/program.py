@@ -30,6 +30,7 @@ from holdfast.cli.commands.show import show
 from holdfast.cli.commands.signal import signal
 from holdfast.cli.commands.submit import submit
 from holdfast.cli.commands.tail import tail
+from holdfast.cli.commands.ui import ui
 from holdfast.cli.commands.unpark import unpark
 from holdfast.cli.commands.worker import worker
 from holdfast.cli.errors import DEBUG_VARIABLE, is_debug_enabled
@@ -58,6 +59,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     tail,
     export,
     compare,
+    ui,
     doctor,
     explain,
 )

@@ -1,6 +1,6 @@
 """Stored messages of any known loop in one readable form.
 
-It recognises the JSON of the native loop and of pydantic-ai, imports neither pydantic-ai nor the agent's code, and
+It recognises the JSON of the native loop and of the adapters, imports neither an adapter nor the agent's code, and
 ignores fields and parts that it does not know.
 """
 
@@ -37,6 +37,10 @@ def read_message(body: bytes) -> list[ReadableMessage] | None:
     """Return the content of one stored message in order, or `None` if its format is not known."""
     try:
         return [NATIVE_CODEC.decode(body)]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    try:
+        return list(_read_agents_message(_AGENTS_DECODER.decode(body)))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         pass
     try:
@@ -97,6 +101,58 @@ def _read_response(message: _PydanticAIMessage) -> Iterator[ReadableMessage]:
             texts.append(_format_content(part.content))
     yield Reply(text="".join(texts), tool_calls=calls)
     yield from results
+
+
+class _AgentsMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of the adapter for the OpenAI Agents SDK: items of the Responses API."""
+
+    item: Literal["input", "reply", "output", "final"]
+    items: list[dict[str, Any]] = []
+    includes_reply: bool = False
+    output: list[dict[str, Any]] = []
+    call_id: str = ""
+    tool: str = ""
+    value: Any = None
+    error: bool = False
+
+
+_AGENTS_DECODER = msgspec.json.Decoder(_AgentsMessage)
+
+
+def _read_agents_message(message: _AgentsMessage) -> Iterator[ReadableMessage]:
+    if message.item == "output":
+        yield ToolResult(call_id=message.call_id, tool=message.tool, content=message.value, error=message.error)
+    elif message.item == "reply":
+        yield from _read_agents_reply(message.output)
+    for item in message.items:
+        if item.get("type") == "function_call_output":
+            yield ToolResult(call_id=str(item.get("call_id", "")), tool="", content=item.get("output"))
+        elif item.get("role") in ("user", "system", "developer") and "content" in item:
+            kind = User if item["role"] == "user" else System
+            yield kind(_format_items(item["content"]))
+
+
+def _read_agents_reply(output: list[dict[str, Any]]) -> Iterator[ReadableMessage]:
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    for item in output:
+        if item.get("type") == "reasoning":
+            if thought := _format_items(item.get("summary") or item.get("content") or ""):
+                yield Thinking(thought)
+        elif item.get("type") == "message":
+            texts.append(_format_items(item.get("content", "")))
+        elif isinstance(item.get("name"), str) or str(item.get("type", "")).endswith("_call"):
+            name, call_id = item.get("name") or item["type"], item.get("call_id") or item.get("id") or ""
+            calls.append(ToolCall(id=call_id, name=name, arguments=_parse_arguments(item.get("arguments"))))
+    yield Reply(text="".join(texts), tool_calls=calls)
+
+
+def _format_items(content: Any) -> str:
+    """Return content parts of the Responses API as one text, with a short form of pictures and files."""
+    if isinstance(content, str):
+        return content
+    parts = [part if isinstance(part, dict) else {"text": str(part)} for part in content]
+    return "\n".join(str(part.get("text") or part.get("refusal") or f"[{part.get('type', 'part')}]") for part in parts)
 
 
 def _read_result(part: _Part) -> ToolResult:

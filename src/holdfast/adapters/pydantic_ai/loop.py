@@ -14,7 +14,7 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 
 from holdfast.adapters.pydantic_ai.batch import Batch
 from holdfast.adapters.pydantic_ai.capability import DurableCapability, StreamingDurableCapability
-from holdfast.adapters.pydantic_ai.codec import CODEC, OutputCodec, dump_parts, load_prompt
+from holdfast.adapters.pydantic_ai.codec import CODEC, dump_parts, load_prompt, make_output_codec
 from holdfast.adapters.pydantic_ai.graph_runner import GraphRunner
 from holdfast.adapters.pydantic_ai.results import ToolResultBuilder
 from holdfast.adapters.pydantic_ai.state import AdapterState
@@ -59,7 +59,7 @@ class PydanticAILoop:
 
     def __init__(self, agent: AbstractAgent[Any, Any], options: RunOptions) -> None:
         self._agent, self._options = agent, options
-        self._output_codec = OutputCodec(agent.output_type)
+        self._output_codec = make_output_codec(agent.output_type)
 
     @property
     def codec(self) -> MessageCodec:

@@ -53,6 +53,13 @@ class Waits:
         call = msgspec.convert(stored, WaitingCall)
         return call if call.step == self._run.state.steps + 1 else None
 
+    def is_open(self, call_id: str) -> bool:
+        """Whether the call waits, and neither an answer nor the time has ended the wait."""
+        call = self.get(call_id)
+        if call is None or call.decision is not None or (call.topic and self._run.mailbox.peek(call.topic) is not None):
+            return False
+        return call.expires_at is None or call.expires_at > self._run.clock.now()
+
     def undecided(self) -> frozenset[str]:
         """The calls that are not in doubt: they wait, and no answer was read."""
         return frozenset(call.call_id for call in self._list() if call.decision is None)

@@ -1,0 +1,142 @@
+"""Calls that wait: for a person's approval, or for a result from elsewhere."""
+
+from typing import Any
+
+import pytest
+from agents import Agent, FunctionTool, RunContextWrapper, function_tool
+from agents.testing import function_call
+from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
+from tests.adapters.openai_agents.test_resume import get_outputs
+
+from holdfast import App, Approve, Deferred, Deny, RunWaiting, WaitingCall, current_call
+from holdfast.adapters.openai_agents import durable
+
+
+class Bank:
+    """An agent whose payments may wait for an approval."""
+
+    def __init__(self, *steps: Any, needs_approval: Any = True) -> None:
+        self.paid: list[str] = []
+        self.looked: list[str] = []
+
+        @function_tool
+        async def look(city: str) -> str:
+            self.looked.append(city)
+            return f"{city} is warm"
+
+        @function_tool(needs_approval=needs_approval)
+        async def pay(city: str) -> str:
+            self.paid.append(city)
+            return f"paid {city}"
+
+        self.model = ScriptedModel(*steps)
+        self.agent = durable(Agent(name="bank", model=self.model, tools=[look, pay]))
+
+
+async def run_until_waiting(app: App) -> tuple[WaitingCall, ...]:
+    with pytest.raises(RunWaiting) as raised:
+        await app.run("bank", "go", run_id="r")
+    return raised.value.calls
+
+
+BATCH = [call("c1", "pay", city="Lyon"), call("c2", "look", city="Lyon")]
+
+
+async def test_an_approved_call_is_made_once_and_its_siblings_did_not_wait() -> None:
+    bank = Bank(BATCH, "done")
+    async with App([bank.agent], "memory:") as app:
+        [waiting] = await run_until_waiting(app)
+        assert (waiting.tool, waiting.call_id, waiting.kind) == ("pay", "c1", "approval")
+        assert waiting.arguments == {"city": "Lyon"}
+        assert await app.pending() == [waiting]
+        assert (bank.paid, bank.looked) == ([], ["Lyon"])
+        await app.answer("r", "c1", Approve(), by="ann")
+        assert (await app.result("r")).output == "done"
+    assert (bank.paid, bank.looked) == (["Lyon"], ["Lyon"])
+    assert len(bank.model.requests) == 2
+    assert get_outputs(bank.model.requests[1]) == {"c1": "paid Lyon", "c2": "Lyon is warm"}
+
+
+async def test_a_denied_call_is_not_made_and_the_model_reads_why() -> None:
+    bank = Bank(BATCH, "done")
+    async with App([bank.agent], "memory:") as app:
+        await run_until_waiting(app)
+        await app.answer("r", "c1", Deny(reason="too much"))
+        await app.result("r")
+    assert bank.paid == []
+    assert get_outputs(bank.model.requests[1])["c1"] == "The call was denied: too much."
+
+
+async def test_a_call_is_made_with_the_arguments_that_were_approved() -> None:
+    bank = Bank(BATCH, "done")
+    async with App([bank.agent], "memory:") as app:
+        await run_until_waiting(app)
+        await app.answer("r", "c1", Approve(arguments={"city": "Faro"}))
+        await app.result("r")
+    assert bank.paid == ["Faro"]
+
+
+async def test_the_tool_decides_which_calls_need_an_approval() -> None:
+    asked: list[str] = []
+
+    async def is_expensive(context: RunContextWrapper[Any], arguments: dict[str, Any], call_id: str) -> bool:
+        asked.append(call_id)
+        return bool(arguments["city"] == "Lyon")
+
+    bank = Bank([*BATCH, call("c3", "pay", city="Faro")], "done", needs_approval=is_expensive)
+    async with App([bank.agent], "memory:") as app:
+        [waiting] = await run_until_waiting(app)
+        assert (waiting.call_id, bank.paid) == ("c1", ["Faro"])
+        await app.answer("r", "c1", Approve())
+        await app.result("r")
+    assert bank.paid == ["Faro", "Lyon"]
+    assert asked == ["c1", "c3"], "a resumed run does not ask again"
+
+
+async def test_arguments_that_are_no_json_wait_too_and_do_not_wait_for_ever() -> None:
+    given: list[str] = []
+
+    async def invoke(context: Any, arguments: str) -> str:
+        given.append(arguments)
+        return "paid"
+
+    async def is_expensive(context: RunContextWrapper[Any], arguments: dict[str, Any], call_id: str) -> bool:
+        raise AssertionError("it cannot judge them")
+
+    pay = FunctionTool(
+        name="pay",
+        description="",
+        params_json_schema={"type": "object", "properties": {}},
+        on_invoke_tool=invoke,
+        strict_json_schema=False,
+        needs_approval=is_expensive,
+    )
+    model = ScriptedModel([function_call("pay", "{not json", call_id="c1")], "done")
+    async with App([durable(Agent(name="bank", model=model, tools=[pay]))], "memory:") as app:
+        [waiting] = await run_until_waiting(app)
+        assert (waiting.arguments, given) == ("{not json", [])
+        await app.answer("r", "c1", Approve())
+        assert (await app.result("r")).output == "done"
+    assert given == ["{not json"]
+
+
+async def test_a_tool_whose_result_comes_later() -> None:
+    tokens: list[str] = []
+
+    @function_tool
+    async def order() -> Any:
+        tokens.append(current_call().completion_token)
+        return Deferred(reason="the kitchen")
+
+    @function_tool
+    async def look() -> str:
+        return "warm"
+
+    model = ScriptedModel([call("c1", "order"), call("c2", "look")], "done")
+    async with App([durable(Agent(name="bank", model=model, tools=[order, look]))], "memory:") as app:
+        [waiting] = await run_until_waiting(app)
+        assert (waiting.kind, waiting.reason) == ("result", "the kitchen")
+        await app.complete_call(tokens[0], {"dish": "soup"})
+        await app.result("r")
+    assert len(tokens) == 1
+    assert get_outputs(model.requests[1]) == {"c1": "{'dish': 'soup'}", "c2": "warm"}

@@ -1,0 +1,173 @@
+"""Agents of the SDK as they are: structured output, agents as tools, conversations, and what is read of their runs."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    GuardrailFunctionOutput,
+    InputGuardrailTripwireTriggered,
+    ModelBehaviorError,
+    ModelResponse,
+    OutputGuardrailTripwireTriggered,
+    RunContextWrapper,
+    Usage,
+    function_tool,
+    input_guardrail,
+    output_guardrail,
+)
+from agents.mcp import MCPServerStdio
+from agents.testing import assistant_message
+from pydantic import BaseModel
+from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
+from tests.adapters.openai_agents.test_resume import get_outputs
+
+from holdfast import App, tool
+from holdfast.adapters.openai_agents import durable
+from holdfast.adapters.openai_agents.messages import CODEC, Input, make_output, make_reply
+from holdfast.core.errors import RunFailed
+from holdfast.core.message import Reply, ToolCall, ToolResult, User
+from holdfast.runtime.messages import read_message
+
+
+class Trip(BaseModel):
+    cities: list[str]
+
+
+@function_tool
+async def look(city: str) -> str:
+    """Look at a city."""
+    return f"{city} is warm"
+
+
+async def test_a_structured_output_is_the_same_when_it_is_read_from_the_store(tmp_path: Path) -> None:
+    agent = durable(Agent(name="a", model=ScriptedModel('{"cities": ["Lyon"]}'), output_type=Trip))
+    async with App([agent], f"sqlite:{tmp_path / 'runs.db'}") as app:
+        assert (await app.run("a", "go", run_id="r")).output == Trip(cities=["Lyon"])
+        assert (await app.result("r")).output == Trip(cities=["Lyon"])
+
+
+async def test_an_agent_as_a_tool_is_one_call_and_its_usage_counts() -> None:
+    inner = Agent(name="inner", model=ScriptedModel([call("i1", "look", city="Nice")], "inner is done"), tools=[look])
+    model = ScriptedModel([call("c1", "ask_inner", input="?")], "done")
+    agent = Agent(name="a", model=model, tools=[inner.as_tool("ask_inner", "Asks.")])
+    async with App([durable(agent)], "memory:") as app:
+        result = await app.run("a", "go")
+    assert get_outputs(model.requests[1]) == {"c1": "inner is done"}
+    assert (result.steps, result.usage.tool_calls) == (2, 1)
+    assert (result.usage.requests, result.usage.input_tokens, result.usage.output_tokens) == (4, 40, 12)
+
+
+async def test_dynamic_instructions_see_the_context() -> None:
+    def instruct(context: RunContextWrapper[Any], agent: Agent[Any]) -> str:
+        return f"{agent.name} works for {context.context}"
+
+    model = ScriptedModel([call("c1", "look", city="Lyon")], "done")
+    agent = durable(Agent(name="a", model=model, tools=[look], instructions=instruct), context="ann")
+    async with App([agent], "memory:") as app:
+        await app.run("a", "go")
+    assert model.instructions == ["a works for ann"] * 2
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+async def test_a_guardrail_fails_the_run(kind: str) -> None:
+    @input_guardrail
+    async def no_input(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        return GuardrailFunctionOutput(output_info=None, tripwire_triggered=kind == "input")
+
+    @output_guardrail
+    async def no_output(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        return GuardrailFunctionOutput(output_info=None, tripwire_triggered=kind == "output")
+
+    agent = Agent(name="a", model=ScriptedModel("done"), input_guardrails=[no_input], output_guardrails=[no_output])
+    error = InputGuardrailTripwireTriggered if kind == "input" else OutputGuardrailTripwireTriggered
+    async with App([durable(agent)], "memory:") as app:
+        with pytest.raises(error):
+            await app.run("a", "go", run_id="r")
+        with pytest.raises(RunFailed, match="ripwire"):
+            await app.result("r")
+
+
+async def test_a_tool_that_the_model_invents_fails_the_run_as_in_the_sdk() -> None:
+    agent = Agent(name="a", model=ScriptedModel([call("c1", "invented")]), tools=[look])
+    async with App([durable(agent)], "memory:") as app:
+        with pytest.raises(ModelBehaviorError, match="invented"):
+            await app.run("a", "go")
+
+
+async def test_a_tool_that_takes_too_long_has_a_result() -> None:
+    @function_tool(timeout=0.01)
+    async def rest() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    model = ScriptedModel([call("c1", "rest")], "done")
+    async with App([durable(Agent(name="a", model=model, tools=[rest]))], "memory:") as app:
+        await app.run("a", "go")
+    assert "timed out" in get_outputs(model.requests[1])["c1"]
+
+
+async def test_tools_of_an_mcp_server_are_recorded_calls(tmp_path: Path) -> None:
+    server = Path(__file__).parents[1] / "mcp_server.py"
+    (tmp_path / "hold").touch()
+    effects: dict[str, Any] = {}
+
+    def get_effect(given: Any) -> str:
+        effects[given.name] = given.mcp_annotations
+        return "pure" if given.mcp_annotations.read_only_hint else "once"
+
+    model = ScriptedModel([call("c1", "look", city="Lyon")], "done")
+    async with MCPServerStdio({"command": sys.executable, "args": [str(server), str(tmp_path)]}) as mcp:
+        agent = durable(Agent(name="a", model=model, mcp_servers=[mcp]), effects=get_effect)
+        async with App([agent], "memory:") as app:
+            result = await app.run("a", "go")
+    assert result.usage.tool_calls == 1
+    assert list(effects) == ["look"]
+    assert "Lyon is warm" in str(get_outputs(model.requests[1])["c1"])
+
+
+async def test_tools_of_holdfast_join_those_of_the_agent() -> None:
+    class Provider:
+        async def tools(self, info: Any) -> Any:
+            return [greet]
+
+    @tool(effect="pure")
+    async def greet(name: str) -> str:
+        return f"hello {name}"
+
+    model = ScriptedModel([call("c1", "greet", name="ann"), call("c2", "greet", nam="ann")], "done")
+    async with App([durable(Agent(name="a", model=model))], "memory:", extra_tools=Provider()) as app:
+        await app.run("a", "go")
+    outputs = get_outputs(model.requests[1])
+    assert outputs["c1"] == "hello ann"
+    assert outputs["c2"].startswith("The arguments do not fit")
+
+
+async def test_a_conversation_continues_with_its_history() -> None:
+    class Echo(ScriptedModel):
+        def _find_output(self, items: list[Any]) -> list[Any]:
+            return [assistant_message(f"heard {items[-1]['content']}")]
+
+    model = Echo()
+    async with App([durable(Agent(name="a", model=model))], "memory:") as app:
+        chat = app.conversation("a", "ann")
+        assert (await chat.send("one")).output == "heard one"
+        assert (await chat.send("two")).output == "heard two"
+    assert [len(request) for request in model.requests] == [1, 3]
+
+
+def test_stored_messages_are_readable_without_the_sdk() -> None:
+    response = make_reply("a", _make_response(assistant_message("hm"), call("c1", "look", city="Lyon")), [])
+    assert read_message(CODEC.encode(response)) == [
+        Reply(text="hm", tool_calls=[ToolCall(id="c1", name="look", arguments={"city": "Lyon"})])
+    ]
+    assert read_message(CODEC.encode(Input(items=[{"role": "user", "content": "go"}]))) == [User("go")]
+    output = make_output("c1", "look", {"a": 1})
+    assert read_message(CODEC.encode(output)) == [ToolResult(call_id="c1", tool="look", content={"a": 1})]
+
+
+def _make_response(*output: Any) -> Any:
+    return ModelResponse(output=list(output), usage=Usage(), response_id=None)
