@@ -123,6 +123,26 @@ def test_a_denied_call_is_not_made(chat_site: Site, protocol: str) -> None:
     assert ((chat_site.folder / "ledger").read_text() if before else before) == before
 
 
+def test_a_tab_that_stays_open_gets_the_whole_reply_when_the_worker_is_killed(own_site: Site) -> None:
+    worker = own_site.start("chat-worker")
+    own_site.start("chat-viewer")
+    tabs = {
+        protocol: Client(own_site, protocol, "assistant", protocol, [["send", "m1", "slow"]]) for protocol in PROTOCOLS
+    }
+    for tab in tabs.values():
+        tab.wait_for_text("You")
+    own_site.kill(worker)
+    (own_site.folder / "open").touch()
+    own_site.start("chat-worker")
+    assert get_texts(tabs["ag-ui"].finish()) == ["You said slow."], "the half reply was not taken back"
+    parts = [part for part in tabs["vercel-ai"].finish()[-1]["parts"] if part["type"] != "step-start"]
+    assert [(part["type"], part.get("text", "").strip()) for part in parts] == [
+        ("text", "You"),
+        ("data-draft-retracted", ""),
+        ("text", "You said slow."),
+    ]
+
+
 def test_the_answer_is_complete_after_the_tab_is_closed_and_the_server_killed(own_site: Site) -> None:
     def open_tabs(*steps: list[Any]) -> dict[str, Client]:
         return {
