@@ -148,13 +148,20 @@ async def authorize(request: Request) -> Principal | None:
     return Principal(caller_id="operator", sees_all=True) if user == "operator" else None
 
 
+def authorize_guest(request: Request) -> Principal | None:
+    """The header `x-user` names the user; a request without it is that of a guest."""
+    user = request.headers.get("x-user", "guest")
+    scopes: set[Scope] = {"read"} if user == "reader" else {"read", "send", "answer"}
+    return None if user == "nobody" else Principal(caller_id=user, scopes=scopes)
+
+
 def make_site(app: App, kind: str) -> ASGIApp:
     if kind == "local":
         return make_api(app)
     if kind.startswith("chat"):
         from holdfast.web.protocols import make_chat
 
-        return make_chat(app)
+        return make_chat(app, authorize=authorize_guest)
 
     site = FastAPI()
     site.mount("/some/prefix", make_api(app, authorize=authorize, allowed_origins=["https://chat.example"]))

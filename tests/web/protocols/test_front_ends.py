@@ -128,6 +128,34 @@ def test_a_denied_call_is_not_made(chat_site: Site, protocol: str) -> None:
     assert read_ledger(chat_site) == before
 
 
+def make_body(protocol: str, chat: str) -> dict[str, Any]:
+    """A message `hello` to a chat, as the clients send it."""
+    if protocol == "ag-ui":
+        message: dict[str, Any] = {"id": "m1", "role": "user", "content": "hello"}
+        fixed: dict[str, Any] = {"state": {}, "tools": [], "context": [], "forwardedProps": {}}
+        return {"threadId": chat, "runId": "r1", "messages": [message], **fixed}
+    message = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+    return {"trigger": "submit-message", "id": chat, "messages": [message]}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_the_chat_of_another_user_does_not_exist(chat_site: Site, protocol: str) -> None:
+    chat, path = f"owned-{protocol}", f"/{protocol}/talker"
+    async with chat_site.client("ann") as ann:
+        assert "you said hello" in (await ann.post(path, json=make_body(protocol, chat))).text
+        assert (await ann.post(path, json={"messages": []})).status_code == 422
+        foreign = {"sec-fetch-site": "cross-site"}
+        assert (await ann.post(path, json=make_body(protocol, chat), headers=foreign)).status_code == 403
+        assert (await ann.post(f"/{protocol}/none", json=make_body(protocol, chat))).status_code == 422
+    reads = [f"{path}/{chat}/messages"] + ([f"{path}/{chat}/stream"] if protocol == "vercel-ai" else [])
+    for user, expected in (("bob", 404), ("nobody", 401)):
+        async with chat_site.client(user) as other:
+            assert (await other.post(path, json=make_body(protocol, chat))).status_code == expected
+            assert [(await other.get(read)).status_code for read in reads] == [expected] * len(reads)
+    async with chat_site.client("reader") as reader:
+        assert (await reader.post(path, json=make_body(protocol, "readers"))).status_code == 403
+
+
 def test_a_tab_that_stays_open_gets_the_whole_reply_when_the_worker_is_killed(own_site: Site) -> None:
     worker = own_site.start("chat-worker")
     own_site.start("chat-viewer")
