@@ -144,6 +144,9 @@ async def test_the_chat_of_another_user_does_not_exist(chat_site: Site, protocol
     async with chat_site.client("ann") as ann:
         assert "you said hello" in (await ann.post(path, json=make_body(protocol, chat))).text
         assert (await ann.post(path, json={"messages": []})).status_code == 422
+        if protocol == "ag-ui":
+            resume = [{"interruptId": "int-c1", "status": "resolved", "payload": {"approved": "perhaps"}}]
+            assert (await ann.post(path, json={**make_body(protocol, chat), "resume": resume})).status_code == 422
         foreign = {"sec-fetch-site": "cross-site"}
         assert (await ann.post(path, json=make_body(protocol, chat), headers=foreign)).status_code == 403
         assert (await ann.post(f"/{protocol}/none", json=make_body(protocol, chat))).status_code == 422
@@ -167,7 +170,9 @@ def test_a_tab_that_stays_open_gets_the_whole_reply_when_the_worker_is_killed(ow
     own_site.kill(worker)
     (own_site.folder / "open").touch()
     own_site.start("chat-worker")
-    assert get_texts(tabs["ag-ui"].finish()) == ["You said slow."], "the half reply was not taken back"
+    shown = tabs["ag-ui"].finish()
+    assert get_texts(shown) == ["You said slow."], "the half reply was not taken back"
+    assert get_texts(shown, "user") == ["slow"]
     parts = [part for part in tabs["vercel-ai"].finish()[-1]["parts"] if part["type"] != "step-start"]
     assert [(part["type"], part.get("text", "").strip()) for part in parts] == [
         ("text", "You"),

@@ -11,7 +11,8 @@ from holdfast.core.execution.native import get_loop
 from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.reading import RunList
 from holdfast.web.api.operation import Context, Operation, Parameter
-from holdfast.web.api.runs import DEFAULT_WAIT, LIST_PARAMETERS, MAX_WAIT, describe_number, list_runs, read_number
+from holdfast.web.api.parameters import DEFAULT_WAIT, LIST_PARAMETERS, MAX_WAIT, describe_number, read_number
+from holdfast.web.api.runs import list_runs
 from holdfast.web.errors import Forbidden
 from holdfast.web.sse import encode_json
 from holdfast.web.wire import (

@@ -6,12 +6,13 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from ag_ui.core import BaseEvent, Message, MessagesSnapshotEvent, RunAgentInput, UserMessage
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.tools import DeferredToolResults
 from pydantic_ai.ui.ag_ui import AGUIAdapter, AGUIEventStream
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.events import Event
-from holdfast.runtime.conversations import Conversation
 from holdfast.web.api.body import InvalidBody
 from holdfast.web.protocols.chat import ChatServer, NewMessage, encode_frames, make_json, read_input
 from holdfast.web.protocols.translation import ProtocolEvent, Translator
@@ -33,18 +34,23 @@ class AGUIServer:
         principal = await self._chat.authenticate(request, "send")
         run_input: RunAgentInput = await read_input(request, AGUIAdapter.build_run_input)
         conversation = await self._chat.open(request, principal, run_input.thread_id)
-        adapter = AGUIAdapter(agent=cast(Any, None), run_input=run_input)
-        answers = adapter.deferred_tool_results
+        answers = _read_answers(run_input)
         if answers is not None:
             await self._chat.answer(conversation, principal, answers)
         message = _find_new_message(run_input.messages) if answers is None else None
-        is_new = message is not None and await self._is_unknown(conversation, message)
+        app, run_id = self._chat.app, conversation.run_id
+        turns = await read_history(app, run_id)
         if message is not None:
             await conversation.post(message.text, id=message.id)
-        stream = AGUIEventStream(run_input, accept=None)
-        events = self._stream(conversation, message, set(answers.approvals) if answers else set(), snapshot=not is_new)
-        encoded = stream.encode_stream(stream.transform_stream(events))
-        return EventStreamResponse(encode_frames(encoded))
+        turn_id = message.id if message is not None else await find_present_turn(app, run_id, turns)
+        answered = set(answers.approvals) if answers is not None else set()
+        if answered and turn_id is None and turns:
+            turn_id = turns[-1].turn_id  # it has ended meanwhile
+        # A client that has just sent a message, or an answer, has all that came before.
+        is_new = message is not None and all(turn.turn_id != message.id for turn in turns)
+        events = self._stream(run_id, turns, turn_id, answered, snapshot=not is_new and not answered)
+        stream = AGUIEventStream(run_input)
+        return EventStreamResponse(encode_frames(stream.encode_stream(stream.transform_stream(events))))
 
     async def get_messages(self, request: Request) -> Response:
         """Return the messages of a thread."""
@@ -53,39 +59,47 @@ class AGUIServer:
         turns = await read_history(self._chat.app, conversation.run_id)
         return make_json(_dump(turns))
 
-    async def _is_unknown(self, conversation: Conversation[Any], message: NewMessage) -> bool:
-        return all(turn.turn_id != message.id for turn in await conversation.history())
-
     async def _stream(
-        self, conversation: Conversation[Any], message: NewMessage | None, answered: set[str], *, snapshot: bool
+        self, run_id: str, turns: Sequence[TurnView], turn_id: str | None, answered: set[str], *, snapshot: bool
     ) -> AsyncGenerator[Any]:
-        """Yield what the client needs: what it does not have of the history, then the events of the turn."""
-        app, run_id = self._chat.app, conversation.run_id
-        turns = await read_history(app, run_id)
-        turn_id = message.id if message is not None else await find_present_turn(app, run_id, turns)
-        if answered and turn_id is None and turns:
-            turn_id = turns[-1].turn_id  # it has ended meanwhile
-        earlier = _take_earlier(turns, turn_id)
-        if snapshot and not answered:
-            yield ProtocolEvent(payload=MessagesSnapshotEvent(messages=_dump(earlier)))
+        """Yield what the client needs: the history if it may not have it, then the events of the turn."""
+        earlier, present = _split(turns, turn_id)
+        if snapshot:
+            known = _dump([*earlier, present.without_answer()])
+            yield ProtocolEvent(payload=MessagesSnapshotEvent(messages=known))
         if turn_id is None:
             return
-        shown: list[Event] = []
 
         def retract(text: str) -> BaseEvent:
-            present = TurnView(turn_id, [*earlier[-1].events, *shown] if earlier else shown, is_over=True)
-            return MessagesSnapshotEvent(messages=_dump([*earlier[:-1], present]))
+            return MessagesSnapshotEvent(messages=_dump([*earlier, present]))
 
-        async def watch() -> AsyncGenerator[Event]:
-            async with aclosing(stream_turn(app, run_id, turn_id, answered=answered)) as events:
-                async for event in events:
-                    if event.cursor is not None:
-                        shown.append(event)
-                    yield event
-
-        async with aclosing(Translator(retract).translate(watch())) as natives:
+        events = _record(stream_turn(self._chat.app, run_id, turn_id, answered=answered), present)
+        async with aclosing(Translator(retract).translate(events)) as natives:
             async for native in natives:
                 yield native
+
+
+async def _record(events: AsyncGenerator[Event], turn: TurnView) -> AsyncGenerator[Event]:
+    """Yield the events, and add the durable ones to what is known of the turn."""
+    known = {event.cursor for event in turn.events}
+    async with aclosing(events):
+        async for event in events:
+            if event.cursor is not None and event.cursor not in known:
+                turn.events.append(event)
+            yield event
+
+
+def _read_answers(run_input: RunAgentInput) -> DeferredToolResults | None:
+    """Return the answers to interrupts.
+
+    Raises:
+        InvalidBody: one is not as the interrupt asked for it.
+    """
+    adapter = AGUIAdapter(agent=cast(Any, None), run_input=run_input)  # the agent is not asked
+    try:
+        return adapter.deferred_tool_results
+    except UserError as exc:
+        raise InvalidBody(str(exc)) from exc
 
 
 def _find_new_message(messages: Sequence[Message]) -> NewMessage | None:
@@ -104,14 +118,14 @@ def _find_new_message(messages: Sequence[Message]) -> NewMessage | None:
     return NewMessage(last.id, "".join(part.text for part in last.content if part.type == "text"))
 
 
-def _take_earlier(turns: Sequence[TurnView], turn_id: str | None) -> list[TurnView]:
-    """Return the turns before this one, and of this one the message that began it."""
+def _split(turns: Sequence[TurnView], turn_id: str | None) -> tuple[list[TurnView], TurnView]:
+    """Return the turns before this one, and this one as far as it is recorded."""
     earlier: list[TurnView] = []
     for turn in turns:
         if turn.turn_id == turn_id:
-            return [*earlier, TurnView(turn_id, turn.events[:1], is_over=True)]
+            return earlier, turn
         earlier.append(turn)
-    return earlier
+    return earlier, TurnView(turn_id or "")
 
 
 def _dump(turns: Sequence[TurnView]) -> list[Message]:

@@ -1,7 +1,7 @@
 """The turns of a conversation for a front end: those that are over as history, the present one as a stream."""
 
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from pydantic_ai.messages import (
@@ -15,6 +15,7 @@ from pydantic_ai.messages import (
 )
 
 from holdfast.app import App
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.core.errors import TurnFailed
 from holdfast.core.events import (
     CallsWaiting,
@@ -39,10 +40,10 @@ class TurnView:
     events: list[Event] = field(default_factory=list)
     is_over: bool = False
 
-    @property
-    def question(self) -> Sequence[ModelMessage]:
-        """The message that began the turn."""
-        return [message for message in self.messages if isinstance(message, ModelRequest)][:1]
+    def without_answer(self) -> "TurnView":
+        """Return the turn with nothing but the message that began it."""
+        asked = [event for event in self.events if isinstance(event, MessageAdded) and event.role == "user"]
+        return TurnView(self.turn_id, list[Event](asked[:1]))
 
     @property
     def messages(self) -> Sequence[ModelMessage]:
@@ -73,24 +74,29 @@ def _add_return(messages: list[ModelMessage], part: ToolReturnPart) -> None:
 
 
 async def read_history(app: App, run_id: str) -> list[TurnView]:
-    """Return the turns of a conversation as far as they are recorded, oldest first.
-
-    Raises:
-        RunNotFound: nothing was sent to it.
-    """
+    """Return the turns of a conversation as far as they are recorded, oldest first. None if nothing was sent to it."""
     turns: list[TurnView] = []
-    async with aclosing(app.events(run_id)) as events:
-        async for event in events:
-            if event.cursor is None:
-                break  # the present follows
-            match event:
-                case TurnStarted():
-                    turns.append(TurnView(event.turn_id))
-                case TurnFinished() if turns:
-                    turns[-1].is_over = True
-                case _ if turns:
-                    turns[-1].events.append(event)
+    for event in await _read_durable(app, run_id):
+        match event:
+            case TurnStarted():
+                turns.append(TurnView(event.turn_id))
+            case TurnFinished() if turns:
+                turns[-1].is_over = True
+            case _ if turns:
+                turns[-1].events.append(event)
     return turns
+
+
+async def _read_durable(app: App, run_id: str) -> list[Event]:
+    """Return the events that are recorded now."""
+    found: list[Event] = []
+    with suppress(RunNotFound):
+        async with aclosing(app.events(run_id)) as events:
+            async for event in events:
+                if event.cursor is None:
+                    break  # the present follows
+                found.append(event)
+    return found
 
 
 async def find_present_turn(app: App, run_id: str, turns: Sequence[TurnView]) -> str | None:
@@ -98,8 +104,11 @@ async def find_present_turn(app: App, run_id: str, turns: Sequence[TurnView]) ->
     if turns and not turns[-1].is_over:
         return turns[-1].turn_id
     assert app.store is not None
-    unread = [mail for mail in await app.store.read_mail(run_id) if mail.topic in INPUT_TOPICS]
-    return unread[0].mail_id if unread else None
+    with suppress(RunNotFound):
+        for mail in await app.store.read_mail(run_id):
+            if mail.topic in INPUT_TOPICS:
+                return mail.mail_id
+    return None
 
 
 async def stream_turn(app: App, run_id: str, turn_id: str, *, answered: Collection[str] = ()) -> AsyncGenerator[Event]:

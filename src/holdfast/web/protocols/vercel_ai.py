@@ -9,7 +9,6 @@ from pydantic_ai.ui.vercel_ai.response_types import DataChunk
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.checkpoint.errors import RunNotFound
 from holdfast.runtime.conversations import Conversation
 from holdfast.web.api.body import InvalidBody
 from holdfast.web.protocols.chat import ChatServer, NewMessage, encode_frames, make_json, read_input
@@ -50,11 +49,8 @@ class VercelAIServer:
         """Stream the present turn from its beginning. 204: there is none."""
         principal = await self._chat.authenticate(request, "read")
         conversation = await self._chat.open(request, principal, request.path_params["chat_id"])
-        try:
-            turns = await read_history(self._chat.app, conversation.run_id)
-            turn_id = await find_present_turn(self._chat.app, conversation.run_id, turns)
-        except RunNotFound:
-            turn_id = None
+        turns = await read_history(self._chat.app, conversation.run_id)
+        turn_id = await find_present_turn(self._chat.app, conversation.run_id, turns)
         return Response(status_code=204) if turn_id is None else self._respond(conversation, turn_id, set())
 
     async def get_messages(self, request: Request) -> Response:
@@ -97,7 +93,7 @@ def _dump(turns: Sequence[TurnView]) -> list[UIMessage]:
     dumped: list[UIMessage] = []
     for turn in turns:
         for message in VercelAIAdapter.dump_messages(
-            turn.messages if turn.is_over else turn.question, sdk_version=_SDK_VERSION
+            (turn if turn.is_over else turn.without_answer()).messages, sdk_version=_SDK_VERSION
         ):
             message.id = turn.turn_id if message.role == "user" else f"{turn.turn_id}.answer"
             dumped.append(message)
