@@ -88,10 +88,8 @@ class RedactingStore(StoreWrapper):
     def _redact_draft(self, body: bytes) -> bytes:
         """Redact a draft. Its last words may be the beginning of a secret: they are left out until a space follows."""
         draft = msgspec.json.decode(body, type=Draft)
-        complete = msgspec.structs.replace(
-            draft, text=_cut_last_word(draft.text), reasoning=_cut_last_word(draft.reasoning)
-        )
-        return self._redact_body(msgspec.json.encode(complete))
+        text, reasoning = self._redact(_cut_last_word(draft.text)), self._redact(_cut_last_word(draft.reasoning))
+        return msgspec.json.encode(msgspec.structs.replace(draft, text=text, reasoning=reasoning))
 
     def _redact_body(self, body: bytes) -> bytes:
         return msgspec.json.encode(self._redact(msgspec.json.decode(body)))
