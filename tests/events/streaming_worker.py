@@ -1,4 +1,4 @@
-"""A worker that streams: `python -m tests.events.streaming_worker URL [hang]`. With `hang` its second reply never ends."""
+"""A worker that streams: `python -m tests.events.streaming_worker URL [hang]`. `hang`: its second reply never ends."""
 
 import asyncio
 import sys
