@@ -51,7 +51,9 @@ class Script:
         return ModelResponse(parts=[TextPart(f"{len(texts)} {texts[-1]}")])
 
     def make_agent(self, output_type: Any = str) -> PydanticAgent[None, Any]:
-        agent = PydanticAgent(FunctionModel(self.reply), name="a", output_type=output_type, system_prompt="Be kind.")
+        agent: PydanticAgent[None, Any] = PydanticAgent(
+            FunctionModel(self.reply), name="a", output_type=output_type, system_prompt="Be kind."
+        )
         self.prompts: list[Any] = []
 
         @agent.tool
