@@ -118,6 +118,18 @@ async def test_an_interrupted_turn_cancels_its_child_runs(durable_store_url: str
         assert not (await app.get(chat.run_id)).cancel_requested
 
 
+async def test_a_conversation_over_the_transcript_limit_is_parked_after_its_last_answer() -> None:
+    settings = CheckpointSettings(max_transcript_bytes=2_000)
+    async with App([AGENT], MemoryStore(), checkpoint=settings) as app:
+        chat = app.conversation("a", "k")
+        chatter = (chat.send("x" * 100, id=f"m{number}") for number in range(20))
+        with pytest.raises(RunParked, match="size"):
+            [await turn for turn in chatter]
+        turns = await chat.history()
+        assert len(turns) > 1
+        assert all(turn.output for turn in turns if turn.status == "done")
+
+
 async def test_secrets_are_redacted_and_ids_still_work() -> None:
     store = MemoryStore()
     redact = Redactor(patterns=["key-[0-9a-f]+"])
