@@ -26,6 +26,7 @@ from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
+from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
@@ -438,6 +439,35 @@ class App:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
         """
         await self._stored.mailer.complete_call(token, result)
+
+    # -- conversations ------------------------------------------------------------------------------------------
+
+    def conversation(
+        self, agent: AgentSource[OutputT] | str, key: str, **labels: Unpack[RunLabels]
+    ) -> Conversation[OutputT]:
+        """Return the conversation of this agent with this key, from any process. It begins with its first message.
+
+        Args:
+            key: such as the id of a chat or a user.
+            labels: of the conversation, if this call begins it.
+
+        Raises:
+            DefinitionError: the agent is not known, or the key is not text.
+        """
+        parts = self._stored
+        return Conversation(
+            self._resolve_agent(agent),
+            key,
+            labels,
+            client=parts.client,
+            attacher=parts.attacher,
+            janitor=parts.janitor,
+        )
+
+    async def conversations(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+        """Return a page of conversations, newest first. Arguments and errors as for `list`."""
+        query["labels"] = {**(query.get("labels") or {}), **CONVERSATION_LABEL}
+        return await self.list(limit=limit, cursor=cursor, **query)
 
     # -- reading runs -------------------------------------------------------------------------------------------
 

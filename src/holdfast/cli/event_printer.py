@@ -17,6 +17,8 @@ from holdfast.core.events import (
     StepFinished,
     ToolCalled,
     ToolReturned,
+    TurnFinished,
+    TurnStarted,
 )
 from holdfast.runtime.transcript import Call, TranscriptItem
 
@@ -75,6 +77,13 @@ def _to_item(event: Event) -> TranscriptItem | None:
         case StepFinished():
             return TranscriptItem(
                 seq=0, kind="step", step=event.step, at=event.at, usage=event.usage, retries=event.retries
+            )
+        case TurnStarted():
+            return TranscriptItem(seq=0, kind="input", text=event.turn_id, step=event.number, at=event.at)
+        case TurnFinished():
+            is_error = event.status != "done"
+            return TranscriptItem(
+                seq=0, kind="turn", step=event.number, content=event.output, text=event.error, error=is_error
             )
         case PhaseFinished():
             return TranscriptItem(seq=0, kind="phase", text=event.name, content=event.output)

@@ -60,6 +60,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: Calls that were made again after a transient error, and the last such error.
     retries: int
     retry_error: str
+    #: The key of a conversation, and the number of its turns that have ended. Empty and zero for other runs.
+    conversation: str
+    turns: int
 
     @property
     def waits_for(self) -> str:
@@ -234,6 +237,8 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
         "cancel_requested": record.cancel_requested,
         "retries": retry.get("count", 0),
         "retry_error": retry.get("error", ""),
+        "conversation": meta.conversation,
+        "turns": progress.turns,
     }
 
 
