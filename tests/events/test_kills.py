@@ -12,7 +12,7 @@ from tests.postgres_server import LocalServer
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Reply
-from holdfast.events import ReplyAdded, StatusChanged
+from holdfast.events import Event, ReplyAdded, StatusChanged
 
 
 @asynccontextmanager
@@ -32,7 +32,7 @@ async def test_a_watcher_survives_the_death_of_the_worker(durable_store_url: str
         run_id = await app.submit("streaming", "How is Rome?")
         async with aclosing(app.events(run_id)) as events:
             async with running_worker(durable_store_url, "hang") as first:
-                seen = []
+                seen: list[Event] = []
                 while not seen or not is_text(seen[-1]):
                     seen.append(await anext(events))
                 first.kill()

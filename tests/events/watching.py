@@ -1,7 +1,7 @@
 """Helpers of the tests that watch runs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from holdfast import Reply, emit_reasoning, emit_text, tool
 from holdfast.checkpoint.claim import Claim
@@ -20,7 +20,7 @@ async def collect(events: AsyncIterator[Event]) -> list[Event]:
     return [event async for event in events]
 
 
-def get_types(events: list[Event], *, durable: bool = True) -> list[str]:
+def get_types(events: Sequence[Event], *, durable: bool = True) -> list[str]:
     return [event.type for event in events if (event.cursor is not None) is durable]
 
 

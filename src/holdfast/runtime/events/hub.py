@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Unpack
 
-from holdfast.checkpoint.draft import Draft
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -13,7 +12,7 @@ from holdfast.core.events import Event, StatusChanged
 from holdfast.core.ports import Checkpointer, DraftWriter
 from holdfast.runtime.events.changes import ChangeSignal
 from holdfast.runtime.events.cursor import Cursor
-from holdfast.runtime.events.draft_board import DraftBoard
+from holdfast.runtime.events.draft_board import DraftBoard, LocalDraft
 from holdfast.runtime.events.draft_reader import DraftReader
 from holdfast.runtime.events.feed import RunFeed
 from holdfast.runtime.events.subscription import Subscription
@@ -99,9 +98,9 @@ class EventHub:
         """Begin to show a reply under way."""
         return self._drafts.open(run_id, checkpointer)
 
-    def _show_draft(self, run_id: str, draft: Draft) -> None:
-        if (feed := self._feeds.get(run_id)) is not None:
-            feed.on_draft(draft)
+    def _show_draft(self, draft: LocalDraft) -> None:
+        if (feed := self._feeds.get(draft.claim.run_id)) is not None:
+            feed.on_draft(draft.snapshot())
 
     # -- feeds --------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ from holdfast.runtime.transcript import Transcript, TranscriptItem
 #: The entries that precede the messages of a rewritten journal.
 _REPEATED_KINDS = frozenset({EntryKind.PHASE, EntryKind.TURN, EntryKind.INPUT})
 
+_NOTE_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
 #: A durable event and the number of its entry.
 NumberedEvent = tuple[int, Event]
 
@@ -79,7 +81,7 @@ def _read_entry(run_id: str, entry: Entry) -> list[Event]:
     if entry.kind is EntryKind.TURN:
         return [_make_turn_end(run_id, decode(entry.body, TurnRecord))]
     if entry.kind is EntryKind.NOTE:
-        return [msgspec.structs.replace(decode(entry.body, Event), run_id=run_id)]
+        return _read_note(run_id, entry.body)
     events: list[Event] = []
     reasoning: list[str] = []
     # A new transcript for each entry: it would collect all calls of the run.
@@ -89,6 +91,14 @@ def _read_entry(run_id: str, entry: Entry) -> list[Event]:
         else:
             events += _read_item(run_id, item, "\n".join(reasoning))
     return events
+
+
+def _read_note(run_id: str, body: bytes) -> list[Event]:
+    try:
+        # A fork has the notes of the run that it was made from.
+        return [msgspec.structs.replace(_NOTE_DECODER.decode(body), run_id=run_id)]
+    except msgspec.MsgspecError:  # of a newer holdfast
+        return []
 
 
 def _make_turn_start(run_id: str, turn: TurnInput) -> TurnStarted:
