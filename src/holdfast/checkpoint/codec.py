@@ -180,7 +180,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def from_meta(cls, meta: RunMeta, repeated: int = 0) -> "Begin":
         """Return the entry for a new journal, of the oldest version that can hold it."""
-        return cls(version=3 if meta.conversation else 2 if meta.content else 1, meta=meta, repeated=repeated)
+        version = 3 if meta.conversation else 2 if meta.content else 1
+        return cls(version=version, meta=meta, repeated=repeated)
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):

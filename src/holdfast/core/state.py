@@ -25,10 +25,10 @@ class History(Sequence[Any]):
         #: The length when the last step was finished, or after the last rewrite.
         self.finished_count = len(self._messages)
         self.rewrites = 0
-        #: Where the messages of the present turn begin; after a rewrite, the messages since then.
-        self.turn_start = 0
         #: The length after the last rewrite.
         self.rewritten_count = 0
+        #: Where the messages of the present turn begin; after a rewrite, the messages since then.
+        self.turn_start = 0
 
     def append(self, message: Any) -> None:
         self._messages.append(message)

@@ -100,7 +100,15 @@ class StepContext:
         await self.run.save(force=True)
         if self.state.turn is not None and self.run.has_listeners:
             turn = self.state.turn
-            await self.run.emit(TurnStarted(run_id=self.run_id, step=self.state.steps + 1, turn_id=turn.turn_id))
+            await self.run.emit(
+                TurnStarted(
+                    run_id=self.run_id,
+                    step=self.state.steps + 1,
+                    turn_id=turn.turn_id,
+                    number=turn.number,
+                    prompt=turn.prompt,
+                )
+            )
 
     async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str | list[Any]]:
         """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.

@@ -32,8 +32,10 @@ class LocalDraft:
         self._text = self._reasoning = ""
 
     def add(self, *, text: str = "", reasoning: str = "") -> None:
-        self._text += _replace_surrogates(text)
-        self._reasoning += _replace_surrogates(reasoning)
+        if text:
+            self._text += _replace_surrogates(text)
+        if reasoning:
+            self._reasoning += _replace_surrogates(reasoning)
         self._board.on_change(self)
 
     def restart(self) -> None:
@@ -59,7 +61,7 @@ class LocalDraft:
 class DraftBoard:
     """The drafts of all runs of this process. Writes them to the store while another process asks for them."""
 
-    def __init__(self, store: CheckpointStore, clock: Clock, on_draft: Callable[[str, Draft], None] | None) -> None:
+    def __init__(self, store: CheckpointStore, clock: Clock, on_draft: Callable[[LocalDraft], None] | None) -> None:
         """Make an empty board.
 
         Args:
@@ -104,7 +106,7 @@ class DraftBoard:
         if self._drafts.get(run_id) is not draft:
             return
         if self._on_draft is not None:
-            self._on_draft(run_id, draft.snapshot())
+            self._on_draft(draft)
         self._changed.add(run_id)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._publish(), name="holdfast-drafts")
