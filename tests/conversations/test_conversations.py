@@ -233,6 +233,23 @@ async def test_a_message_that_steers_joins_the_turn_and_shares_its_result(durabl
             await chat.send("other", id="m2", when="steer")
 
 
+async def test_many_messages_may_join_a_turn_and_all_are_found_later() -> None:
+    model = Gate()
+    async with App([Agent(name="a", model=model)], MemoryStore()) as app:
+        chat = app.conversation("a", "k")
+        first = asyncio.create_task(chat.send("one", id="m0"))
+        await model.asked.get()
+        for number in range(1, 20):
+            await chat.post(f"more {number}", id=f"m{number}", when="steer")
+        for _ in range(4):
+            model.opened.put_nowait(None)
+        turn = await first
+        await chat.send("next", id="next")
+        for number in (1, 10, 19):
+            assert await chat.result(f"m{number}") == turn
+        assert (await chat.result("next")).number == 2
+
+
 async def test_a_message_that_steers_nothing_begins_a_turn() -> None:
     async with App([Agent(name="a", model=Echo())], MemoryStore()) as app:
         chat = app.conversation("a", "k")
