@@ -406,6 +406,16 @@ async def test_bounds_and_repeated_calls_count_per_turn() -> None:
         assert (await app.get(chat.run_id)).steps == 8
 
 
+async def test_calls_that_an_earlier_turn_ended_with_are_not_repeated_calls() -> None:
+    model = Echo(work=tool_reply(call("1", "look")))
+    bounds = Bounds(max_steps=1, max_repeats=1)
+    async with App([Agent(name="a", model=model, tools=[look], bounds=bounds)], MemoryStore()) as app:
+        chat = app.conversation("a", "k")
+        for _ in range(2):
+            with pytest.raises(TurnFailed, match="took its 1 steps"):
+                await chat.send("work")
+
+
 async def test_the_runtime_of_a_turn_is_bounded_and_the_next_has_all_of_it() -> None:
     class Slow(Echo):
         async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
