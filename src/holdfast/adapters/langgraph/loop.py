@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,19 +155,22 @@ class LangGraphLoop:
         """Run the graph until it ends or waits. Return its values."""
         modes = ["values", "messages"] if self._options.stream else ["values"]
         make_context = self._options.context
-        output: Any = None
-        async for ns, mode, chunk in graph.astream(
+        events = graph.astream(
             given,
             _make_config(context),
             context=None if make_context is None else make_context(context.run.info),
             stream_mode=modes,
             subgraphs=True,
             durability="sync",
-        ):
-            if mode == "values" and not ns:
-                output = chunk
-            elif mode == "messages" and isinstance(chunk[0], AIMessageChunk) and chunk[0].text:
-                await context.run.emit(RunEvent(kind="text", step=context.state.steps + 1, text=str(chunk[0].text)))
+        )
+        output: Any = None
+        async with aclosing(events):
+            async for ns, mode, chunk in events:
+                if mode == "values" and not ns:
+                    output = chunk
+                elif mode == "messages" and isinstance(chunk[0], AIMessageChunk) and chunk[0].text:
+                    text = str(chunk[0].text)
+                    await context.run.emit(RunEvent(kind="text", step=context.state.steps + 1, text=text))
         return output
 
 
@@ -228,8 +232,9 @@ def durable(
 
 
 def _make_config(context: StepContext) -> RunnableConfig:
-    left = context.profile.bounds.max_steps - context.state.steps
-    return {"configurable": {"thread_id": context.run_id, "checkpoint_ns": ""}, "recursion_limit": max(1, left)}
+    # The bound of the run is checked at each step. LangGraph's own limit is for the steps of subgraphs.
+    limit = context.profile.bounds.max_steps + 1
+    return {"configurable": {"thread_id": context.run_id, "checkpoint_ns": ""}, "recursion_limit": limit}
 
 
 def _list_sent(context: StepContext) -> list[str]:
