@@ -5,8 +5,11 @@ import asyncio
 from tests.simulated_host import SimulatedHost
 
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.agent import Agent
 from holdfast.core.result import Result
+from holdfast.core.waiting import Answer
+from holdfast.runtime.mailer import Mailer
 
 RUN = "r1"
 
@@ -44,7 +47,18 @@ class Crash:
     async def run(self, agent: Agent, store: CheckpointStore | None = None) -> Result:
         """Run the agent, host after host, to its end."""
         self._host = SimulatedHost(store)
-        running = asyncio.create_task(self._host.executor.run(agent, "go", run_id=RUN))
+        return await self._run_to_end(agent, asyncio.create_task(self._host.executor.run(agent, "go", run_id=RUN)))
+
+    async def answer(self, call_id: str, answer: Answer) -> None:
+        """Answer a call of the run, which waits."""
+        await Mailer(self._host.inner, clock=SYSTEM_CLOCK).answer(RUN, call_id, answer)
+
+    async def resume(self, agent: Agent, *points: str) -> Result:
+        """Resume the run, and die at these points."""
+        self._points, self._host = list(points), SimulatedHost(self._host.inner)
+        return await self._run_to_end(agent, asyncio.create_task(self._host.resume(agent, RUN)))
+
+    async def _run_to_end(self, agent: Agent, running: "asyncio.Task[Result]") -> Result:
         while True:
             await asyncio.wait([running])
             if not self._crashed:
