@@ -23,10 +23,10 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo
 from holdfast.adapters.langgraph import durable, record_tool_call
-from holdfast.core.errors import DefinitionError, RunLost, RunParked, StepsExceeded
+from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.message import Usage
-from holdfast.core.ports import RunEvent, RunListener
+from holdfast.core.ports import RunEvent
 from holdfast.stores.memory import MemoryStore
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -42,7 +42,7 @@ class Visits(TypedDict):
 
 def build_line(*nodes: Any, state: type = Visits) -> StateGraph[Any]:
     """Return a graph of these functions, one after the other."""
-    builder = StateGraph(state)
+    builder: StateGraph[Any] = StateGraph(state)
     builder.add_sequence([(f"node-{number}", node) for number, node in enumerate(nodes)])
     builder.add_edge(START, "node-0")
     return builder
@@ -152,10 +152,14 @@ async def test_the_text_of_replies_is_emitted_as_it_arrives() -> None:
 
     texts: list[str] = []
 
-    class Listener(RunListener):
+    class Listener:
         async def on_event(self, info: RunInfo, event: RunEvent) -> None:
             if event.kind == "text":
                 texts.append(event.text)
+
+        async def on_output(self, info: RunInfo, output: Any) -> None: ...
+
+        async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
 
     agent = durable(build_line(answer, state=Chat).compile(name="chat"), stream=True)
     async with App([agent], MemoryStore(), listener=Listener()) as app:
@@ -183,7 +187,7 @@ async def test_a_crash_repeats_no_finished_node_and_no_finished_call_of_a_batch(
 
     async def model(state: State) -> State:
         await crash.reach("model")
-        calls = [{"name": name, "args": {}, "id": name} for name in ("quick", "slow")]
+        calls: list[Any] = [{"name": name, "args": {}, "id": name} for name in ("quick", "slow")]
         return {"messages": [AIMessage("", tool_calls=calls)]}
 
     async def second(state: State) -> State:
@@ -242,6 +246,28 @@ async def test_a_worker_that_lost_the_run_cannot_put_a_checkpoint_and_starts_no_
     with pytest.raises(RunLost):
         await host.executor.run(agent, "go", run_id=RUN)
     assert visited == []
+
+
+async def test_a_shutdown_stops_the_graph_between_two_supersteps() -> None:
+    host, visited = SimulatedHost(), list[str]()
+
+    async def first(state: Visits) -> Visits:
+        visited.append("first")
+        execution = host.executor.get_run(RUN)
+        assert execution is not None
+        execution.drain()
+        return {"places": ["first"]}
+
+    async def second(state: Visits) -> Visits:
+        visited.append("second")
+        return {"places": ["second"]}
+
+    agent = durable(build_line(first, second).compile(name="visits"), input=lambda info: {"places": []})
+    with pytest.raises(Shutdown):
+        await host.executor.run(agent, "go", run_id=RUN)
+    assert visited == ["first"]
+    result = await SimulatedHost(host.inner).resume(agent, RUN)
+    assert (visited, result.output) == (["first", "second"], {"places": ["first", "second"]})
 
 
 async def test_a_transient_error_of_a_node_is_retried_from_the_last_checkpoint() -> None:

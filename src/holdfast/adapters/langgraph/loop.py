@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
-from langgraph.types import Command, Interrupt
+from langgraph.types import Command, Interrupt, StreamMode
 
 from holdfast.adapters.langgraph.entries import CODEC, CallLog, CheckpointRows
 from holdfast.adapters.langgraph.interrupts import Interrupts
@@ -153,7 +153,7 @@ class LangGraphLoop:
 
     async def _stream(self, graph: Graph, context: StepContext, given: Any) -> Any:
         """Run the graph until it ends or waits. Return its values."""
-        modes = ["values", "messages"] if self._options.stream else ["values"]
+        modes: list[StreamMode] = ["values", "messages"] if self._options.stream else ["values"]
         make_context = self._options.context
         events = graph.astream(
             given,
