@@ -10,10 +10,11 @@ from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import RunMeta, decode
 from holdfast.checkpoint.errors import RunExists, SchemaTooNew, StorePermissionError, StoreUnavailable
 from holdfast.checkpoint.factory import NullCheckpoints, StoreCheckpoints
+from holdfast.checkpoint.null import NullCheckpointer
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agent import Agent
 from holdfast.core.errors import NotDurable, Shutdown

@@ -17,8 +17,9 @@ from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent, Bounds, Phase
 from holdfast.core.effects import Effect
 from holdfast.core.errors import PayloadError, Shutdown, StepsExceeded
+from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.loop import PendingCall
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME, CallRequest, StepContext
+from holdfast.core.execution.steps import UNKNOWN_OUTCOME, StepContext
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Usage
 

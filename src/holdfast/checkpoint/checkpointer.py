@@ -449,28 +449,3 @@ def _forget_consumed(state: RunState, mail_ids: Sequence[str]) -> None:
     """Forget mail that the store has consumed. More may have been taken during the write."""
     if mail_ids:
         state.consumed[:] = [mail_id for mail_id in state.consumed if mail_id not in mail_ids]
-
-
-class NullCheckpointer:
-    """The checkpointer of a run without a store: every method succeeds and does nothing."""
-
-    async def save(self, state: RunState, *, force: bool = False) -> None:
-        return
-
-    async def verify_claim(self) -> None:
-        return
-
-    async def complete(self, output: Any, usage: Usage) -> bool:
-        return True
-
-    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
-        return True
-
-    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
-        return
-
-    async def park(self, reason: str) -> None:
-        return
-
-    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
-        return

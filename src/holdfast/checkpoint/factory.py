@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
-from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.codec import RunMeta, read_begin, read_checkpoint
 from holdfast.checkpoint.delta import Watermark, make_watermark
@@ -20,6 +20,7 @@ from holdfast.checkpoint.errors import (
     StoreClosed,
     UnknownVersion,
 )
+from holdfast.checkpoint.null import NullCheckpointer
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunFilter, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock

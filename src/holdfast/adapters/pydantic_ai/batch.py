@@ -29,7 +29,8 @@ from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, ToolPolicie
 from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
 from holdfast.core.execution.attempts import retry_call
-from holdfast.core.execution.steps import CallRequest, StepContext
+from holdfast.core.execution.calls import CallRequest
+from holdfast.core.execution.steps import StepContext
 from holdfast.core.tool_context import current_call
 
 #: Exceptions by which a tool answers the model or waits for a person. Their cause may be a transient error.

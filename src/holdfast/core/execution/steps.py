@@ -2,24 +2,24 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from holdfast.core.agent import Profile
-from holdfast.core.effects import NOT_EXECUTED, Completed, Effect, InDoubt, Reconcile
+from holdfast.core.effects import NOT_EXECUTED, Completed, Effect
 from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded, convert_process_exit
 from holdfast.core.execution.attempts import ModelRetries
+from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
-from holdfast.core.execution.waits import WAITING, Expired, Waits
+from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
 from holdfast.core.ports import RunEvent
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
-from holdfast.core.waiting import ApprovalRequest, Deferred, Suspend, WaitingCall
+from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
 #: Sent to the model as the result of a call in doubt.
 UNKNOWN_OUTCOME = (
@@ -37,85 +37,6 @@ _NO_CALLS: frozenset[str] = frozenset()
 
 #: Constants, because Python 3.11 looks up a member of an enum 20 times more slowly than a global name.
 _ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
-
-
-class AnnouncedCall(Protocol):
-    """A call that a reply asks for, before it is made. A `CallRequest` is one."""
-
-    @property
-    def call_id(self) -> str: ...
-
-    @property
-    def effect(self) -> Effect: ...
-
-
-class ExecutableCall(AnnouncedCall, Protocol):
-    """One tool call for `StepContext.call`. A `CallRequest` is one."""
-
-    @property
-    def tool(self) -> str: ...
-
-    @property
-    def arguments(self) -> Any: ...
-
-    @property
-    def reconcile(self) -> Reconcile | None: ...
-
-    @property
-    def in_doubt(self) -> InDoubt: ...
-
-    @property
-    def in_thread(self) -> bool:
-        """Whether the tool runs in a thread: `execute` is called with `ToolContext.threads` for it."""
-        ...
-
-    @property
-    def approval(self) -> ApprovalRequest | None:
-        """Set if a person has to approve the call before it is made."""
-        ...
-
-    def execute(self) -> Awaitable[Any]:
-        """Make the call. The loop's codec has to be able to store the result."""
-        ...
-
-    def replace_arguments(self, arguments: Any) -> Any:
-        """Make the call with these arguments instead. Returns a result for the model if they do not fit."""
-        ...
-
-    def error_result(self, text: str) -> Any:
-        """Return a result, in the same form, with a text for the model."""
-        ...
-
-    def reconciled_result(self, value: Any) -> Any:
-        """Return a result, in the same form, from the value that a reconcile found."""
-        ...
-
-    def is_error(self, result: Any) -> bool: ...
-
-
-def _is_never_error(result: Any) -> bool:
-    return False
-
-
-@dataclass(slots=True, kw_only=True)
-class CallRequest:
-    """An `ExecutableCall` made of functions, for loops that have no class of their own for calls."""
-
-    call_id: str
-    tool: str
-    arguments: Any
-    effect: Effect
-    execute: Callable[[], Awaitable[Any]]
-    error_result: Callable[[str], Any]
-    reconciled_result: Callable[[Any], Any]
-    reconcile: Reconcile | None = None
-    in_doubt: InDoubt = "report"
-    is_error: Callable[[Any], bool] = _is_never_error
-    in_thread: bool = False
-    approval: ApprovalRequest | None = None
-
-    def replace_arguments(self, arguments: Any) -> Any:
-        return self.error_result("The arguments of this call cannot be replaced. The tool was not called.")
 
 
 class StepContext:
@@ -250,7 +171,7 @@ class StepContext:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
         for call in calls:
             if call.approval is not None and call.call_id not in self.state.results:
-                self._add_approval(self._make_context(call), call.approval)
+                self.waits.add_approval(self._make_context(call), call.approval)
 
     async def call(self, request: ExecutableCall) -> Any:
         """Return the recorded result of the call, or make it now. The result is recorded when this returns.
@@ -272,7 +193,7 @@ class StepContext:
         context = self._make_context(request, children)
         result = None
         if (wait := self._find_wait(request, context)) is not None:
-            result = self._resolve_wait(request, wait)
+            result = self.waits.resolve(request, wait)
         if result is None and request.call_id in self._in_doubt and request.effect is _ONCE:
             result = await self._resolve_in_doubt(request, context)
         if result is not None:
@@ -311,30 +232,7 @@ class StepContext:
         in_doubt = request.effect is _ONCE and request.call_id in self._in_doubt
         if wait is not None or request.approval is None or in_doubt:
             return wait
-        return self._add_approval(context, request.approval)
-
-    def _add_approval(self, context: ToolContext, approval: ApprovalRequest) -> WaitingCall:
-        expires_at = None if approval.expires_in is None else self.run.clock.now() + approval.expires_in
-        return self.waits.add(
-            context, "approval", reason=approval.reason, expires_at=expires_at, audience=approval.audience
-        )
-
-    def _resolve_wait(self, request: ExecutableCall, wait: WaitingCall) -> Any:
-        """Return the result of a call that waited, `WAITING`, or `None` if the call was approved and is to be made."""
-        decision = self.waits.resolve(wait)
-        if decision is None:
-            return WAITING
-        if isinstance(decision, Expired):
-            done = wait.kind == "timer"
-            return request.reconciled_result(decision.text) if done else request.error_result(decision.text)
-        match decision.kind:
-            case "approve":
-                return None if decision.arguments is None else request.replace_arguments(decision.arguments)
-            case "deny":
-                reason = f": {decision.comment}" if decision.comment else ""
-                return request.error_result(f"The call was denied{reason}.")
-            case "value":
-                return request.reconciled_result(decision.value)
+        return self.waits.add_approval(context, request.approval)
 
     def _record_result(
         self, request: ExecutableCall, result: Any, children: ChildRuns, usage: Usage = NO_USAGE
@@ -397,7 +295,7 @@ class StepContext:
             result = await request.execute()
         except Suspend as suspend:
             wait = self.waits.add_suspended(context, suspend)
-            result = self._resolve_wait(request, wait)
+            result = self.waits.resolve(request, wait)
         except (SystemExit, KeyboardInterrupt) as exc:
             # Raised in a task, these two end the event loop before any run is saved.
             process_exit = ProcessExit(exc)
@@ -422,7 +320,7 @@ class StepContext:
             expires_at = None if result.expires_in is None else run.clock.now() + result.expires_in
             wait = self.waits.add(context, "result", reason=result.reason, expires_at=expires_at, token=context.token)
             await run.save(must_succeed=True)  # the token is known outside from now on
-            result = self._resolve_wait(request, wait)
+            result = self.waits.resolve(request, wait)
         return result
 
     async def _resolve_in_doubt(self, request: ExecutableCall, context: ToolContext) -> Any:

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.core.execution.calls import ExecutableCall
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.mail import CHILD_TOPIC
 from holdfast.core.tool_context import ToolContext
-from holdfast.core.waiting import Decision, RunWaiting, Suspend, WaitingCall, WaitKind, describe_waits
+from holdfast.core.waiting import ApprovalRequest, Decision, RunWaiting, Suspend, WaitingCall, WaitKind, describe_waits
 
 #: Among a run's annotations: its waiting calls, by call id.
 WAITS_KEY = "waits"
@@ -116,7 +117,29 @@ class Waits:
         waits = self._run.state.annotations.get(WAITS_KEY, {})
         self._run.state.annotations[WAITS_KEY] = {**waits, call.call_id: msgspec.to_builtins(call)}
 
-    def resolve(self, call: WaitingCall) -> Decision | Expired | None:
+    def add_approval(self, context: ToolContext, approval: ApprovalRequest) -> WaitingCall:
+        """Record that a call waits for a person's approval."""
+        expires_at = None if approval.expires_in is None else self._run.clock.now() + approval.expires_in
+        return self.add(context, "approval", reason=approval.reason, expires_at=expires_at, audience=approval.audience)
+
+    def resolve(self, request: ExecutableCall, wait: WaitingCall) -> Any:
+        """Return the result of a call that waited, `WAITING`, or `None` if the call was approved and is to be made."""
+        decision = self._decide(wait)
+        if decision is None:
+            return WAITING
+        if isinstance(decision, Expired):
+            done = wait.kind == "timer"
+            return request.reconciled_result(decision.text) if done else request.error_result(decision.text)
+        match decision.kind:
+            case "approve":
+                return None if decision.arguments is None else request.replace_arguments(decision.arguments)
+            case "deny":
+                reason = f": {decision.comment}" if decision.comment else ""
+                return request.error_result(f"The call was denied{reason}.")
+            case "value":
+                return request.reconciled_result(decision.value)
+
+    def _decide(self, call: WaitingCall) -> Decision | Expired | None:
         """Return what has ended the wait; `None` if the call still waits. The next save consumes the mail that ends it.
 
         An answer that arrived before the expiry is read counts, however late it is read.
