@@ -155,7 +155,8 @@ class LangGraphLoop:
         """Run the graph until it ends or waits. Return its values."""
         modes: list[StreamMode] = ["values", "messages"] if self._options.stream else ["values"]
         make_context = self._options.context
-        events = graph.astream(
+        # It is an async generator, although its type does not say so.
+        events: Any = graph.astream(
             given,
             _make_config(context),
             context=None if make_context is None else make_context(context.run.info),

@@ -17,7 +17,8 @@ from langgraph.pregel import Pregel
 from holdfast.adapters.langgraph.entries import CallInterrupted, CallLog, CallResult, CallsAnnounced
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import DefinitionError, PayloadError, RunError
-from holdfast.core.execution.steps import CallRequest, StepContext
+from holdfast.core.execution.calls import CallRequest
+from holdfast.core.execution.steps import StepContext
 from holdfast.core.json_value import to_json_value
 from holdfast.core.message import ToolCall
 
