@@ -71,7 +71,7 @@ async def test_a_denied_question_is_a_rejection(tmp_path: Path) -> None:
     await story.start()
     [call] = (await story.list_questions()).values()
     await story.answer(call, Deny(reason="nowhere"))
-    assert await story.finish() == {"places": ["nowhere"]}
+    assert await story.finish() == {"places": ["The call was denied: nowhere."]}
 
 
 async def test_answers_to_parallel_interrupts_reach_the_nodes_that_asked(tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from langgraph.types import Interrupt
 
+from holdfast.core.effects import Effect
 from holdfast.core.errors import PayloadError
+from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.steps import StepContext
-from holdfast.core.execution.waits import Expired
 from holdfast.core.json_value import to_json_value
 from holdfast.core.tool_context import ToolContext
-from holdfast.core.waiting import Decision
 
 #: Of a waiting call, in place of a tool's name.
 INTERRUPT = "interrupt"
@@ -31,36 +32,56 @@ class Interrupts:
         waits = self._context.waits
         answers: dict[str, Any] = {}
         for interrupt in waiting:
+            call = _make_call(interrupt)
             wait = waits.get(interrupt.id)
             if wait is None:
-                value = _to_plain_data(interrupt.value)
-                reason = value if isinstance(value, str) else str(interrupt.value)
-                wait = waits.add(self._make_context(interrupt.id, value), "question", reason=reason)
-            if (decision := waits.resolve(wait)) is not None:
-                answers[interrupt.id] = _get_answer(decision)
+                wait = waits.add(self._make_context(call), "question", reason=str(call.arguments))
+            answer = waits.resolve(call, wait)
+            if isinstance(answer, _Answer):
+                answers[interrupt.id] = answer.value
         if not answers:
             raise waits.make_error()
         # The write that consumes the answers comes before the nodes that read them.
         await self._context.run.save(must_succeed=True)
         return answers
 
-    def _make_context(self, call_id: str, value: Any) -> ToolContext:
+    def _make_context(self, call: CallRequest) -> ToolContext:
         run = self._context.run
         return ToolContext(
             info=run.info,
             step=self._context.state.steps + 1,
-            call_id=call_id,
-            tool=INTERRUPT,
-            arguments=value,
+            call_id=call.call_id,
+            tool=call.tool,
+            arguments=call.arguments,
             clock=run.clock,
         )
 
 
-def _get_answer(decision: Decision | Expired) -> Any:
-    """Return what `interrupt` returns in the graph."""
-    if isinstance(decision, Expired):
-        return decision.text
-    return {"type": "reject", "message": decision.comment} if decision.kind == "deny" else decision.value
+class _Answer(msgspec.Struct, frozen=True):
+    """What `interrupt` returns in the graph."""
+
+    value: Any
+
+
+def _make_call(interrupt: Interrupt) -> CallRequest:
+    """Return the interrupt as a call whose result is its answer."""
+    return CallRequest(
+        call_id=interrupt.id,
+        tool=INTERRUPT,
+        arguments=_to_plain_data(interrupt.value),
+        effect=Effect.PURE,
+        execute=_refuse,
+        error_result=_reject,
+        reconciled_result=_Answer,
+    )
+
+
+def _reject(text: str) -> _Answer:
+    return _Answer({"type": "reject", "message": text})
+
+
+async def _refuse() -> Any:
+    raise AssertionError("an interrupt is answered, not called")
 
 
 def _to_plain_data(value: Any) -> Any:
