@@ -1,6 +1,7 @@
 """`interrupt()` in a durable graph: the run waits, and is answered by the id of the interrupt from any process."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.adapters.langgraph.crash import RUN, Crash
 from tests.adapters.langgraph.graphs import State
 from tests.adapters.langgraph.test_durable import Visits, build_line, get_tool_texts
 
-from holdfast import App, Deny, RunWaiting, Value, WaitingCall
+from holdfast import App, Approve, Deny, RunWaiting, Value, WaitingCall
 from holdfast.adapters.langgraph import durable
 from holdfast.core.agent import Agent
 from holdfast.core.waiting import Answer
@@ -32,10 +33,13 @@ class Story:
             with pytest.raises(RunWaiting):
                 await app.run(self._agent, "", inputs={}, run_id=RUN)
 
+    async def list_calls(self) -> Sequence[WaitingCall]:
+        async with App([self._agent], self._url, worker=False) as app:
+            return await app.pending()
+
     async def list_questions(self) -> dict[Any, WaitingCall]:
         """Return the calls that wait, by the value of their interrupt."""
-        async with App([self._agent], self._url, worker=False) as app:
-            return {call.arguments: call for call in await app.pending()}
+        return {call.arguments: call for call in await self.list_calls()}
 
     async def answer(self, call: WaitingCall, answer: Answer) -> None:
         async with App([self._agent], self._url, worker=False) as app:
@@ -72,6 +76,30 @@ async def test_a_denied_question_is_a_rejection(tmp_path: Path) -> None:
     [call] = (await story.list_questions()).values()
     await story.answer(call, Deny(reason="nowhere"))
     assert await story.finish() == {"places": ["The call was denied: nowhere."]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "decision"),
+    [
+        (Approve(), {"type": "approve"}),
+        (Approve(arguments={"cents": 5}), {"type": "edit", "edited_action": {"name": "pay", "args": {"cents": 5}}}),
+        (Deny(reason="no"), {"type": "reject", "message": "The call was denied: no."}),
+    ],
+)
+async def test_a_request_of_langchains_middleware_about_one_call_is_an_approval(
+    tmp_path: Path, answer: Answer, decision: dict[str, Any]
+) -> None:
+    request = {"action_requests": [{"name": "pay", "args": {"cents": 7}, "description": "Pay?"}], "review_configs": []}
+
+    async def ask(state: Visits) -> Visits:
+        return {"places": [interrupt(request)["decisions"]]}
+
+    story = Story(durable(build_line(ask).compile(name="visits")), tmp_path)
+    await story.start()
+    [call] = await story.list_calls()
+    assert (call.kind, call.tool, call.arguments, call.reason) == ("approval", "pay", {"cents": 7}, "Pay?")
+    await story.answer(call, answer)
+    assert await story.finish() == {"places": [[decision]]}
 
 
 async def test_answers_to_parallel_interrupts_reach_the_nodes_that_asked(tmp_path: Path) -> None:
