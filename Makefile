@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo postgresql test check chaos bench bench-peers docs clean
+.PHONY: help demo postgresql chromium test check chaos bench bench-peers docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,14 @@ postgresql:
 		|| echo "PostgreSQL could not be installed: the tests use the embedded one"; \
 	fi
 
-test: $(READY) postgresql ## Check and run all tests
+# Tests of the web page use Debian's browser. Where it cannot be installed, they fail and say how.
+chromium:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes chromium; } >/dev/null 2>&1 \
+		|| echo "chromium could not be installed: the tests of the web page fail"; \
+	fi
+
+test: $(READY) postgresql chromium ## Check and run all tests
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 

@@ -45,8 +45,8 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
     assert shown == [layer.replace("holdfast.", "") for layer in contract["layers"]]
 
 
-def test_the_page_has_a_table_for_each_package_below_the_app() -> None:
-    assert PACKAGES == ["core", "core/execution", "checkpoint", "runtime", "db"]
+def test_the_page_has_a_table_for_each_package() -> None:
+    assert PACKAGES == ["core", "core/execution", "checkpoint", "runtime", "runtime/events", "db", "web", "web/ui"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -62,6 +62,8 @@ PUBLIC = {
     "sleep",
     "wait_for",
     "current_call",
+    "emit_reasoning",
+    "emit_text",
     "store_from_url",
     "tool",
 }
@@ -73,6 +75,7 @@ OPTIONAL = {
     "apsw",
     "httpx",
     "jinja2",
+    "langchain_core",
     "langgraph",
     "openai",
     "opentelemetry",

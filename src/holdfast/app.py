@@ -2,10 +2,10 @@
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Self, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import CheckpointStore
@@ -14,6 +14,7 @@ from holdfast.concurrency import close_with_timeout
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
+from holdfast.core.events import Event
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
@@ -26,12 +27,18 @@ from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
+from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
 from holdfast.stores.url import store_from_url
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from holdfast.web.auth import Authorize
 
 _CHECKPOINT_DEFAULTS = CheckpointSettings()
 
@@ -62,6 +69,7 @@ class _StoreParts:
     worker: Worker
     attacher: RunAttacher
     janitor: Janitor
+    hub: EventHub
 
 
 class App:
@@ -133,6 +141,9 @@ class App:
         #: The store of this App, which redacts if the settings say so.
         self.store: Final[CheckpointStore | None] = opened
         self._checkpoints = StoreCheckpoints(opened, settings=checkpoint, clock=clock) if opened is not None else None
+        self._hub: EventHub | None = None
+        if self._checkpoints is not None:
+            self._hub = EventHub(self._checkpoints, redacts=checkpoint.redact is not None, clock=clock)
         #: The ports of every run.
         self.ports: Final = Ports(
             checkpoints=self._checkpoints,
@@ -140,6 +151,7 @@ class App:
             budget=budget,
             critic=critic,
             listener=listener,
+            watchers=self._hub,
             extra_tools=extra_tools,
         )
         self._clock, self._shutdown_exceptions = clock, shutdown_exceptions
@@ -162,16 +174,17 @@ class App:
             shutdown_exceptions=self._shutdown_exceptions,
             shutdown_timeout=self.worker_settings.shutdown_timeout,
         )
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and self._hub is not None:
             await self._checkpoints.open()
-            self._parts = self._open_parts(self._checkpoints, executor)
+            self._hub.open()
+            self._parts = self._open_parts(self._checkpoints, executor, self._hub)
             if take_runs:
                 self._parts.worker.start()
         self._executor = executor
         if self.worker_settings.handle_signals and can_install_handlers():
             self._remove_signal_handlers = install_signal_handlers(self.shutdown)
 
-    def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor) -> _StoreParts:
+    def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor, hub: EventHub) -> _StoreParts:
         agents, clock = self.agents, self._clock
         client = RunClient(checkpoints, agents)
         concurrency = self.worker_settings.concurrency
@@ -180,7 +193,7 @@ class App:
         janitor = Janitor(checkpoints, executor, clock=clock)
         janitor.start()
         mailer = Mailer(checkpoints.store, clock=clock)
-        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor)
+        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor, hub)
 
     async def __aexit__(self, *error: object) -> None:
         await self.shutdown()
@@ -201,6 +214,7 @@ class App:
         if self._parts is not None:
             # After the executor: recovered runs are drained like any other.
             await self._parts.worker.close()
+            await self._parts.hub.close()
         ports: tuple[object, ...] = (self.ports.audit, self.ports.budget)
         for port in ports:
             if isinstance(port, Closeable):
@@ -249,6 +263,7 @@ class App:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         on_cancel: OnCancel = "detach",
+        through_waits: bool = False,
         **labels: Unpack[RunLabels],
     ) -> Result[OutputT]:
         """Run an agent to its end.
@@ -261,6 +276,8 @@ class App:
             inputs: structured data for the agent's code, as plain JSON data: `RunInfo.inputs`, `$NAME` in the prompts
                 of phases, `current_call().inputs` in tools.
             on_cancel: `"cancel"` cancels the run that this call has started when the caller is cancelled.
+            through_waits: keep waiting while the run waits for a person, a signal or a result from outside, which any
+                process may send. Without it such a wait raises `RunWaiting`.
 
         Raises:
             RunError: the run did not end with an answer; the subclass says why. An exception of the model is raised
@@ -269,13 +286,16 @@ class App:
             RunFailed: the run with this id has failed before.
             RunConflict: a run with this id has another agent, prompt or inputs.
             RunParked: the run waits for a person: `unpark` or `resume` it.
+            RunWaiting: it waits for a person, a signal or a result from outside.
         """
         check_choice("on_cancel", on_cancel, get_args(OnCancel))
         source = self._resolve_agent(agent)
         info = RunInfo.create(source, prompt, run_id=run_id, inputs=inputs, **labels)
         if self.store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
-        return await self._stored.attacher.run(source, info, on_cancel, is_new=run_id is None)
+        return await self._stored.attacher.run(
+            source, info, on_cancel, is_new=run_id is None, through_waits=through_waits
+        )
 
     def run_sync(
         self,
@@ -284,6 +304,7 @@ class App:
         *,
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
+        through_waits: bool = False,
         **labels: Unpack[RunLabels],
     ) -> Result[OutputT]:
         """`run` for code without an event loop. Opens the App, executes only this run and its children, and closes it.
@@ -294,7 +315,9 @@ class App:
         async def main() -> Result[OutputT]:
             await self._open(take_runs=False)
             try:
-                return await self.run(agent, prompt, inputs=inputs, run_id=run_id, **labels)
+                return await self.run(
+                    agent, prompt, inputs=inputs, run_id=run_id, through_waits=through_waits, **labels
+                )
             finally:
                 await self.shutdown()
 
@@ -331,9 +354,13 @@ class App:
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
         return await self._client.submit(info, not_before, connection)
 
-    async def result(self, run_id: str) -> Result:
-        """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`."""
-        return await self._client.result(run_id)
+    async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
+        """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`.
+
+        Args:
+            through_waits: as for `run`.
+        """
+        return await self._client.result(run_id, through_waits=through_waits)
 
     async def recover(self) -> RecoveryReport:
         """Resume every run that is interrupted now, and wait for its end. Runs within their backoff are skipped."""
@@ -370,22 +397,33 @@ class App:
         """Leave a parked run to recovery. Arguments and errors as for `RunClient.unpark`."""
         await self._client.unpark(run_id, resolutions)
 
+    async def requeue(self, run_id: str) -> None:
+        """Leave a parked, failed or cancelled run to any worker, which resumes it. Durable when this returns.
+
+        Raises as `RunClient.requeue`.
+        """
+        await self._client.requeue(run_id)
+
     async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
         """Queue a new run that starts with the state of `run_id` after `at_step`. The old run is not changed."""
         return await self._client.fork(run_id, at_step, new_id=new_id)
 
     # -- mail ---------------------------------------------------------------------------------------------------
 
-    async def send(self, run_id: str, text: str, *, id: str | None = None) -> str:
+    async def send(self, run_id: str, content: Prompt, *, id: str | None = None) -> str:
         """Send a message to a run, whichever process executes it. Durable when this returns.
 
         The run reads it before its next step, exactly once. Returns the id of the message. Sending with the same `id`
         again changes nothing.
 
+        Args:
+            content: text, or content parts (pictures, files) that the agent of the run accepts.
+
         Raises:
             RunNotFound: there is no such run. RunEnded: it is done, failed or cancelled.
+            DefinitionError: the content is neither, or the agent does not accept these parts.
         """
-        mail_id = await self._stored.mailer.send(run_id, text, id)
+        mail_id = await self._stored.mailer.send(run_id, await self._client.dump_message(run_id, content), id)
         await self._stored.janitor.deliver_mail(run_id)
         return mail_id
 
@@ -486,6 +524,40 @@ class App:
             InvalidCursor: the cursor is not one that this store has returned.
         """
         return await list_runs(self._stored.checkpoints.store, limit=limit, cursor=cursor, **query)
+
+    # -- watching runs ------------------------------------------------------------------------------------------
+
+    def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """Watch a run, whichever process executes it: an async iterator of `holdfast.events`.
+
+        First come the durable events after the cursor, each exactly once and in order, then the present status and the
+        draft of the reply under way, then live events. The stream ends when the run is done, failed or cancelled. That
+        of a conversation continues between turns.
+
+        Args:
+            after: the `cursor` of an event that this method has returned. `None`: from the beginning.
+
+        Raises:
+            RunNotFound: there is no such run. RunDamaged: its journal is corrupt.
+            InvalidCursor: the cursor is not one of this run.
+            ReaderTooSlow: events were not taken in time. Watch again with its `cursor`.
+            StoreClosed: the App was closed.
+        """
+        return self._stored.hub.stream(run_id, after)
+
+    # -- web ----------------------------------------------------------------------------------------------------
+
+    def web(self, *, authorize: "Authorize | None" = None) -> "Starlette":
+        """Return the web page of this App at `/`, and its HTTP API at `/api`. Needs the extra `web`.
+
+        Mount it under any path while the App is open, or serve it alone: then it opens the App.
+
+        Args:
+            authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
+        """
+        from holdfast.web.combined import make_web
+
+        return make_web(self, authorize=authorize)
 
     def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
         """Return the agent of this App. Refuse an agent that recovery would not find by its name."""

@@ -17,9 +17,10 @@ HoldfastError
 │   ├── RunEnded, UnreadMail, InvalidCursor
 │   └── UnknownVersion, RecordDecodeError, TranscriptTooLarge (is a RunParked too)
 ├── TablesError                 errors of the batteries' tables: `holdfast.db.errors`
+├── RequestError                a refused HTTP request: `holdfast.web.errors`
 ├── FanoutError                 errors of the fan-out: `holdfast.fanout.errors`
 └── others, beside the code that raises them: AuditError, BudgetError, CriticError, ScheduleError,
-    DefinitionStoreError, RecipeError, CommandError
+    DefinitionStoreError, RecipeError, CommandError, ReaderTooSlow
 """
 
 

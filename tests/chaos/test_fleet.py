@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.chaos.fleet import Chaos, Fleet, fleet
 from tests.chaos.worker import open_store
 from tests.postgres_server import LocalServer
 
-from holdfast import App
+from holdfast import App, RunWaiting
 from holdfast.core.errors import RunParked
 
 LONG = bool(os.environ.get("HOLDFAST_CHAOS"))
@@ -46,7 +47,7 @@ async def collect(workers: Fleet, submitted: list[str]) -> Outcome:
     outcome.submitted = submitted
     async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), worker=False) as app:
         for run_id in submitted:
-            outcome.outputs[run_id] = await _result(app, run_id, outcome)
+            outcome.outputs[run_id] = await get_output(app, run_id, outcome)
         assert app.store is not None
         for run_id in submitted:
             await app.store.remove(run_id)
@@ -54,10 +55,14 @@ async def collect(workers: Fleet, submitted: list[str]) -> Outcome:
     return outcome
 
 
-async def _result(app: App, run_id: str, outcome: Outcome) -> str:
+async def get_output(app: App, run_id: str, outcome: Outcome) -> str:
+    """Wait for the output of the run, also while it waits for a signal."""
     while True:
         try:
             return str((await app.result(run_id)).output)
+        except RunWaiting:
+            assert app.store is not None
+            await app.store.wait_for_change(timedelta(seconds=0.1))
         except RunParked as parked:
             # Its owner was killed three times in a row before a step was finished. The run itself is not at fault.
             if parked.reason != "poison":
@@ -66,7 +71,7 @@ async def _result(app: App, run_id: str, outcome: Outcome) -> str:
             await app.unpark(run_id)
 
 
-async def _disrupt_while(chaos: Chaos, waiting: "asyncio.Task[Outcome]", seconds: float) -> None:
+async def disrupt_while(chaos: Chaos, waiting: "asyncio.Task[Outcome]", seconds: float) -> None:
     """Disrupt the fleet until all results are there, at most this long."""
     end = time.monotonic() + seconds
     while not waiting.done() and time.monotonic() < end:
@@ -78,7 +83,7 @@ async def _run_chaos(workers: Fleet, restart_server: Callable[[bool], None] | No
     chaos = Chaos(workers, SEED, restart_server)
     submitted = await submit(workers, RUNS)
     waiting = asyncio.create_task(collect(workers, submitted))
-    await _disrupt_while(chaos, waiting, seconds=600 if LONG else 12)
+    await disrupt_while(chaos, waiting, seconds=600 if LONG else 12)
     workers.wake(all_workers=True)
     outcome = await waiting
     taken_over = _count_taken_over(workers.ledger.read())
@@ -88,7 +93,7 @@ async def _run_chaos(workers: Fleet, restart_server: Callable[[bool], None] | No
         f"{taken_over} runs were taken over in the middle, {unknown} calls were in doubt, {outcome.unparked} unparked"
     )
     assert workers.kills > 0
-    # A call is in doubt only if run_pids process was killed during it.
+    # A call is in doubt only if its process was killed during it.
     assert taken_over + unknown > 0, "no disruption has affected a run"
     return outcome
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from tests.chaos.agent import Ledger, chaos_agent
 from tests.chaos.planted_bugs import UnfencedStore, delay_saves
+from tests.chaos.signalled import signalled_agent
 
 from holdfast import App, WorkerSettings
 from holdfast.checkpoint import claim
@@ -49,8 +50,9 @@ async def work(config: WorkerConfig) -> None:
         store = UnfencedStore(store)
     elif config.bug == "unawaited":
         delay_saves()
-    agent = chaos_agent(Ledger(Path(config.ledger)), config.seconds)
-    async with App([agent], store, worker=WorkerSettings(take_runs=False, concurrency=config.concurrency)) as app:
+    ledger = Ledger(Path(config.ledger))
+    agents = [chaos_agent(ledger, config.seconds), signalled_agent(ledger, config.seconds)]
+    async with App(agents, store, worker=WorkerSettings(take_runs=False, concurrency=config.concurrency)) as app:
         Path(config.ledger).with_name(f"ready-{os.getpid()}").touch()
         await app.serve()
 

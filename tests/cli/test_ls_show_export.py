@@ -10,9 +10,8 @@ import pytest
 from tests.cli.modules import approving, sample
 from tests.cli.shell import SOURCE, Shell, kill
 
-from holdfast import Agent, App, ModelUnavailable, Reply, Retry, ToolCall, tool
+from holdfast import Agent, App, ModelUnavailable, Reply, Retry, RunWaiting, ToolCall, tool
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.core.errors import RunParked
 
 
 def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
@@ -150,7 +149,7 @@ def test_show_reads_runs_of_pydantic_ai_without_their_code(shell: Shell) -> None
     asyncio.run(run_until_approval(shell.folder / "runs.db"))
     shown = shell.run("show", "r1", PYTHONPATH=str(SOURCE))
     lines = shown.stdout.splitlines()
-    assert lines[1] == "status   parked: approval: pay c3, pay c4"
+    assert lines[1] == "status   waiting: approval of pay (c3), approval of pay (c4)"
     start = lines.index("system: You book.")
     assert [line for line in lines[start:] if not line.startswith("---")] == [
         "system: You book.",
@@ -167,7 +166,7 @@ def test_show_reads_runs_of_pydantic_ai_without_their_code(shell: Shell) -> None
         "needs approval: pay(amount=40) c3",
         "needs approval: pay(amount=5) c4",
     ]
-    assert "answer with: holdfast unpark --app MODULE:ATTR --resolve c3=true --resolve c4=true r1" in shown.stderr
+    assert "approve with: holdfast approve r1 c3\napprove with: holdfast approve r1 c4\n" in shown.stderr
     calls = shell.json("show", "r1")["calls"]
     assert [(call["arguments"], call["state"], call["result"]) for call in calls] == [
         ({"word": "Lisbon"}, "done", {"found": "Lisbon"}),
@@ -180,8 +179,31 @@ def test_show_reads_runs_of_pydantic_ai_without_their_code(shell: Shell) -> None
 async def run_until_approval(path: Path) -> None:
     agent = durable(approving.agent)
     async with App([agent], f"sqlite:{path}", worker=False) as app:
-        with pytest.raises(RunParked):
+        with pytest.raises(RunWaiting):
             await app.run(agent, "book", run_id="r1")
+
+
+def test_show_prints_who_decided_what(shell: Shell) -> None:
+    asyncio.run(run_until_approval(shell.folder / "runs.db"))
+    shell.ok("approve", "r1", "c3", "--set", "amount=30", "--by", "ann", "--comment", "less")
+    shell.ok("deny", "r1", "c4", "--reason", "too little", "--by", "bob")
+    asyncio.run(finish(shell.folder / "runs.db"))
+    lines = [line.partition(" at ")[0] for line in shell.ok("show", "r1").splitlines()]
+    start = lines.index("  pay(amount=40) c3")
+    assert lines[start : start + 6] == [
+        "  pay(amount=40) c3",
+        '    approved with {"amount":30} by ann via cli: less',
+        "  pay(amount=5) c4",
+        "    denied by bob via cli: too little",
+        "  pay c3 done: paid 30",
+        "  pay c4 error: too little",
+    ]
+
+
+async def finish(path: Path) -> None:
+    agent = durable(approving.agent)
+    async with App([agent], f"sqlite:{path}", worker=False) as app:
+        assert (await app.resume("r1")).output == "Booked."
 
 
 def test_export_gives_every_entry(shell: Shell) -> None:

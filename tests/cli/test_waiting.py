@@ -84,6 +84,16 @@ def test_run_and_resume_say_what_a_run_waits_for_and_how_to_answer(shell: Shell)
     assert not any("token" in wait for wait in outcome["waits"])
 
 
+def test_run_keeps_waiting_if_it_is_asked_to(shell: Shell) -> None:
+    waits = shell.start("run", "patient:agent", "pay", "--run-id", "r1", "--through-waits")
+    while "c1" not in shell.run("pending").stdout:
+        assert waits.poll() is None
+    shell.ok("approve", "r1", "c1")
+    out, err = waits.communicate(timeout=60)
+    assert "in another terminal: holdfast approve r1 c1" in err
+    assert (waits.returncode, out) == (0, "['paid 200 to ann'] []\n")
+
+
 def test_an_approved_call_is_made_with_edited_arguments(host: Host) -> None:
     host.run_until_waiting("pay pay")
     header, first, _ = host.ok("pending").splitlines()
@@ -105,8 +115,9 @@ def test_an_approved_call_is_made_with_edited_arguments(host: Host) -> None:
 
 def test_questions_signals_results_and_messages(host: Host) -> None:
     host.run_until_waiting("ask_person wait_for render")
-    [question] = host.json("pending")
+    question, result = host.json("pending")
     assert (question["kind"], question["reason"]) == ("question", "Which colour? (red, blue)")
+    assert (result["kind"], result["call_id"]) == ("result", "c3")
     host.ok("answer", "r1", "c1", "red")
     assert host.ok("signal", "r1", "paid", '{"euro": 5}', "--id", "s1") == "s1\n"
     host.ok("answer", "r1", "c3", '["sea.png"]')

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from tests.cli.modules import approving
 
-from holdfast import Agent, App, Reply, ToolCall, Usage, WorkerSettings, tool
+from holdfast import Agent, App, Reply, RunWaiting, ToolCall, Usage, WorkerSettings, tool
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.claim import WorkerIdentity, this_process
 from holdfast.checkpoint.errors import InvalidCursor, RunNotFound
 from holdfast.checkpoint.record import Release, RunStatus
-from holdfast.core.errors import DefinitionError, RunFailed, RunParked
+from holdfast.core.errors import DefinitionError, RunFailed
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.clock import ManualClock
 
@@ -65,15 +65,15 @@ async def test_a_failed_run_has_its_error() -> None:
             await app.result("r1")
 
 
-async def test_a_parked_run_says_which_calls_wait_for_whom() -> None:
+async def test_a_waiting_run_says_which_calls_wait_for_whom() -> None:
     agent = durable(approving.agent)
     store = MemoryStore()
     async with App([agent], store, worker=IDLE) as app:
         await app.submit(agent, "book", run_id="r1")
-        with pytest.raises(RunParked):
+        with pytest.raises(RunWaiting):
             await app.resume("r1")
         run = await app.get("r1")
-        assert (run.status, run.waits_for) == (RunStatus.PARKED, "approval: pay c3, pay c4")
+        assert (run.status, run.waits_for) == (RunStatus.WAITING, "approval of pay (c3), approval of pay (c4)")
         assert [(call.call_id, call.tool, call.arguments, call.state) for call in run.pending_calls] == [
             ("c3", "pay", {"amount": 40}, "needs approval"),
             ("c4", "pay", {"amount": 5}, "needs approval"),

@@ -169,16 +169,18 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     progress: msgspec.Raw
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
+class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of the `BEGIN` entry, the first of a journal."""
 
     version: int
     meta: RunMeta
+    #: Of a rewritten journal: how many of its first messages take the place of earlier ones.
+    repeated: int = 0
 
     @classmethod
-    def from_meta(cls, meta: RunMeta) -> "Begin":
+    def from_meta(cls, meta: RunMeta, repeated: int = 0) -> "Begin":
         """Return the entry for a new journal, of the oldest version that can hold it."""
-        return cls(version=3 if meta.conversation else 2 if meta.content else 1, meta=meta)
+        return cls(version=3 if meta.conversation else 2 if meta.content else 1, meta=meta, repeated=repeated)
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -355,20 +357,24 @@ def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: Messa
     reader = JournalReader(begin.meta.run_id, codec)
     for entry in entries[1:]:
         reader.read(entry)
-    history = History(reader.messages)
-    history.turn_start = reader.turn_start
-    state = RunState(
+    state = make_state(codec, progress, reader.messages, reader.turns)
+    state.history.turn_start = reader.turn_start
+    state.phases = reader.phases
+    state.results = {call: result for call, (step, result) in reader.results.items() if step == progress.steps}
+    return Checkpoint(meta=begin.meta, state=state, outcome=reader.outcome)
+
+
+def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], turns: list[TurnRecord]) -> RunState:
+    """Return the state of a run with this progress, without phases and open results."""
+    return RunState(
         codec=codec,
-        history=history,
+        history=History(messages),
         steps=progress.steps,
-        phases=reader.phases,
         phase=progress.phase,
-        results={call: result for call, (step, result) in reader.results.items() if step == progress.steps},
         own_usage=progress.own_usage,
         child_usage=progress.child_usage,
         elapsed=progress.elapsed,
         annotations=progress.annotations,
-        turns=reader.turns,
+        turns=turns,
         turn=progress.turn,
     )
-    return Checkpoint(meta=begin.meta, state=state, outcome=reader.outcome)

@@ -25,10 +25,12 @@ from holdfast.cli.commands.rm import rm
 from holdfast.cli.commands.run import run
 from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
 from holdfast.cli.commands.send import send
+from holdfast.cli.commands.serve import serve
 from holdfast.cli.commands.show import show
 from holdfast.cli.commands.signal import signal
 from holdfast.cli.commands.submit import submit
 from holdfast.cli.commands.tail import tail
+from holdfast.cli.commands.ui import ui
 from holdfast.cli.commands.unpark import unpark
 from holdfast.cli.commands.worker import worker
 from holdfast.cli.errors import DEBUG_VARIABLE, is_debug_enabled
@@ -40,6 +42,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     resume,
     recover,
     worker,
+    serve,
     submit,
     send,
     signal,
@@ -56,6 +59,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     tail,
     export,
     compare,
+    ui,
     doctor,
     explain,
 )

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from holdfast.cli import formatting
 from holdfast.cli.output import STYLES, Output, format_value, one_line
+from holdfast.core.waiting import describe_decision
 from holdfast.runtime.transcript import Call, TranscriptItem
 
 _MAX_TEXT_LENGTH = 2_000
@@ -45,15 +46,15 @@ class TranscriptPrinter:
                 )
 
     def _print_step(self, item: TranscriptItem) -> None:
-        took = ""
+        took, tokens = "", item.usage.total_tokens
         if item.at is not None and self._last_step_at is not None:
             took = f", {formatting.duration(item.at - self._last_step_at)}"
-        used = f", {formatting.number(item.tokens - self._tokens)} tokens" if item.tokens > self._tokens else ""
-        spent = f", {formatting.cost(item.cost_usd)} so far" if item.cost_usd else ""
+        used = f", {formatting.number(tokens - self._tokens)} tokens" if tokens > self._tokens else ""
+        spent = f", {formatting.cost(item.usage.cost_usd)} so far" if item.usage.cost_usd else ""
         at = f" at {format_time(item.at)}" if item.at is not None else ""
         retries = item.retries - self._retries
         retried = f", {retries} {'retry' if retries == 1 else 'retries'}" if retries > 0 else ""
-        self._last_step_at, self._tokens, self._retries = item.at, item.tokens, item.retries
+        self._last_step_at, self._tokens, self._retries = item.at, tokens, item.retries
         self._output.print_line(f"--- step {item.step} finished{at}{took}{used}{retried}{spent}", "dim")
 
     def _print_reply(self, item: TranscriptItem) -> None:
@@ -61,6 +62,9 @@ class TranscriptPrinter:
             self._output.print_line(f"model: {self._truncate(item.text)}")
         for call in item.calls:
             self._output.print_line(f"  {format_call(call)}", "blue")
+            if call.decision is not None:
+                at = f" at {format_time(call.decision.at)}" if call.decision.at is not None else ""
+                self._output.print_line(f"    {self._truncate(describe_decision(call.decision))}{at}", "dim")
 
     def _print_result(self, item: TranscriptItem) -> None:
         state = "error" if item.error else "resolved by a person" if item.kind == "resolution" else "done"

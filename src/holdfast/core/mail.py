@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -24,14 +25,16 @@ class Mail(msgspec.Struct, frozen=True, kw_only=True):
     posted_at: datetime | None = None
 
 
-def encode_message(text: str) -> bytes:
-    """Encode the body of a message."""
-    return msgspec.json.encode({"text": text})
+def encode_message(content: str | list[Any]) -> bytes:
+    """Encode the body of a message: text, or content parts as plain data."""
+    return msgspec.json.encode({"text": content} if isinstance(content, str) else {"content": content})
 
 
-def decode_message(mail: Mail) -> str:
-    """Return the text of a message."""
-    return str(msgspec.json.decode(mail.body)["text"])
+def decode_message(mail: Mail) -> str | list[Any]:
+    """Return the text of a message, or its content parts as plain data."""
+    body: dict[str, Any] = msgspec.json.decode(mail.body)
+    content: str | list[Any] | None = body.get("content")
+    return str(body["text"]) if content is None else content
 
 
 class Mailbox:

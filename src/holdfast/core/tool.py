@@ -172,9 +172,7 @@ class Tool:
             raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
         self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
         self.retry, self.timeout = check_tool_retry(self.name, self.effect, retry), _check_timeout(self.name, timeout)
-        if not isinstance(approval, bool | ApprovalRequest):
-            check_callable(f"tool {self.name}: approval", approval)
-        self._approval = approval
+        self._approval = check_approval(self.name, approval)
         self._signature = Signature(function)
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
@@ -194,10 +192,12 @@ class Tool:
 
     def request_approval(self, arguments: dict[str, Any]) -> ApprovalRequest | None:
         """Return what a person has to approve before the call is made; `None` if it needs no approval."""
-        wanted = self._approval if isinstance(self._approval, bool | ApprovalRequest) else self._approval(arguments)
-        if isinstance(wanted, ApprovalRequest):
-            return wanted
-        return ApprovalRequest() if wanted else None
+        return request_approval(self._approval, arguments)
+
+    @property
+    def may_need_approval(self) -> bool:
+        """Whether there are calls that a person has to approve."""
+        return self._approval is not False
 
     def call(self, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """Call the function, in a thread if it is sync, and return its result."""
@@ -213,6 +213,26 @@ class Tool:
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r}, effect={self.effect.value!r})"
+
+
+def check_approval(name: str, approval: Any) -> Approval:
+    """Return the approval setting of a tool.
+
+    Raises:
+        DefinitionError: it is none of the three kinds.
+    """
+    if not isinstance(approval, bool | ApprovalRequest):
+        check_callable(f"tool {name}: approval", approval)
+    given: Approval = approval
+    return given
+
+
+def request_approval(approval: Approval, arguments: dict[str, Any]) -> ApprovalRequest | None:
+    """Return what a person has to approve before a call with these arguments; `None` if it needs no approval."""
+    wanted = approval if isinstance(approval, bool | ApprovalRequest) else approval(arguments)
+    if isinstance(wanted, ApprovalRequest):
+        return wanted
+    return ApprovalRequest() if wanted else None
 
 
 def check_tool_retry(name: str, effect: Effect, retry: Any) -> Retry | None:

@@ -17,9 +17,9 @@ PERSON_KINDS = frozenset({"approval", "question"})
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer to a waiting call, and who gave it."""
+    """The answer to a waiting call, and who gave it. `expire`: there was none in time."""
 
-    kind: Literal["approve", "deny", "value"]
+    kind: Literal["approve", "deny", "value", "expire"]
     #: Of `approve`: the arguments to call the tool with instead of the model's.
     arguments: Any = None
     #: Of `value`: the result of the call.
@@ -68,6 +68,8 @@ class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     #: How long the run waits for the result. `None`: without limit.
     expires_in: timedelta | None = None
+    #: Plain data that is shown with the call.
+    metadata: Any = None
 
 
 class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,6 +85,8 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     #: The topic of the mail that answers it.
     topic: str = ""
     reason: str = ""
+    #: What the tool says about the call, as plain data.
+    metadata: Any = None
     asked_at: datetime
     #: When the wait ends without an answer; of a timer, when it is due. `None`: never.
     expires_at: datetime | None = None
@@ -94,11 +98,18 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     timed: bool = False
     #: The answer, once the run has read it.
     decision: Decision | None = None
+    #: Of a call that was approved and then waits for something else: the approval.
+    approval: Decision | None = None
 
     @property
     def id(self) -> str:
         """Tells this wait apart from all others of its run."""
         return f"{self.step}:{self.call_id}"
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether only `App.answer` ends the wait: by a person, or by the code that makes an external call."""
+        return self.kind in PERSON_KINDS or (self.kind == "result" and not self.token)
 
     @property
     def digest(self) -> str:
@@ -121,7 +132,7 @@ class Suspend(RunError):
         expires_at: datetime | None = None,
         audience: str = "",
     ) -> None:
-        super().__init__(f"the call waits: {reason or kind}; the loop of this run does not support waiting")
+        super().__init__(f"the call waits ({reason or kind}), but the loop that has called it lets no run wait")
         self.kind, self.topic, self.reason = kind, topic, reason
         self.expires_at, self.audience = expires_at, audience
 
@@ -154,6 +165,18 @@ class RunWaiting(RunError):
     @property
     def only_for_time(self) -> bool:
         return all(call.kind == "timer" or call.timed for call in self.calls)
+
+
+def describe_decision(decision: Decision) -> str:
+    """Describe a decision in one line, such as `approved by ann via slack`."""
+    parts = [{"approve": "approved", "deny": "denied", "value": "answered", "expire": "expired"}[decision.kind]]
+    if decision.arguments is not None:
+        parts.append(f"with {msgspec.json.encode(decision.arguments).decode()}")
+    if decision.by:
+        parts.append(f"by {decision.by}")
+    if decision.via:
+        parts.append(f"via {decision.via}")
+    return " ".join(parts) + (f": {decision.comment}" if decision.comment else "")
 
 
 def describe_waits(calls: tuple[WaitingCall, ...]) -> str:

@@ -34,11 +34,14 @@ class RunAttacher:
     def __init__(self, client: RunClient, worker: Worker, executor: Executor, *, clock: Clock) -> None:
         self._client, self._worker, self._executor, self._clock = client, worker, executor, clock
 
-    async def run(self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel, *, is_new: bool) -> Result:
+    async def run(
+        self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel, *, is_new: bool, through_waits: bool = False
+    ) -> Result:
         """Return the result of the run with this id, which is started if there is none.
 
         Args:
             is_new: the id was made for this run, so the store need not be asked for it.
+            through_waits: keep waiting while the run waits for a person, a signal or a result from outside.
 
         Raises:
             RunConflict: it has another agent, prompt or inputs. RunParked: it waits for a person. RunNotFound: it was
@@ -52,7 +55,7 @@ class RunAttacher:
             known: RunRecord | StoredRun = await self._client.load_same_request(info)
         except _CONTINUING:
             known = await self._client.get_record(info.run_id)
-        return await self._follow(known, on_cancel)
+        return await self._follow(known, on_cancel, through_waits=through_waits)
 
     async def _start(self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel, *, is_new: bool) -> Result:
         """Start the run, or wait for the execution of this process.
@@ -98,12 +101,15 @@ class RunAttacher:
                 pass
         return await self._follow(await self._client.get_record(run_id), on_cancel)
 
-    async def _follow(self, known: RunRecord | StoredRun, on_cancel: OnCancel) -> Result:
+    async def _follow(
+        self, known: RunRecord | StoredRun, on_cancel: OnCancel, *, through_waits: bool = False
+    ) -> Result:
         """Wait while the run is executed, here or elsewhere, resume it when it is due, and return its result."""
         run_id = (known.record if isinstance(known, StoredRun) else known).run_id
         try:
             while True:
-                self._raise_if_waiting(known)
+                if not through_waits:
+                    self._client.raise_if_waiting(known.record if isinstance(known, StoredRun) else known)
                 try:
                     if (result := await self._take(known, on_cancel)) is not None:
                         return result
@@ -151,18 +157,13 @@ class RunAttacher:
         delay = timedelta(0) if isinstance(known, StoredRun) else record.not_before - self._clock.now()
         if record.wake_at is not None:
             delay = record.wake_at - self._clock.now()
+        if record.status is RunStatus.WAITING and record.wake_at is None:  # only mail wakes it
+            await self._client.wait_for_change()
+            return None
         if record.owner_alive or delay > timedelta(0):
             await self._client.wait_for_change(max(delay, _CLAIMED_PAUSE) if not record.owner_alive else None)
             return None
         return await self._worker.resume(known, CLAIMABLE_STATUSES, on_cancel=on_cancel)
-
-    def _raise_if_waiting(self, known: RunRecord | StoredRun) -> None:
-        """Raise `RunWaiting` if the run waits for more than a time."""
-        record = known.record if isinstance(known, StoredRun) else known
-        if record.status is RunStatus.WAITING:
-            waiting = self._client.read_waiting(record)
-            if not waiting.only_for_time:
-                raise waiting
 
 
 def _make_shutdown_error(run_id: str) -> Shutdown:

@@ -21,13 +21,15 @@ from holdfast.checkpoint.codec import (
 )
 from holdfast.checkpoint.errors import (
     CheckpointError,
+    RunBusy,
     RunConflict,
     RunExists,
+    RunNotClaimable,
     RunNotFound,
 )
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import NO_TRANSACTIONS, SupportsTransactions
 from holdfast.concurrency import run_in_background
 from holdfast.core.agent import AgentSource
@@ -38,7 +40,9 @@ from holdfast.core.execution.native import NATIVE_LOOP, get_loop
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.info import RunInfo, new_run_id
+from holdfast.core.json_value import JsonValue
 from holdfast.core.ports import Resumption
+from holdfast.core.prompt import Prompt, dump_prompt
 from holdfast.core.result import Result
 from holdfast.core.turn import TURN_TOPIC, ConversationIdle
 from holdfast.core.waiting import RunWaiting
@@ -75,6 +79,17 @@ class RunClient:
         except RunNotFound:
             return False
         return True
+
+    async def dump_message(self, run_id: str, content: Prompt) -> str | list[JsonValue]:
+        """Return a message to a run as plain data. Only the agent of the run knows which content parts it accepts.
+
+        Raises:
+            DefinitionError: there is no such agent here, or it does not accept the parts.
+        """
+        if isinstance(content, str):
+            return content
+        agent_name = (await self.get_record(run_id)).agent_name
+        return dump_prompt(agent_name, get_loop(find_agent(self._agents, agent_name)), content)
 
     async def submit(self, info: RunInfo, not_before: datetime | None = None, connection: Any = None) -> str:
         """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
@@ -133,8 +148,11 @@ class RunClient:
             stored_meta(self._store, RunMeta.from_info(info)).request_key,
         )
 
-    async def result(self, run_id: str) -> Result:
+    async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
         """Wait for the result of a run, in whichever process it is executed.
+
+        Args:
+            through_waits: keep waiting while the run waits for a person, a signal or a result from outside.
 
         Raises:
             RunNotFound: there is no such run, or its retention has passed.
@@ -142,8 +160,8 @@ class RunClient:
             RunWaiting: it waits for a person, a signal or a result from outside.
         """
         while not is_settled(record := await self.get_record(run_id)):
-            if record.status is RunStatus.WAITING and not (waiting := self.read_waiting(record)).only_for_time:
-                raise waiting
+            if not through_waits:
+                self.raise_if_waiting(record)
             await self.wait_for_change()
         return self.read_result(await self._store.load(run_id))
 
@@ -153,6 +171,11 @@ class RunClient:
         if not calls and TURN_TOPIC in record.wake_on:
             return ConversationIdle(record.run_id)
         return RunWaiting(record.run_id, calls)
+
+    def raise_if_waiting(self, record: RunRecord) -> None:
+        """Raise `RunWaiting` if the run waits for more than a time."""
+        if record.status is RunStatus.WAITING and not (waiting := self.read_waiting(record)).only_for_time:
+            raise waiting
 
     async def wait_for_change(self, timeout: timedelta | None = None) -> None:
         """Wait until a run may have changed; at most `timeout`, and not longer than the poll interval."""
@@ -220,6 +243,28 @@ class RunClient:
         # The resolutions are saved. If this release fails, it is retried.
         await self._checkpoints.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
 
+    async def requeue(self, run_id: str) -> None:
+        """Make a parked, failed or cancelled run interrupted, durably: a worker resumes it after its last good step.
+
+        Raises:
+            RunNotFound: there is no such run. RunBusy: a live worker owns it.
+            RunNotClaimable: it is done, or waits for a time or for mail.
+        """
+        record = await self.get_record(run_id)
+        if record.status is RunStatus.PARKED:
+            return await self.unpark(run_id)
+        if record.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+            if record.status in CLAIMABLE_STATUSES and not record.owner_alive:
+                return None  # it is due already
+            if record.owner is not None and record.owner_alive:
+                raise RunBusy(run_id, record.owner)
+            raise RunNotClaimable(run_id, record.status, record.reason)
+        due = Release(status=RunStatus.INTERRUPTED)
+        claim = await self._checkpoints.claim_with_undo(run_id, record.status, due)
+        if record.cancel_requested:
+            claim, _ = await self.reclaim_after_cancel(claim)
+        return await self._checkpoints.release_claim(claim, due)
+
     async def _list_parked_children(self, run_id: str) -> list[str]:
         wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({RunStatus.PARKED}))
         return [record.run_id async for record in self._store.list_runs(wanted)]
@@ -247,6 +292,8 @@ class RunClient:
             CheckpointError: the journal has no such step: not reached, saved together with a later one, or compacted.
         """
         stored = await self._store.load(run_id)
+        if decode(stored.entries[0].body, Begin).meta.conversation:
+            raise CheckpointError(f"run {run_id} is a conversation: fork it at a turn, with Conversation.fork")
         steps = [
             (position, decode(bytes(decode(entry.body, Step).progress), Progress))
             for position, entry in enumerate(stored.entries)

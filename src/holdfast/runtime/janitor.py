@@ -10,6 +10,7 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunCancelled
 from holdfast.core.execution.executor import Executor
+from holdfast.runtime.mailer import Mailer
 
 log = logging.getLogger("holdfast.janitor")
 
@@ -17,7 +18,7 @@ log = logging.getLogger("holdfast.janitor")
 POLL_INTERVAL = timedelta(seconds=1)
 #: The store is not asked more often than this, however many notifications it sends.
 MIN_POLL_INTERVAL = timedelta(milliseconds=50)
-#: How often expired runs are purged and failed releases are retried.
+#: How often expired runs are purged, failed releases are retried, and missed parents are woken.
 PURGE_INTERVAL = timedelta(seconds=30)
 
 
@@ -27,6 +28,7 @@ class Janitor:
     def __init__(self, checkpoints: StoreCheckpoints, executor: Executor, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._checkpoints, self._executor, self._clock = checkpoints, executor, clock
         self._store = checkpoints.store
+        self._mailer = Mailer(self._store, clock=clock)
         self._task: asyncio.Task[None] | None = None
         self._purged_at = clock.monotonic() - PURGE_INTERVAL.total_seconds()
 
@@ -62,6 +64,7 @@ class Janitor:
         if self._clock.monotonic() - self._purged_at >= PURGE_INTERVAL.total_seconds():
             self._purged_at = self._clock.monotonic()
             await self._checkpoints.retry_pending_releases()
+            await self._mailer.wake_missed_parents()
             while await self._store.purge():
                 pass
 

@@ -17,9 +17,9 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.execution.waits import read_waits
-from holdfast.core.json_value import to_json_value
+from holdfast.core.json_value import JsonValue, to_json_value
 from holdfast.core.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
-from holdfast.core.waiting import PERSON_KINDS, Answer, Approve, Decision, Deny, Value, WaitingCall
+from holdfast.core.waiting import Answer, Approve, Decision, Deny, Value, WaitingCall
 
 #: The largest body of a message, a signal or an answer.
 MAX_MAIL_BYTES = 4 * 1024 * 1024
@@ -55,14 +55,15 @@ class Mailer:
     def __init__(self, store: CheckpointStore, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
 
-    async def send(self, run_id: str, text: str, mail_id: str | None = None) -> str:
+    async def send(self, run_id: str, content: str | list[JsonValue], mail_id: str | None = None) -> str:
         """Send a message to a run that has not ended. Durable when this returns. The run reads it before its next step.
 
         Returns the id of the message. Sending with an id that the run knows changes nothing.
+
+        Args:
+            content: text, or content parts as `dump_prompt` returns them.
         """
-        if not isinstance(text, str):
-            raise DefinitionError(f"the message is {text!r:.80}: give text")
-        body = encode_message(to_json_value(text, "the message"))
+        body = encode_message(to_json_value(content, "the message"))
         return await self._post(run_id, MESSAGE_TOPIC, body, mail_id)
 
     async def signal(self, run_id: str, name: str, payload: Any, mail_id: str | None = None) -> str:
@@ -98,6 +99,7 @@ class Mailer:
         calls = [] if record is None else _read_record_waits(record)
         for call in calls:
             if call.token and hmac.compare_digest(call.token, secret):
+                _check_expiry(call, self._clock.now())
                 await self._post_decision(call, Value(result).to_decision("", "token"))
                 return
         raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
@@ -110,7 +112,7 @@ class Mailer:
         tool: str | None = None,
         older_than: timedelta | None = None,
     ) -> list[WaitingCall]:
-        """Return the calls that wait for a person and have no answer, over all runs, oldest run first."""
+        """Return the calls that only `answer` ends and that have no answer, over all runs, oldest run first."""
         before = None if older_than is None else self._clock.now() - older_than
         wanted = RunFilter(statuses=_UNFINISHED, agent_name=agent, caller_id=caller)
         pending: list[WaitingCall] = []
@@ -118,7 +120,7 @@ class Mailer:
             found = [
                 call
                 for call in _read_record_waits(record)
-                if call.kind in PERSON_KINDS
+                if call.needs_answer
                 and (tool is None or call.tool == tool)
                 and (before is None or call.asked_at <= before)
             ]
@@ -141,8 +143,7 @@ class Mailer:
         record = await self._store.get_record(run_id)
         for call in _read_record_waits(record):
             if call.call_id == call_id and call.kind not in ("signal", "timer", "child"):
-                if _is_expired(call, self._clock.now()):
-                    raise NotWaiting(f"run {run_id}: the wait of call {call_id} expired at {call.expires_at}")
+                _check_expiry(call, self._clock.now())
                 return call
         raise NotWaiting(f"run {run_id} has no call {call_id} that waits for an answer")
 
@@ -168,6 +169,13 @@ class Mailer:
         await self._wake_parents(run_id)
         return mail.mail_id
 
+    async def wake_missed_parents(self) -> None:
+        """Notify the parents of children that may continue: a sender may have died between its mail and the notice."""
+        async for child in self._store.list_runs(RunFilter(statuses=frozenset({RunStatus.INTERRUPTED}))):
+            parent = await self._get_record(child.parent_run_id) if child.parent_run_id is not None else None
+            if parent is not None and parent.status is RunStatus.WAITING and CHILD_TOPIC in parent.wake_on:
+                await self._wake_parents(child.run_id)
+
     async def _wake_parents(self, run_id: str) -> None:
         """Notify the runs above a child: only its parent resumes it."""
         record = await self._get_record(run_id)
@@ -191,8 +199,9 @@ def _read_first(receipt: Receipt) -> Decision | None:
     return msgspec.structs.replace(first, at=receipt.mail.posted_at)
 
 
-def _is_expired(call: WaitingCall, now: datetime) -> bool:
-    return call.expires_at is not None and call.expires_at <= now
+def _check_expiry(call: WaitingCall, now: datetime) -> None:
+    if call.expires_at is not None and call.expires_at <= now:
+        raise NotWaiting(f"run {call.run_id}: the wait of call {call.call_id} expired at {call.expires_at}")
 
 
 def _check_answer(call: WaitingCall, answer: Answer) -> None:

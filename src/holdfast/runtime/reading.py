@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -83,6 +83,8 @@ class RunDetails(RunSummary, frozen=True, kw_only=True):
 
     #: Calls without a result, with their arguments. `state` says what each waits for.
     pending_calls: tuple[Call, ...]
+    #: Calls that waited for a person or a result and no longer do. `decision` says who answered what, and when.
+    decided_calls: tuple[Call, ...] = ()
     #: Of a run that is done, as plain data. `App.result` returns it with its type.
     output: Any = None
     #: Of a run that failed.
@@ -94,6 +96,13 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: tuple[RunSummary, ...]
     #: Give this to `list` for the next page. `None`: there are no further runs.
+    cursor: str | None = None
+
+
+class RunRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of records, newest first."""
+
+    records: tuple[RunRecord, ...]
     cursor: str | None = None
 
 
@@ -128,6 +137,14 @@ async def get_run(store: CheckpointStore, run_id: str) -> RunDetails:
 
 
 async def list_runs(
+    store: CheckpointStore, *, limit: int, cursor: str | None = None, **query: Unpack[RunQuery]
+) -> RunList:
+    """Return a page of runs, newest first. Never reads journals. Raises as `list_records`."""
+    page = await list_records(store, limit=limit, cursor=cursor, **query)
+    return RunList(runs=tuple(map(summarize_run, page.records)), cursor=page.cursor)
+
+
+async def list_records(
     store: CheckpointStore,
     *,
     limit: int,
@@ -139,8 +156,8 @@ async def list_runs(
     labels: Mapping[str, str] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-) -> RunList:
-    """Return a page of runs, newest first. Never reads journals.
+) -> RunRecords:
+    """Return a page of records, newest first. Never reads journals.
 
     Raises:
         DefinitionError: an argument has a wrong type or value.
@@ -159,15 +176,14 @@ async def list_runs(
     _check_text("cursor", cursor)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise DefinitionError(f"limit is {limit!r:.80}: give a number of runs, at least 1")
-    found: list[RunSummary] = []
+    found: list[RunRecord] = []
     while True:
         # Not more than fits: the cursor continues after the last record of the page.
         page = await store.list_page(run_filter, limit=limit - len(found), cursor=cursor)
-        runs = map(summarize_run, page.records)
-        found += [run for run in runs if wanted is None or run.status in wanted]
+        found += [record for record in page.records if wanted is None or present_status(record) in wanted]
         cursor = page.cursor
         if cursor is None or len(found) >= limit:
-            return RunList(runs=tuple(found), cursor=cursor)
+            return RunRecords(records=tuple(found), cursor=cursor)
 
 
 def present_status(record: RunRecord) -> RunStatus:
@@ -195,6 +211,7 @@ def describe_run(stored: StoredRun) -> RunDetails:
     return RunDetails(
         **_read_record(stored.record),
         pending_calls=tuple(transcript.unanswered),
+        decided_calls=tuple(call for call in transcript.calls if call.decision is not None),
         output=outcome.output if status is RunStatus.DONE else None,
         error=outcome.error or stored.record.reason if status is RunStatus.FAILED else None,
     )

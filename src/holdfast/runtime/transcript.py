@@ -11,10 +11,10 @@ from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.attempts import RETRY_KEY
-from holdfast.core.execution.waits import read_waits
-from holdfast.core.message import Reply, System, ToolCall, ToolResult, User
+from holdfast.core.execution.waits import read_decisions, read_waits
+from holdfast.core.message import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.state import PhaseOutput
-from holdfast.core.waiting import WaitingCall, WaitKind
+from holdfast.core.waiting import Decision, WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
 
 #: Without a result: `running` if a live worker executes the run; `needs approval` or `needs result` if the call waits
@@ -48,6 +48,8 @@ class Call(msgspec.Struct, kw_only=True):
     result: Any = None
     #: Of a call that waits for an answer: what its tool says about it.
     metadata: Any = None
+    #: Of a call that waited for a person or a result: the answer, who gave it, and when. `expire`: nobody did in time.
+    decision: Decision | None = None
 
 
 ItemKind = Literal[
@@ -69,11 +71,11 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     error: bool = False
     #: A result's content, an unknown message, a phase's or the run's output.
     content: Any = None
-    #: Of a step: its number, the time it finished, and the run's usage at that time.
+    #: Of a step: its number, and the time it finished.
     step: int = 0
     at: datetime | None = None
-    tokens: int = 0
-    cost_usd: float = 0.0
+    #: Of a step or an outcome: the run's usage at that time, its child runs included.
+    usage: Usage = NO_USAGE
     #: Of a step: the run's retries at that time.
     retries: int = 0
 
@@ -110,13 +112,24 @@ class Transcript:
                 call.state = "resolved"
             elif call.state not in _ANSWERED_STATES:
                 call.state = "needs approval" if deferral.kind == "approval" else "needs result"
-        for wait in () if record.is_terminal else read_record_waits(record):
-            call = self._calls_by_id.get(wait.call_id)
-            if call is not None and call.state not in _ANSWERED_STATES:
-                call.state, call.metadata = _WAIT_STATES[wait.kind], wait.reason or None
+        self._close_waits(record)
         for call in self.unanswered:
             if call.state == "open" and not record.is_terminal:
                 call.state = "running" if record.owner_alive else "in doubt"
+
+    def _close_waits(self, record: RunRecord) -> None:
+        """Set the state and the decisions of the calls that wait, or waited, in the current step."""
+        annotations = _read_annotations(record)
+        self._record_decisions(annotations)
+        for wait in () if record.is_terminal else read_waits(annotations):
+            call = self._calls_by_id.get(wait.call_id)
+            if call is not None and call.state not in _ANSWERED_STATES:
+                call.state, call.metadata = _WAIT_STATES[wait.kind], wait.metadata or wait.reason or None
+
+    def _record_decisions(self, annotations: dict[str, Any]) -> None:
+        for call_id, decision in read_decisions(annotations).items():
+            if (call := self._calls_by_id.get(call_id)) is not None:
+                call.decision = decision
 
     def _read_entry(self, entry: Entry) -> Iterator[TranscriptItem]:
         match entry.kind:
@@ -128,7 +141,10 @@ class Transcript:
                 recorded = decode(entry.body, RecordedResult)
                 yield from self._read_message(entry.seq, bytes(recorded.message), recorded.call)
             case EntryKind.STEP:
-                yield _read_step(entry)
+                step = decode(entry.body, Step)
+                progress = decode(bytes(step.progress), Progress)
+                self._record_decisions(progress.annotations)
+                yield _make_step_item(entry.seq, step.at, progress)
             case EntryKind.PHASE:
                 phase = decode(entry.body, PhaseOutput)
                 yield TranscriptItem(
@@ -138,10 +154,13 @@ class Transcript:
                 outcome = decode(entry.body, Outcome)
                 error = outcome.error or ""
                 yield TranscriptItem(
-                    seq=entry.seq, kind="outcome", content=outcome.output, text=error, error=bool(error)
+                    seq=entry.seq,
+                    kind="outcome",
+                    content=outcome.output,
+                    text=error,
+                    error=bool(error),
+                    usage=outcome.usage,
                 )
-            case EntryKind.ADOPT:
-                return
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
         messages = read_message(body)
@@ -207,27 +226,29 @@ class Transcript:
             call.result = content
 
 
-def _read_step(entry: Entry) -> TranscriptItem:
-    step = decode(entry.body, Step)
-    progress = decode(bytes(step.progress), Progress)
-    usage = progress.usage
+def _make_step_item(seq: int, at: datetime, progress: Progress) -> TranscriptItem:
     return TranscriptItem(
-        seq=entry.seq,
+        seq=seq,
         kind="step",
         step=progress.steps,
-        at=step.at,
-        tokens=usage.total_tokens,
-        cost_usd=usage.cost_usd,
+        at=at,
+        usage=progress.usage,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
     )
 
 
 def read_record_waits(record: RunRecord) -> Sequence[WaitingCall]:
     """Return the calls of a run that wait. Empty if only a newer holdfast can decode them."""
+    return read_waits(_read_annotations(record))
+
+
+def _read_annotations(record: RunRecord) -> dict[str, Any]:
     try:
-        return read_waits(decode(record.progress, Progress).annotations)
+        annotations = decode(record.progress, Progress).annotations
+        read_waits(annotations)
     except (RecordDecodeError, msgspec.ValidationError):
-        return ()
+        return {}
+    return annotations
 
 
 class _Deferral(msgspec.Struct, frozen=True):

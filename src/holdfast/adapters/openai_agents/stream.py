@@ -1,7 +1,7 @@
 """The complete response of a model that streams it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 from agents import ModelResponse, Usage
 from agents.exceptions import ModelBehaviorError
@@ -10,15 +10,22 @@ from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
     ResponseOutputItemDoneEvent,
+    ResponseReasoningSummaryTextDeltaEvent,
+    ResponseReasoningTextDeltaEvent,
     ResponseTextDeltaEvent,
     ResponseUsage,
 )
 
-#: Gets the text of a reply as it arrives.
-OnText = Callable[[str], Awaitable[None]]
+
+class Draft(Protocol):
+    """Gets a reply as it arrives. A `StepContext` is one."""
+
+    async def emit_text(self, text: str) -> None: ...
+
+    async def emit_reasoning(self, text: str) -> None: ...
 
 
-async def read_stream(events: AsyncIterator[TResponseStreamEvent], on_text: OnText) -> ModelResponse:
+async def read_stream(events: AsyncIterator[TResponseStreamEvent], draft: Draft) -> ModelResponse:
     """Return the response once it is complete.
 
     Raises:
@@ -28,7 +35,9 @@ async def read_stream(events: AsyncIterator[TResponseStreamEvent], on_text: OnTe
     items: list[Any] = []
     async for event in events:
         if isinstance(event, ResponseTextDeltaEvent):
-            await on_text(event.delta)
+            await draft.emit_text(event.delta)
+        elif isinstance(event, ResponseReasoningTextDeltaEvent | ResponseReasoningSummaryTextDeltaEvent):
+            await draft.emit_reasoning(event.delta)
         elif isinstance(event, ResponseOutputItemDoneEvent):
             items.append(event.item)
         elif isinstance(event, ResponseCompletedEvent):

@@ -1,65 +1,48 @@
-"""The tool calls of one reply: announced together, made once, recorded one by one, or deferred to a person."""
+"""The tool calls of one reply: announced together, made once, recorded one by one; some of them wait."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pydantic_ai import DeferredToolRequests, DeferredToolResults, RunContext
+from pydantic_ai import RunContext
 from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.capabilities.abstract import WrapToolExecuteHandler
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
+from pydantic_ai.exceptions import ToolFailed as ModelVisibleError
 from pydantic_ai.messages import ModelRequest, ModelRequestPart, ModelResponse, ToolCallPart, UserPromptPart
 from pydantic_ai.tool_manager import ToolManager
-from pydantic_ai.tools import ToolDefinition, ToolDenied
 
+from holdfast.adapters.pydantic_ai.deferred import DeferredCalls, add_reason, dump_metadata
 from holdfast.adapters.pydantic_ai.results import (
-    RESOLUTION,
     ToolResultBuilder,
     await_outcome,
     get_return_part,
     get_value,
-    has_mark,
     is_error,
-    parse_approval,
 )
-from holdfast.adapters.pydantic_ai.state import AdapterState, Deferral
-from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, ToolPolicies, ToolPolicy
+from holdfast.adapters.pydantic_ai.state import AdapterState
+from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, OpenCall, ToolPolicies
+from holdfast.core.approval import ApprovalRequest
 from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
 from holdfast.core.execution.attempts import retry_call
 from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.steps import StepContext
+from holdfast.core.execution.waits import WAITING
+from holdfast.core.tool import request_approval
 from holdfast.core.tool_context import current_call
+from holdfast.core.waiting import Deferred
 
 #: Exceptions by which a tool answers the model or waits for a person. Their cause may be a transient error.
 _OUTCOMES = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
-    """A call that the open reply asks for."""
+class _ApprovedCall(CallRequest):
+    """A call of pydantic-ai, which has validated edited arguments before it makes the call."""
 
-    part: ToolCallPart
-    definition: ToolDefinition | None
-    policy: ToolPolicy
-    #: It starts only after calls before it have ended.
-    starts_after_others: bool = False
-
-    @property
-    def call_id(self) -> str:
-        return self.part.tool_call_id
-
-    @property
-    def effect(self) -> Effect:
-        return self.policy.effect
-
-    @property
-    def starts_later(self) -> bool:
-        """It does not start with the batch, so the adapter state records when it starts."""
-        waits_for_answer = self.definition is not None and self.definition.kind in ("external", "unapproved")
-        return waits_for_answer or self.starts_after_others
+    def replace_arguments(self, arguments: Any) -> Any:
+        return None
 
 
 class Batch:
@@ -84,15 +67,17 @@ class Batch:
             final_results,
         )
         self._calls: dict[str, OpenCall] = {}
-        self._answers = DeferredToolResults()
+        self.deferred = DeferredCalls(context)
 
     async def open(self, tools: ToolManager[Any], reply: ModelResponse, *, resumed: bool) -> None:
         """Announce the calls of `reply`. Once this returns they may be made."""
-        self._calls = self._collect_calls(tools, reply)
+        self._calls = self.deferred.calls = self._collect_calls(tools, reply)
         unknown = [call.call_id for call in self._calls.values() if call.definition is None]
         if resumed:
             self._check_missing_tools(unknown)
-            self._collect_answers()
+            if older := self._adapter_state.take_deferred():
+                self.deferred.upgrade(older)
+                self._adapter_state.write_to(self._context.state)
         elif unknown:
             self._adapter_state.unknown_calls = unknown
             self._adapter_state.write_to(self._context.state)
@@ -123,7 +108,7 @@ class Batch:
         return calls
 
     def _is_not_started(self, call: OpenCall) -> bool:
-        waits = call.starts_later or call.call_id in self._adapter_state.deferred
+        waits = call.starts_later or self._context.waits.get(call.call_id) is not None
         return waits and call.call_id not in self._adapter_state.started
 
     def _check_missing_tools(self, unknown: Sequence[str]) -> None:
@@ -155,21 +140,36 @@ class Batch:
         if call.call_id in self._final_results:
             return get_value(self._final_results[call.call_id])
         if call.call_id not in self._context.state.results:
-            if call.call_id in self._adapter_state.deferred and not ctx.tool_call_approved:
-                raise self._adapter_state.deferred[call.call_id].to_exception()
+            if not ctx.tool_call_approved:
+                self._check_approval(call)
             if call.starts_later or ctx.tool_call_approved:
                 await self._mark_started(call)
-        return await self._execute_call(ctx, call, args, handler)
+        return await self._execute_call(ctx, call, part, args, handler)
+
+    def _check_approval(self, call: OpenCall) -> None:
+        """Raise `ApprovalRequired` for a call that needs an approval: `DurableCapability` then looks for the answer."""
+        wait = self._context.waits.get(call.call_id)
+        if wait is None and call.call_id not in self._adapter_state.started:
+            if request_approval(call.policy.approval, call.arguments) is None:
+                return
+            wait = self.deferred.add_approval(call)
+        if wait is not None and (wait.kind == "approval" or (wait.kind == "child" and wait.approval is not None)):
+            raise ApprovalRequired(wait.metadata)
 
     async def _execute_call(
-        self, ctx: RunContext[Any], call: OpenCall, args: dict[str, Any], handler: WrapToolExecuteHandler
+        self,
+        ctx: RunContext[Any],
+        call: OpenCall,
+        part: ToolCallPart,
+        args: dict[str, Any],
+        handler: WrapToolExecuteHandler,
     ) -> Any:
-        results = ToolResultBuilder(call.part.tool_name, call.call_id, call.definition)
+        results = ToolResultBuilder(call.tool, call.call_id, call.definition)
         seen = None
-        own = self._context.profile.tools.get(call.part.tool_name)
-        in_thread = _runs_in_thread(ctx, call.part.tool_name) if own is None else own.in_thread
+        own = self._context.profile.tools.get(call.tool)
+        in_thread = _runs_in_thread(ctx, call.tool) if own is None else own.in_thread
 
-        async def execute() -> ModelRequest:
+        async def execute() -> ModelRequest | Deferred:
             nonlocal seen
             run, policy = self._context.run, call.policy
 
@@ -181,18 +181,22 @@ class Batch:
             if policy.retry is None:
                 work = attempt()
             else:
-                name = call.part.tool_name
-                work = retry_call(run, policy.retry, name, call.call_id, attempt, outcomes=_OUTCOMES)
-            seen, result = await await_outcome(work, results)
+                work = retry_call(run, policy.retry, call.tool, call.call_id, attempt, outcomes=_OUTCOMES)
+            try:
+                seen, result = await await_outcome(work, results)
+            except CallDeferred as exc:
+                return _make_deferred(exc)
+            if isinstance(result, Deferred):
+                return result
             if is_error(result) and run.is_stopping and not in_thread:
                 raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
             self.count_usage()
             return result
 
-        request = CallRequest(
+        request = _ApprovedCall(
             call_id=call.call_id,
-            tool=call.part.tool_name,
-            arguments=call.part.args_as_dict(),
+            tool=call.tool,
+            arguments=part.args_as_dict(),
             effect=call.effect,
             execute=execute,
             error_result=results.make_error_result,
@@ -203,23 +207,27 @@ class Batch:
             in_thread=in_thread,
         )
         try:
-            result = await self._context.call(request)
-        except (ApprovalRequired, CallDeferred) as exc:
-            self._record_deferral(call, exc)
+            result = await self._context.try_call(request)
+        except ApprovalRequired as exc:
+            if ctx.tool_call_approved:
+                raise ModelVisibleError("The tool asks for an approval again, although the call was approved.") from exc
+            self._record_approval(call, exc)
             raise
         except Exception as exc:
             self._context.run.record_interruption(exc)
             raise
+        if result is WAITING:
+            raise CallDeferred  # pydantic-ai makes the other calls, and ends its run
         if seen is not None:
             return seen()
         if get_return_part(result).outcome == "retried" and ctx.tool_manager is not None:
             ctx.tool_manager.failed_tools.add(call.part.tool_name)
         return get_value(result)
 
-    def _record_deferral(self, call: OpenCall, error: ApprovalRequired | CallDeferred) -> None:
-        kind: Literal["approval", "external"] = "approval" if isinstance(error, ApprovalRequired) else "external"
+    def _record_approval(self, call: OpenCall, error: ApprovalRequired) -> None:
+        """Record that the tool wants an approval: the call counts as never started."""
+        self.deferred.add_approval(call, error.metadata)
         state = self._adapter_state
-        state.deferred[call.call_id] = Deferral.create(kind, error.metadata)
         state.started = [call_id for call_id in state.started if call_id != call.call_id]
         state.write_to(self._context.state)
 
@@ -238,56 +246,6 @@ class Batch:
         if used is not None:
             self._context.add_usage(used)
             self._adapter_state.write_to(self._context.state)
-
-    # -- calls that wait for a person ---------------------------------------------------------------------------
-
-    def park_deferred(self, requests: DeferredToolRequests) -> RunParked:
-        """Record the deferred calls and return the error that parks the run."""
-        for part in requests.approvals:
-            self._adapter_state.deferred[part.tool_call_id] = Deferral.create(
-                "approval", requests.metadata.get(part.tool_call_id)
-            )
-        for part in requests.calls:
-            self._adapter_state.deferred[part.tool_call_id] = Deferral.create(
-                "external", requests.metadata.get(part.tool_call_id)
-            )
-        self._adapter_state.write_to(self._context.state)
-        asked = {part.tool_call_id for part in (*requests.approvals, *requests.calls)}
-        waiting = [call.part for call in self._calls.values() if call.call_id in asked]
-        return RunParked("approval", ", ".join(f"{part.tool_name} {part.tool_call_id}" for part in waiting))
-
-    def _collect_answers(self) -> None:
-        """Collect the answers to deferred calls, from this process or an earlier one."""
-        results = self._context.state.results
-        for call_id in self._calls.keys() & results.keys():
-            result = results[call_id]
-            part, deferral = get_return_part(result), self._adapter_state.deferred.get(call_id)
-            if not has_mark(result, RESOLUTION) or deferral is None:
-                # An approved call that was made, whose result is returned again; or a denied one.
-                self._answers.approvals[call_id] = part.outcome != "denied" or ToolDenied(str(part.content))
-            elif deferral.kind == "external":
-                self._answers.calls[call_id] = part.content
-            else:
-                said = self._answers.approvals[call_id] = parse_approval(part.content)
-                del results[call_id]
-                if isinstance(said, ToolDenied):
-                    results[call_id] = ToolResultBuilder(part.tool_name, call_id).make_result(said)
-
-    def find_answers(self, requests: DeferredToolRequests) -> DeferredToolResults | None:
-        """Return the answers to these requests; `None` if there are none."""
-        approvals = {part.tool_call_id for part in requests.approvals} & set(self._answers.approvals)
-        calls = {part.tool_call_id for part in requests.calls} & set(self._answers.calls)
-        if not approvals and not calls:
-            return None
-        return DeferredToolResults(
-            approvals={call_id: self._answers.approvals[call_id] for call_id in approvals},
-            calls={call_id: self._answers.calls[call_id] for call_id in calls},
-            metadata={
-                call_id: deferral.metadata
-                for call_id, deferral in self._adapter_state.deferred.items()
-                if call_id in approvals and deferral.metadata
-            },
-        )
 
     # -- all answered -------------------------------------------------------------------------------------------
 
@@ -308,9 +266,14 @@ class Batch:
                 messages.extend(_make_requests(loose))
                 messages.append(result)
                 loose = []
-        self._calls, self._answers = {}, DeferredToolResults()
+        self._calls = self.deferred.calls = {}
         self._adapter_state.end_batch()
         return [*messages, *_make_requests(loose)]
+
+
+def _make_deferred(error: CallDeferred) -> Deferred:
+    metadata = dump_metadata(error.metadata)
+    return Deferred(reason=add_reason(ApprovalRequest(), metadata).reason, metadata=metadata)
 
 
 async def _invoke(handler: WrapToolExecuteHandler, args: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """The hooks that pydantic-ai calls: they make tool calls durable and record requests to the model."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -15,6 +16,8 @@ from pydantic_ai.messages import (
     PartStartEvent,
     TextPart,
     TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
     ToolCallPart,
 )
 from pydantic_ai.models import ModelRequestContext
@@ -24,7 +27,6 @@ from holdfast.adapters.pydantic_ai.batch import Batch
 from holdfast.adapters.pydantic_ai.state import AdapterState
 from holdfast.adapters.pydantic_ai.transcript import Transcript, get_open_parts
 from holdfast.core.execution.steps import StepContext
-from holdfast.core.ports import RunEvent
 
 #: pydantic-ai refuses more than 100 attempts of one request. After these the loop makes a new request.
 _MAX_ATTEMPTS = 50
@@ -64,6 +66,10 @@ class DurableCapability(WrapperCapability[Any]):
         assert tools.root_capability is deps.root_capability, "tools are called through the run's capabilities"
         capability = cls(deps.root_capability, context, transcript, batch, adapter_state)
         deps.root_capability = tools.root_capability = capability
+        # Calls that wait end pydantic-ai's run, also if its output cannot be `DeferredToolRequests`: the agent's run
+        # continues with their results.
+        deps.output_schema = copy.copy(deps.output_schema)
+        deps.output_schema.allows_deferred_tools = True
         return capability
 
     async def before_model_request(
@@ -114,13 +120,15 @@ class DurableCapability(WrapperCapability[Any]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        answers = self._batch.find_answers(requests)
-        rest = requests if answers is None else requests.remaining(answers)
-        others = None if rest is None else await self.wrapped.handle_deferred_tool_calls(ctx, requests=rest)
-        if answers is None or others is None:
-            return answers or others
-        answers.update(others)
-        return answers
+        answers = self._batch.deferred.find_answers(requests)
+        rest = self._batch.deferred.list_undecided(requests.remaining(answers))
+        if rest is not None:
+            # A handler of the agent's own goes before a person.
+            handled = await self.wrapped.handle_deferred_tool_calls(ctx, requests=rest)
+            if handled is not None:
+                answers.update(handled)
+            self._batch.deferred.add_waits(rest, handled)
+        return answers if answers.approvals or answers.calls else None
 
 
 class StreamingDurableCapability(DurableCapability):
@@ -129,17 +137,16 @@ class StreamingDurableCapability(DurableCapability):
     @on_event(PartStartEvent)
     async def _on_part_start(self, ctx: RunContext[Any], event: PartStartEvent) -> None:
         if isinstance(event.part, TextPart):
-            await self._emit_text(event.part.content)
+            await self._context.emit_text(event.part.content)
+        elif isinstance(event.part, ThinkingPart):
+            await self._context.emit_reasoning(event.part.content)
 
     @on_event(PartDeltaEvent)
     async def _on_part_delta(self, ctx: RunContext[Any], event: PartDeltaEvent) -> None:
         if isinstance(event.delta, TextPartDelta):
-            await self._emit_text(event.delta.content_delta)
-
-    async def _emit_text(self, text: str) -> None:
-        if text:
-            run = self._context.run
-            await run.emit(RunEvent(kind="text", step=run.state.steps + 1, text=text))
+            await self._context.emit_text(event.delta.content_delta)
+        elif isinstance(event.delta, ThinkingPartDelta):
+            await self._context.emit_reasoning(event.delta.content_delta or "")
 
 
 def _get_queued_messages(ctx: RunContext[Any]) -> list[ModelMessage]:

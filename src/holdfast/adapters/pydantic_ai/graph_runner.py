@@ -11,7 +11,6 @@ from holdfast.adapters.pydantic_ai.batch import Batch
 from holdfast.adapters.pydantic_ai.codec import load_prompt
 from holdfast.adapters.pydantic_ai.state import AdapterState
 from holdfast.adapters.pydantic_ai.transcript import Transcript, get_open_parts, make_steering_parts
-from holdfast.core.errors import RunParked
 from holdfast.core.execution.steps import StepContext
 
 
@@ -41,11 +40,11 @@ class GraphRunner:
         self._resumed_reply: ModelResponse | None = None
         #: The error of a request to the model.
         self.request_error: Exception | None = None
-        #: Set if the run ended with deferred calls.
-        self.park_error: RunParked | None = None
+        #: The run of pydantic-ai ended because calls wait.
+        self.has_waiting_calls = False
 
     async def run(self) -> Any:
-        """Run all nodes and return the output; `park_error` is set if calls were deferred."""
+        """Run all nodes and return the output, which is of no use if `has_waiting_calls` is set."""
         node = await self._start(self._run.next_node) if self._run.result is None else None
         while node is not None and not isinstance(node, End):
             if isinstance(node, ModelRequestNode):
@@ -115,7 +114,7 @@ class GraphRunner:
         following: Any = await self._run.next(node)
         over = isinstance(following, End)
         if over and isinstance(following.data.output, DeferredToolRequests):
-            self.park_error = self._batch.park_deferred(following.data.output)
+            self.has_waiting_calls = True
             return following
         parts = [*get_open_parts(self._state.message_history), *(() if over else following.request.parts)]
         known = resumed and over and (self._transcript.has_output or not reply.tool_calls)

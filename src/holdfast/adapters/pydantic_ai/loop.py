@@ -29,6 +29,7 @@ from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec
 from holdfast.core.result import OutputT
 from holdfast.core.retry import Retry
+from holdfast.core.tool import Approval, Tool
 
 #: Makes a value for a run when it begins, and again at each resume.
 PerRunFactory = Callable[[RunInfo], Any | Awaitable[Any]]
@@ -106,7 +107,7 @@ class PydanticAILoop:
         """Return the agent's output.
 
         Raises:
-            RunParked: calls wait for an approval, or for their results.
+            RunWaiting: calls wait for an approval, a result, a time or a signal.
             ModelUnavailable: the provider does not answer; recovery resumes the run.
         """
         while True:
@@ -136,8 +137,8 @@ class PydanticAILoop:
             raise
         finally:
             batch.count_usage()  # also of a request that failed
-        if runner.park_error is not None:
-            raise runner.park_error
+        if runner.has_waiting_calls:
+            raise context.waits.make_error()
         return output
 
     async def _start_run(
@@ -201,6 +202,8 @@ def durable(
     in_doubt: Mapping[str, InDoubt] | None = None,
     retry: Retry | None = None,
     tool_retry: Mapping[str, Retry] | None = None,
+    approvals: Mapping[str, Approval] | None = None,
+    tools: Sequence[Tool | Callable[..., Any]] = (),
     bounds: Bounds | None = None,
     usage_limits: UsageLimits | None = None,
     compact: Compact | None = None,
@@ -225,11 +228,14 @@ def durable(
         in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
         retry: how failed model requests are repeated; without it the defaults of `Retry`.
         tool_retry: by tool name: repeats calls of `pure` and `idempotent` tools that raised a transient error.
+        approvals: by tool name: which of its calls a person has to approve, as `@tool(approval=...)`. A function gets
+            the arguments as the model gave them. Calls for which pydantic-ai requires an approval need one anyway.
+        tools: holdfast tools beside the agent's own, such as `sleep`, `wait_for` and `ask_person`.
         usage_limits: pydantic-ai's, over the whole run or the turn of a conversation, resumes included. Without them
             only `bounds` hold.
         compact: gets the messages before a step and returns fewer, or `None` to keep them.
         missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
-        stream: request replies as streams, and emit their text as it arrives, as `text` events of the listener.
+        stream: request replies as streams, and show their text as it arrives, to watchers and the listener.
 
     Raises:
         DefinitionError: the agent has no name, or the options contradict each other.
@@ -240,12 +246,17 @@ def durable(
     if not name:
         raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")
     policies = ToolPolicies(
-        effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {}, retry=tool_retry or {}
+        effects=effects or {},
+        reconcile=reconcile or {},
+        in_doubt=in_doubt or {},
+        retry=tool_retry or {},
+        approvals=approvals or {},
     )
     options = RunOptions(deps=deps, history=history, policies=policies, usage_limits=usage_limits, stream=stream)
     return Agent(
         name=name,
         loop=PydanticAILoop(agent, options),
+        tools=tools,
         bounds=bounds or Bounds(),
         retry=Retry() if retry is None else retry,
         compact=compact,

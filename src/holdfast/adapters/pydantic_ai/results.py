@@ -23,6 +23,7 @@ from pydantic_ai.tools import ToolApproved, ToolDefinition, ToolDenied
 
 from holdfast.adapters.pydantic_ai.codec import CODEC
 from holdfast.core.errors import PayloadError
+from holdfast.core.waiting import Deferred
 
 #: In a message's metadata: one of the marks below.
 _MARK_KEY = "holdfast"
@@ -120,7 +121,9 @@ def is_error(result: Any) -> bool:
     return get_return_part(result).outcome != "success"
 
 
-async def await_outcome(call: Awaitable[Any], results: ToolResultBuilder) -> tuple[Callable[[], Any], ModelRequest]:
+async def await_outcome(
+    call: Awaitable[Any], results: ToolResultBuilder
+) -> tuple[Callable[[], Any], ModelRequest | Deferred]:
     """Await the call. Return a function that returns or raises its outcome to pydantic-ai, and the result to record.
 
     Deferrals and errors that end the run are raised. A result that cannot be stored becomes an error for the model.
@@ -131,6 +134,8 @@ async def await_outcome(call: Awaitable[Any], results: ToolResultBuilder) -> tup
         return _make_raiser(exc), ModelRequest(parts=[exc.tool_retry])
     except ToolFailedError as exc:
         return _make_raiser(exc), ModelRequest(parts=[exc.tool_failed])
+    if isinstance(value, Deferred):
+        return functools.partial(_identity, value), value
     result = results.make_result(value)
     if not isinstance(value, _SCALARS):
         try:

@@ -1,17 +1,13 @@
-"""The adapter's data in a run's annotations: pydantic-ai's counters, and deferred calls."""
+"""The adapter's data in a run's annotations: pydantic-ai's counters, and which calls were started."""
 
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
-from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
 from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.usage import RunUsage
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from holdfast.core.errors import PayloadError
-from holdfast.core.json_value import to_json_value
 from holdfast.core.message import Usage
 from holdfast.core.state import RunState
 
@@ -21,27 +17,10 @@ _USAGE_ADAPTER = TypeAdapter(RunUsage)
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """A call that waits for an answer."""
+    """A call that waits, of a run that a version before the waiting runs has parked."""
 
     kind: Literal["approval", "external"]
-    #: Plain data. Stored while the call waits: without it the answer would be taken for the call's result.
     metadata: dict[str, Any] | None = None
-
-    @classmethod
-    def create(cls, kind: Literal["approval", "external"], metadata: dict[str, Any] | None) -> "Deferral":
-        """Return a deferral with this metadata, lowered to JSON.
-
-        Raises:
-            PayloadError: the metadata cannot be stored.
-        """
-        try:
-            return cls(kind, to_json_value(to_jsonable_python(metadata), "the metadata of a call that waits"))
-        except PydanticSerializationError as exc:
-            raise PayloadError(f"the metadata of a call that waits cannot be stored: {exc}") from exc
-
-    def to_exception(self) -> ApprovalRequired | CallDeferred:
-        """Return the exception that defers the call."""
-        return (ApprovalRequired if self.kind == "approval" else CallDeferred)(self.metadata)
 
 
 class AdapterState:
@@ -51,8 +30,7 @@ class AdapterState:
         kept: dict[str, Any] = state.annotations.get(_ANNOTATION_KEY, {})
         #: pydantic-ai's own count, which pydantic-ai updates in place.
         self.usage: RunUsage = _USAGE_ADAPTER.validate_python(kept["usage"]) if "usage" in kept else RunUsage()
-        #: By call id.
-        self.deferred = {call: Deferral(**each) for call, each in kept.get("deferred", {}).items()}
+        self._deferred = {call: Deferral(**each) for call, each in kept.get("deferred", {}).items()}
         #: Calls that waited for an answer or for other calls, and were started.
         self.started: list[str] = list(kept.get("begun", ()))
         #: Calls of the open reply for which there is no tool.
@@ -66,10 +44,6 @@ class AdapterState:
         kept: dict[str, Any] = {"usage": {name: value for name, value in vars(self.usage).items() if value}}
         if self.usage.cost is not None:
             kept["usage"]["cost"] = str(self.usage.cost)
-        if self.deferred:
-            kept["deferred"] = {
-                call: {"kind": each.kind, "metadata": each.metadata} for call, each in self.deferred.items()
-            }
         if self.started:
             kept["begun"] = list(self.started)
         if self.unknown_calls:
@@ -93,7 +67,12 @@ class AdapterState:
 
     def end_batch(self) -> None:
         """Forget the calls of a reply that is answered."""
-        self.deferred, self.started, self.unknown_calls = {}, [], []
+        self._deferred, self.started, self.unknown_calls = {}, [], []
+
+    def take_deferred(self) -> dict[str, Deferral]:
+        """Return the deferred calls of a run of an older version, by id, and forget them."""
+        deferred, self._deferred = self._deferred, {}
+        return deferred
 
     def record_retries(self, manager: ToolManager[Any], output_retries: int) -> None:
         """Record the retries of tools and output, which pydantic-ai counts per process."""

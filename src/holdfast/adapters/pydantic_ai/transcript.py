@@ -14,6 +14,7 @@ from pydantic_ai.messages import (
     repair_messages,
 )
 
+from holdfast.adapters.pydantic_ai.codec import load_prompt
 from holdfast.adapters.pydantic_ai.results import FINAL, has_mark, make_marked_request
 from holdfast.core.errors import DefinitionError, RepeatedToolCalls
 from holdfast.core.execution.native import RepeatCounter
@@ -130,8 +131,8 @@ class Transcript:
         self._recorded_parts.update((id(part), part) for part in parts)
 
 
-def make_steering_parts(texts: Iterable[str]) -> list[ModelRequestPart]:
-    return [UserPromptPart(text) for text in texts]
+def make_steering_parts(messages: Iterable[str | list[Any]]) -> list[ModelRequestPart]:
+    return [UserPromptPart(load_prompt(content)) for content in messages]
 
 
 def get_open_parts(messages: Sequence[ModelMessage]) -> list[ModelRequestPart]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -34,7 +35,10 @@ from holdfast.cli.runner import (
     run_app,
 )
 from holdfast.cli.stores import get_record
+from holdfast.cli.waiting import format_answer_command
 from holdfast.core.info import check_run_id, new_run_id
+from holdfast.core.result import Result
+from holdfast.core.waiting import RunWaiting, describe_waits
 
 
 def run(
@@ -53,6 +57,9 @@ def run(
     caller: Annotated[str, typer.Option("--caller", metavar="ID", help="The caller's id.")] = "",
     inputs: InputOption = None,
     label: LabelOption = None,
+    through_waits: Annotated[
+        bool, typer.Option("--through-waits", help="Keep waiting while the run waits for a person or a signal.")
+    ] = False,
     quiet: QuietOption = False,
     store: CodeStoreOption = "",
     as_json: JsonOption = False,
@@ -85,6 +92,8 @@ def run(
             with suppress(RunNotFound):
                 report_attachment(await get_record(app.store, run_id), listener)
         execute = partial(app.run, name, text, inputs=data, run_id=run_id, caller_id=caller, labels=labels)
+        if through_waits:
+            execute = partial(_run_through_waits, execute, listener, store)
         return await collect_result(app, run_id, execute, resume, store)
 
     on_force_quit = partial(print_diagnostic, f"stopped immediately. Resume with: {resume}")
@@ -92,6 +101,20 @@ def run(
         listener.print_status(f"run {run_id} of {name}", "bold")
         result = asyncio.run(run_app(app, listener, work, on_force_quit=on_force_quit))
     sys.exit(print_result(result, as_json_text=as_json))
+
+
+async def _run_through_waits(
+    execute: Callable[..., Awaitable[Result]], listener: ProgressListener, store: str
+) -> Result:
+    """Execute the run to its end. Print how the calls that it waits for first are answered."""
+    try:
+        return await execute()
+    except RunWaiting as waiting:
+        listener.print_status(f"the run waits for {describe_waits(waiting.calls)}", "yellow")
+        for call in waiting.calls:
+            if command := format_answer_command(call, store):
+                listener.print_status(f"in another terminal: {command}", "yellow")
+    return await execute(through_waits=True)
 
 
 def _get_prompt_argument(code: str, prompt: str) -> str:

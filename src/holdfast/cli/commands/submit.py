@@ -26,6 +26,7 @@ from holdfast.cli.output import print_json
 from holdfast.cli.runner import CommandResult, make_waiting_result, print_result
 from holdfast.cli.stores import get_record, open_client
 from holdfast.core.info import RunInfo, new_run_id
+from holdfast.core.waiting import RunWaiting
 from holdfast.runtime.client import RunClient
 from holdfast.runtime.reading import present_status, summarize_run
 
@@ -96,7 +97,9 @@ async def _wait_for_result(client: RunClient, store: CheckpointStore, run_id: st
     """Wait until the run is terminal, parked, or waits for more than a time. Needs no agent's code."""
     while True:
         record = await get_record(store, run_id)
-        if record.status is RunStatus.WAITING and not (waiting := client.read_waiting(record)).only_for_time:
+        try:
+            client.raise_if_waiting(record)
+        except RunWaiting as waiting:
             return make_waiting_result(waiting, store_url)
         if record.status is RunStatus.PARKED:
             return CommandResult(run_id=run_id, status="parked", reason=record.reason)

@@ -24,14 +24,18 @@ class AnnouncedCall(Protocol):
     def effect(self) -> Effect: ...
 
 
-class ExecutableCall(AnnouncedCall, Protocol):
-    """One tool call for `StepContext.call`. A `CallRequest` is one."""
+class RequestedCall(AnnouncedCall, Protocol):
+    """A call with its arguments, as the model gave them."""
 
     @property
     def tool(self) -> str: ...
 
     @property
     def arguments(self) -> Any: ...
+
+
+class ExecutableCall(RequestedCall, Protocol):
+    """One tool call for `StepContext.call`. A `CallRequest` is one."""
 
     @property
     def reconcile(self) -> Reconcile | None: ...

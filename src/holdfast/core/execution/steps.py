@@ -10,15 +10,31 @@ import msgspec
 from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect
 from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded, convert_process_exit
+from holdfast.core.events import (
+    MessageAdded,
+    ReasoningDelta,
+    ReplyAdded,
+    StepStarted,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+    TurnStarted,
+)
 from holdfast.core.execution.attempts import ModelRetries
-from holdfast.core.execution.calls import IN_DOUBT_KEY, NOT_STARTED_KEY, AnnouncedCall, ExecutableCall
+from holdfast.core.execution.calls import (
+    IN_DOUBT_KEY,
+    NOT_STARTED_KEY,
+    AnnouncedCall,
+    ExecutableCall,
+    RequestedCall,
+)
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC, Mail
-from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
-from holdfast.core.ports import RunEvent
+from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
+from holdfast.core.prompt import summarize_prompt
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
@@ -84,11 +100,12 @@ class StepContext:
         await self.run.save(force=True)
         if self.state.turn is not None and self.run.has_listeners:
             turn = self.state.turn
-            await self.run.emit(RunEvent(kind="turn", step=self.state.steps + 1, name=turn.turn_id, text=turn.prompt))
+            await self.run.emit(TurnStarted(run_id=self.run_id, step=self.state.steps + 1, turn_id=turn.turn_id))
 
-    async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str]:
+    async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str | list[Any]]:
         """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.
 
+        A message is text; a loop that accepts content parts in a prompt gets them here too, in the same form.
         The loop puts them into the history before it awaits anything: a save in between would lose them.
 
         Args:
@@ -105,23 +122,46 @@ class StepContext:
         if run.ports.budget is not None:
             await run.ports.budget.check(run.info, state)
         if run.has_listeners:
-            await run.emit(RunEvent(kind="step", step=state.steps + 1))
+            await run.emit(StepStarted(run_id=self.run_id, step=state.steps + 1))
         if prepare is not None:
             await prepare()
         # Taken last: an error before this point must not lose the messages.
         if not run.has_messages:
             return []
-        for text in run.peek_messages():
-            await run.emit(RunEvent(kind="message", step=state.steps + 1, text=text))
+        for content in run.peek_messages():
+            text = summarize_prompt(content)
+            await run.emit(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
         return run.take_messages()
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
         self.state.own_usage = self.state.own_usage + usage
 
+    async def emit_text(self, text: str) -> None:
+        """Show further text of the reply under way to watchers and listeners. It is not recorded."""
+        run = self.run
+        if text and (draft := run.open_draft()) is not None:
+            draft.add(text=text)
+        if text and run.has_listeners:
+            await run.emit(TextDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+
+    async def emit_reasoning(self, text: str) -> None:
+        """Show further reasoning that precedes the reply, as `emit_text` does."""
+        run = self.run
+        if text and (draft := run.open_draft()) is not None:
+            draft.add(reasoning=text)
+        if text and run.has_listeners:
+            await run.emit(ReasoningDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+
+    def restart_draft(self) -> None:
+        """Withdraw the text that was emitted: the model is asked again."""
+        self.run.restart_draft()
+
     async def emit_reply(self, text: str) -> None:
+        """Show the complete reply, which is in the history: its draft ends."""
+        self.run.close_draft()
         if self.run.has_listeners:
-            await self.run.emit(RunEvent(kind="reply", step=self.state.steps + 1, text=text))
+            await self.run.emit(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def end_step(self) -> None:
         """Finish and save the step: the reply and all its tool results are in the history."""
@@ -129,6 +169,7 @@ class StepContext:
         force = self._has_once_call
         if self._cancel_intent():
             force = force or self._has_idempotent_call
+        self.waits.reduce()
         state.finish_step()
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
         self._not_started.clear()
@@ -186,7 +227,7 @@ class StepContext:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
         for call in calls:
             if call.approval is not None and call.call_id not in self.state.results:
-                self.waits.add_approval(self._make_context(call), call.approval)
+                self.waits.add_approval(self.make_context(call), call.approval)
 
     async def call(self, request: ExecutableCall) -> Any:
         """Return the recorded result of the call, or make it now. The result is recorded when this returns.
@@ -205,9 +246,12 @@ class StepContext:
         if request.call_id in state.results:
             return state.results[request.call_id]
         children = ChildRuns(run, request.call_id)
-        context = self._make_context(request, children)
+        context = self.make_context(request, children)
         result = None
-        if (wait := self._find_wait(request, context)) is not None:
+        has_waited = (wait := self._find_wait(request, context)) is not None
+        if wait is not None and wait.kind == "child":
+            wait = self.waits.end_child_wait(wait)  # made again, the call attaches to its child runs
+        if wait is not None:
             result = self.waits.resolve(request, wait)
         if result is None and request.call_id in self._in_doubt and request.effect is _ONCE:
             result = await self._resolve_in_doubt(request, context)
@@ -216,7 +260,7 @@ class StepContext:
                 return WAITING
             self._record_result(request, result, children)
         else:
-            if wait is not None and request.effect is _ONCE:
+            if has_waited and request.effect is _ONCE:
                 # The answer is consumed, and the call counts as started, before it is.
                 await run.save(must_succeed=True)
             result = await self._execute_call(request, context, children)
@@ -226,7 +270,8 @@ class StepContext:
             await run.save(force=request.effect is _ONCE)
         return result
 
-    def _make_context(self, request: ExecutableCall, children: ChildRuns | None = None) -> ToolContext:
+    def make_context(self, request: RequestedCall, children: ChildRuns | None = None) -> ToolContext:
+        """Return the context of a call of the current step."""
         return ToolContext(
             info=self.run.info,
             step=self.state.steps + 1,
@@ -240,9 +285,6 @@ class StepContext:
     def _find_wait(self, request: ExecutableCall, context: ToolContext) -> WaitingCall | None:
         """Return the wait of this call; one is added if it needs an approval."""
         wait = self.waits.get(request.call_id)
-        if wait is not None and wait.kind == "child":
-            self.waits.remove(request.call_id)  # made again, the call attaches to its child runs
-            return None
         # A `once` call in doubt was started without an approval, or not at all.
         in_doubt = request.effect is _ONCE and request.call_id in self._in_doubt
         if wait is not None or request.approval is None or in_doubt:
@@ -278,7 +320,15 @@ class StepContext:
         if request.effect is _ONCE:
             await run.verify_claim()
         if run.has_listeners:
-            await run.emit(RunEvent(kind="tool_start", step=step, name=request.tool, call_id=request.call_id))
+            await run.emit(
+                ToolCalled(
+                    run_id=self.run_id,
+                    step=step,
+                    call_id=request.call_id,
+                    tool=request.tool,
+                    arguments=request.arguments,
+                )
+            )
             if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
                 await run.verify_claim()
         started_at = run.clock.monotonic() if run.recorder is not None else 0.0
@@ -297,11 +347,18 @@ class StepContext:
             took = timedelta(seconds=run.clock.monotonic() - started_at)
             run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
         if run.has_listeners:
-            error = request.is_error(result)
-            await run.emit(
-                RunEvent(kind="tool_end", step=step, name=request.tool, call_id=request.call_id, error=error)
-            )
+            await run.emit(self._make_result_event(request, context, result))
         return result
+
+    def _make_result_event(self, request: ExecutableCall, context: ToolContext, result: Any) -> ToolReturned:
+        return ToolReturned(
+            run_id=self.run_id,
+            step=context.step,
+            call_id=request.call_id,
+            tool=request.tool,
+            content=result.content if isinstance(result, ToolResult) else None,
+            error=request.is_error(result),
+        )
 
     async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         """Make the call and return its result, once its child runs have ended."""
@@ -332,8 +389,7 @@ class StepContext:
             self.waits.add_children(context, children.waiting)
             return WAITING
         if isinstance(result, Deferred):
-            expires_at = None if result.expires_in is None else run.clock.now() + result.expires_in
-            wait = self.waits.add(context, "result", reason=result.reason, expires_at=expires_at, token=context.token)
+            wait = self.waits.add_deferred(context, result)
             await run.save(must_succeed=True)  # the token is known outside from now on
             result = self.waits.resolve(request, wait)
         return result

@@ -6,14 +6,29 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.core.events import CallDecided
 from holdfast.core.execution.calls import ExecutableCall
 from holdfast.core.execution.run import RunExecution
-from holdfast.core.mail import CHILD_TOPIC
+from holdfast.core.json_value import to_json_value
+from holdfast.core.mail import CHILD_TOPIC, Mail
 from holdfast.core.tool_context import ToolContext
-from holdfast.core.waiting import ApprovalRequest, Decision, RunWaiting, Suspend, WaitingCall, WaitKind, describe_waits
+from holdfast.core.waiting import (
+    ApprovalRequest,
+    Decision,
+    Deferred,
+    RunWaiting,
+    Suspend,
+    WaitingCall,
+    WaitKind,
+    describe_decision,
+    describe_waits,
+)
 
 #: Among a run's annotations: its waiting calls, by call id.
 WAITS_KEY = "waits"
+
+#: The kinds of waits whose decision stays on record when the step is finished.
+_RECORDED_KINDS: frozenset[WaitKind] = frozenset({"approval", "question", "result"})
 
 
 class StillWaiting:
@@ -22,19 +37,6 @@ class StillWaiting:
 
 #: What `StepContext.call` returns for a call that waits.
 WAITING: Final = StillWaiting()
-
-
-class Expired(msgspec.Struct, frozen=True):
-    """The wait ended without an answer."""
-
-    call: WaitingCall
-
-    @property
-    def text(self) -> str:
-        if self.call.kind == "timer":
-            return "The time has come."
-        assert self.call.expires_at is not None
-        return f"No answer within {self.call.expires_at - self.call.asked_at}."
 
 
 class Waits:
@@ -59,12 +61,12 @@ class Waits:
         return call.expires_at is None or call.expires_at > self._run.clock.now()
 
     def undecided(self) -> frozenset[str]:
-        """The calls that were never started: they wait, and no answer was read."""
-        return frozenset(
-            call_id
-            for call_id in self._run.state.annotations.get(WAITS_KEY, {})
-            if (call := self.get(call_id)) is not None and call.decision is None and call.kind != "child"
-        )
+        """The calls that are not in doubt: they wait, and no answer was read."""
+        return frozenset(call.call_id for call in self._list() if call.decision is None)
+
+    def _list(self) -> Sequence[WaitingCall]:
+        stored = self._run.state.annotations.get(WAITS_KEY, {})
+        return [call for call_id in stored if (call := self.get(call_id)) is not None]
 
     def add(
         self,
@@ -76,9 +78,11 @@ class Waits:
         expires_at: datetime | None = None,
         audience: str = "",
         token: str = "",
+        metadata: Any = None,
         timed: bool = False,
     ) -> WaitingCall:
         """Record that a call waits."""
+        earlier = self.get(context.call_id)
         call = WaitingCall(
             run_id=context.run_id,
             call_id=context.call_id,
@@ -86,13 +90,15 @@ class Waits:
             tool=context.tool,
             kind=kind,
             arguments=context.arguments,
-            topic=topic or ("" if kind == "timer" else f"answer:{context.step}:{context.call_id}"),
+            topic=topic or _make_topic(context, kind, earlier),
             reason=reason,
+            metadata=metadata,
             asked_at=self._run.clock.now(),
             expires_at=expires_at,
             audience=audience,
             token=token,
             timed=timed,
+            approval=None if earlier is None else earlier.approval or earlier.decision,
         )
         self._set(call)
         return call
@@ -124,20 +130,41 @@ class Waits:
         waits = self._run.state.annotations.get(WAITS_KEY, {})
         self._run.state.annotations[WAITS_KEY] = {**waits, call.call_id: msgspec.to_builtins(call)}
 
-    def add_approval(self, context: ToolContext, approval: ApprovalRequest) -> WaitingCall:
+    def add_approval(self, context: ToolContext, approval: ApprovalRequest, metadata: Any = None) -> WaitingCall:
         """Record that a call waits for a person's approval."""
         expires_at = None if approval.expires_in is None else self._run.clock.now() + approval.expires_in
-        return self.add(context, "approval", reason=approval.reason, expires_at=expires_at, audience=approval.audience)
+        return self.add(
+            context,
+            "approval",
+            reason=approval.reason,
+            expires_at=expires_at,
+            audience=approval.audience,
+            metadata=metadata,
+        )
+
+    def add_deferred(self, context: ToolContext, deferred: Deferred) -> WaitingCall:
+        """Record that a call waits for a result from outside."""
+        expires_at = None if deferred.expires_in is None else self._run.clock.now() + deferred.expires_in
+        metadata = to_json_value(deferred.metadata, f"the metadata of {context.tool}")
+        return self.add(
+            context,
+            "result",
+            reason=deferred.reason,
+            expires_at=expires_at,
+            token=context.token,
+            metadata=metadata,
+        )
 
     def resolve(self, request: ExecutableCall, wait: WaitingCall) -> Any:
         """Return the result of a call that waited, `WAITING`, or `None` if the call was approved and is to be made."""
-        decision = self._decide(wait)
+        decision = self.decide(wait)
         if decision is None:
             return WAITING
-        if isinstance(decision, Expired):
-            done = wait.kind == "timer"
-            return request.reconciled_result(decision.text) if done else request.error_result(decision.text)
         match decision.kind:
+            case "expire" if wait.kind == "timer":
+                return request.reconciled_result("The time has come.")
+            case "expire":
+                return request.error_result(format_expiry(wait))
             case "approve":
                 return None if decision.arguments is None else request.replace_arguments(decision.arguments)
             case "deny":
@@ -146,7 +173,7 @@ class Waits:
             case "value":
                 return request.reconciled_result(decision.value)
 
-    def _decide(self, call: WaitingCall) -> Decision | Expired | None:
+    def decide(self, call: WaitingCall) -> Decision | None:
         """Return what has ended the wait; `None` if the call still waits. The next save consumes the mail that ends it.
 
         An answer that arrived before the expiry is read counts, however late it is read.
@@ -154,24 +181,47 @@ class Waits:
         if call.decision is not None:
             return call.decision
         mail = self._run.mailbox.peek(call.topic) if call.topic else None
-        if mail is None:
-            if call.expires_at is None or call.expires_at > self._run.clock.now():
-                return None
-            self.remove(call.call_id)
-            return Expired(call)
-        self._run.mailbox.take(mail)
-        if call.kind == "signal":
-            decision = Decision(kind="value", value=msgspec.json.decode(mail.body))
+        now = self._run.clock.now()
+        if mail is not None:
+            self._run.mailbox.take(mail)
+            decision = _read_decision(call, mail)
+        elif call.expires_at is not None and call.expires_at <= now:
+            decision = Decision(kind="expire", at=now)
         else:
-            decision = msgspec.json.decode(mail.body, type=Decision)
-        decision = msgspec.structs.replace(decision, at=mail.posted_at)
-        self._set(msgspec.structs.replace(call, decision=decision))
+            return None
+        self.set_decision(call, decision)
         return decision
+
+    def set_decision(self, call: WaitingCall, decision: Decision) -> None:
+        """Record the decision about a call."""
+        self._set(msgspec.structs.replace(call, decision=decision))
+        self._run.note(
+            CallDecided(run_id=call.run_id, step=call.step, call_id=call.call_id, tool=call.tool, decision=decision)
+        )
+        if self._run.recorder is not None and call.kind in _RECORDED_KINDS:
+            self._run.recorder.event("decision", f"{call.tool} ({call.call_id}) {describe_decision(decision)}")
+
+    def end_child_wait(self, call: WaitingCall) -> WaitingCall | None:
+        """Forget that child runs of a call wait: it is made again. Return its approval, if it had one."""
+        self.remove(call.call_id)
+        if call.approval is None:
+            return None
+        approved = msgspec.structs.replace(call, kind="approval", decision=call.approval, approval=None)
+        self._set(approved)
+        return approved
 
     def remove(self, call_id: str) -> None:
         """Forget the wait of one call."""
         waits = self._run.state.annotations[WAITS_KEY]
         self._run.state.annotations[WAITS_KEY] = {key: wait for key, wait in waits.items() if key != call_id}
+
+    def reduce(self) -> None:
+        """Keep only the decisions, without what the conversation has: the finished step is recorded with them."""
+        if WAITS_KEY not in self._run.state.annotations:
+            return
+        recorded = [call for call in self._list() if call.kind in _RECORDED_KINDS or call.approval is not None]
+        kept = {call.call_id: _reduce(call) for call in recorded}
+        self._run.state.annotations[WAITS_KEY] = msgspec.to_builtins(kept)
 
     def clear(self) -> None:
         """Forget the waits: the step is finished."""
@@ -179,12 +229,48 @@ class Waits:
 
     def make_error(self) -> RunWaiting:
         """Return the error that lets the run wait."""
-        stored = self._run.state.annotations.get(WAITS_KEY, {})
-        calls = tuple(call for call_id in stored if (call := self.get(call_id)) is not None and call.decision is None)
-        return RunWaiting(self._run.info.run_id, calls)
+        return RunWaiting(self._run.info.run_id, tuple(call for call in self._list() if call.decision is None))
+
+
+def _make_topic(context: ToolContext, kind: WaitKind, earlier: WaitingCall | None) -> str:
+    """Return the topic of the answer. A call that was approved and waits again needs another one."""
+    if kind == "timer":
+        return ""
+    place = f"{context.step}:{context.call_id}"
+    return f"answer:{place}" if earlier is None else f"answer:{kind}:{place}"
+
+
+def format_expiry(call: WaitingCall) -> str:
+    """Return the text for the model that a call was not answered in time."""
+    assert call.expires_at is not None, "a call without it does not expire"
+    return f"No answer within {call.expires_at - call.asked_at}."
+
+
+def _read_decision(call: WaitingCall, mail: Mail) -> Decision:
+    if call.kind == "signal":
+        return Decision(kind="value", value=msgspec.json.decode(mail.body), at=mail.posted_at)
+    return msgspec.structs.replace(msgspec.json.decode(mail.body, type=Decision), at=mail.posted_at)
+
+
+def _reduce(call: WaitingCall) -> WaitingCall:
+    decision = None if call.decision is None else msgspec.structs.replace(call.decision, value=None)
+    return msgspec.structs.replace(call, arguments=None, metadata=None, token="", decision=decision)
 
 
 def read_waits(annotations: dict[str, Any]) -> tuple[WaitingCall, ...]:
     """Return the undecided waits among the annotations of a stored run."""
-    calls = [msgspec.convert(each, WaitingCall) for each in annotations.get(WAITS_KEY, {}).values()]
-    return tuple(call for call in calls if call.decision is None)
+    return tuple(call for call in _read_all(annotations) if call.decision is None)
+
+
+def read_decisions(annotations: dict[str, Any]) -> dict[str, Decision]:
+    """Return the decisions about calls, by call id, in the annotations of a stored run or of one of its steps."""
+    found: dict[str, Decision] = {}
+    for call in _read_all(annotations):
+        decision = call.approval or (call.decision if call.kind in _RECORDED_KINDS else None)
+        if decision is not None:
+            found[call.call_id] = decision
+    return found
+
+
+def _read_all(annotations: dict[str, Any]) -> list[WaitingCall]:
+    return [msgspec.convert(each, WaitingCall) for each in annotations.get(WAITS_KEY, {}).values()]

@@ -113,7 +113,7 @@ class Conversation(Generic[OutputT]):
         turn of that message is returned.
 
         Args:
-            content: text, or content parts that the agent accepts. A message that steers is text.
+            content: text, or content parts that the agent accepts.
             when: what the message does that arrives during a turn.
 
         Raises:
@@ -179,13 +179,7 @@ class Conversation(Generic[OutputT]):
             check_mail_id(id)
         prompt = dump_prompt(self._agent.name, get_loop(self._agent), content)
         digest = make_digest(prompt)
-        if when != "steer":
-            message = TurnMessage(content=prompt, digest=digest)
-        elif isinstance(prompt, str):
-            message = TurnMessage(text=prompt, digest=digest)
-        else:
-            raise DefinitionError("a message that steers a turn has to be text")
-        body = check_size(msgspec.json.encode(message))
+        body = check_size(msgspec.json.encode(TurnMessage(content=prompt, digest=digest)))
         return Mail(mail_id=id or secrets.token_hex(8), topic=_TOPICS[when], body=body), digest
 
     async def _find_record(self) -> RunRecord | None:
@@ -237,7 +231,7 @@ class Conversation(Generic[OutputT]):
             if turn is not None:
                 return self._turns.finish(turn)
             self._raise_if_stuck(record)
-            if error is not None:
+            if error is not None and progress.turns == seen:  # it is not the error of a turn
                 raise error
             scan, seen = False, progress.turns
             error = await self._attacher.advance(record)
@@ -307,7 +301,8 @@ class Conversation(Generic[OutputT]):
         with suppress(RunEnded):
             await self._store.post(self.run_id, mail)
         await self._janitor.deliver_mail(self.run_id)
-        while not (record := await self._client.get_record(self.run_id)).is_terminal:
+        # Without a retention it is removed when it ends.
+        while (record := await self._find_record()) is not None and not record.is_terminal:
             self._raise_if_stuck(record)
             await self._attacher.advance(record)
 

@@ -1,0 +1,96 @@
+"""The rows of some requests, and one attempt to write them."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from holdfast.adapters.langgraph.saver.requests import WriteRequest
+from holdfast.adapters.langgraph.saver.schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, insert_rows, select_in
+from holdfast.adapters.langgraph.saver.values import LIST, ChannelKey, EncodedList, ListCache, ListIndex, plan_list
+from holdfast.db.tables import Cursor
+
+
+class StreamsTaken(Exception):
+    """Another process has continued the streams of these channels. Nothing was written."""
+
+    def __init__(self, channels: set[ChannelKey]) -> None:
+        super().__init__(channels)
+        self.channels = channels
+
+
+class RowBatch:
+    """One attempt to write some requests. The cache changes only after the commit."""
+
+    def __init__(self, cache: ListCache, taken: Collection[ChannelKey] = ()) -> None:
+        """Make an empty batch.
+
+        Args:
+            taken: channels whose streams another process has continued.
+        """
+        self._cache, self._taken = cache, taken
+        self._indexes: dict[ChannelKey, ListIndex | None] = {}
+        #: By table: rows that take the place of earlier ones.
+        self.replacing: dict[str, dict[Row, Row]] = {VALUE: {}, CHECKPOINT: {}, WRITE: {}}
+        #: By table: rows that are written unless there is one with their key.
+        self.adding: dict[str, dict[Row, Row]] = {ITEM: {}, WRITE: {}}
+
+    async def write(self, cursor: Cursor, requests: Sequence[WriteRequest]) -> None:
+        """Write the rows of the requests.
+
+        Raises:
+            StreamsTaken: items have to go to another stream. The transaction has to be rolled back.
+        """
+        await self._forget_removed_lists(cursor, requests)
+        for request in requests:
+            self._add_values(request)
+            for (table, key), others in request.replacing.items():
+                self.replacing[table][key] = others
+            for (table, key), others in request.adding.items():
+                self.adding[table].setdefault(key, others)
+        await self.insert(cursor)
+
+    async def insert(self, cursor: Cursor) -> None:
+        """Write the rows that the batch has. Raises as `write`."""
+        items = self.adding[ITEM]
+        if items and (lost := items.keys() - await insert_rows(cursor, ITEM, items, replace=False)):
+            raise StreamsTaken({(thread_id, ns, channel) for thread_id, ns, channel, *_ in lost})
+        for table, rows in self.replacing.items():
+            if rows:
+                await insert_rows(cursor, table, rows, replace=True)
+        if self.adding[WRITE]:
+            await insert_rows(cursor, WRITE, self.adding[WRITE], replace=False)
+
+    def update_cache(self) -> None:
+        """Remember where the items of lists are now: the batch is committed."""
+        for key, index in self._indexes.items():
+            if index is None:
+                self._cache.discard(key)
+            else:
+                self._cache.put(key, index)
+
+    async def _forget_removed_lists(self, cursor: Cursor, requests: Iterable[WriteRequest]) -> None:
+        """Do not refer to items of a list that another process has deleted."""
+        known: dict[Row, ChannelKey] = {}
+        for request in requests:
+            for (channel, _), value in request.values.items():
+                key = (request.thread_id, request.ns, channel)
+                if isinstance(value, EncodedList) and (index := self._cache.get(key)) is not None:
+                    known[*key, index.version] = key
+        columns = ("thread_id", "ns", "channel", "version")
+        select = f"SELECT {', '.join(columns)} FROM {VALUE} WHERE type = '{LIST}'"
+        found = {tuple(row) for row in await select_in(cursor, select, (), columns, [*known])}
+        self._indexes.update((key, None) for row, key in known.items() if row not in found)
+
+    def _add_values(self, request: WriteRequest) -> None:
+        for (channel, version), value in request.values.items():
+            key = (request.thread_id, request.ns, channel)
+            if isinstance(value, EncodedList):
+                type_, body = value.to_inline() if value.is_small() else self._add_list(key, version, value)
+            else:
+                type_, body = value
+            self.replacing[VALUE][*key, version] = (type_, body)
+
+    def _add_list(self, key: ChannelKey, version: str, value: EncodedList) -> tuple[str, bytes]:
+        index = self._indexes[key] if key in self._indexes else self._cache.get(key)
+        plan = plan_list(value, version, index, new_stream=key in self._taken)
+        self._indexes[key] = plan.index
+        self.adding[ITEM].update(((*key, *place), item) for place, item in plan.new_items.items())
+        return LIST, plan.body

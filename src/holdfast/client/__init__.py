@@ -1,0 +1,7 @@
+"""A client of the HTTP API: `AsyncClient`, and `Client` for code without an event loop. Needs the extra `client`."""
+
+from holdfast.client.async_client import AsyncClient
+from holdfast.client.errors import ServerUnavailable
+from holdfast.client.sync_client import Client
+
+__all__ = ["AsyncClient", "Client", "ServerUnavailable"]

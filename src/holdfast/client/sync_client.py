@@ -1,0 +1,131 @@
+"""Client: the methods of `AsyncClient` for code without an event loop."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Self
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from holdfast.client.async_client import AsyncClient
+from holdfast.core.errors import DefinitionError
+from holdfast.core.events import Event
+from holdfast.core.waiting import Answer
+from holdfast.runtime.reading import RunDetails, RunList
+from holdfast.web.wire import RunResult
+
+
+class Client:
+    """A client of the HTTP API, used as `with Client(url) as client:`. An event loop in a thread sends the requests.
+
+    The methods do what those of `AsyncClient` do, and raise the same errors.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, timeout: timedelta = timedelta(seconds=30)) -> None:
+        """Make a client. Arguments as for `AsyncClient`."""
+        self._client = AsyncClient(url, token=token, timeout=timeout)
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        self._portal = None
+
+    @property
+    def _open_portal(self) -> BlockingPortal:
+        if self._portal is None:
+            raise DefinitionError("the client is not open: use it as `with Client(url) as client:`")
+        return self._portal
+
+    def submit(
+        self,
+        agent: str,
+        prompt: str | Sequence[Any],
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        not_before: datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> str:
+        """Queue a run. Durable when this returns."""
+        call = partial(
+            self._client.submit,
+            agent,
+            prompt,
+            inputs=inputs,
+            run_id=run_id,
+            not_before=not_before,
+            labels=labels,
+        )
+        return self._open_portal.call(call)
+
+    def get(self, run_id: str) -> RunDetails:
+        """Return the present state of a run."""
+        return self._open_portal.call(self._client.get, run_id)
+
+    def list(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        status: Sequence[str] = (),
+        agent: str | None = None,
+        caller: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> RunList:
+        """Return a page of runs, newest first."""
+        call = partial(
+            self._client.list,
+            limit=limit,
+            cursor=cursor,
+            status=status,
+            agent=agent,
+            caller=caller,
+            labels=labels,
+        )
+        return self._open_portal.call(call)
+
+    def result(self, run_id: str) -> RunResult:
+        """Wait for the result of a run."""
+        return self._open_portal.call(self._client.result, run_id)
+
+    def events(self, run_id: str, after: str | None = None) -> Generator[Event]:
+        """Yield the events of a run until it ends. Connects again if the connection is lost."""
+        portal, events = self._open_portal, self._client.events(run_id, after)
+        try:
+            while (event := portal.call(anext, events, None)) is not None:
+                yield event
+        finally:
+            portal.call(events.aclose)
+
+    def send(self, run_id: str, text: str, *, id: str | None = None) -> str:
+        """Send a message to a run. Returns its id."""
+        return self._open_portal.call(partial(self._client.send, run_id, text, id=id))
+
+    def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> str:
+        """Send a signal to a run. Returns its id."""
+        return self._open_portal.call(partial(self._client.signal, run_id, name, payload, id=id))
+
+    def answer(self, run_id: str, call_id: str, answer: Answer, *, digest: str | None = None) -> None:
+        """Answer a call that waits for a person. The server records who it was."""
+        self._open_portal.call(partial(self._client.answer, run_id, call_id, answer, digest=digest))
+
+    def cancel(self, run_id: str) -> None:
+        """Cancel a run and its child runs."""
+        self._open_portal.call(self._client.cancel, run_id)
+
+    def requeue(self, run_id: str) -> None:
+        """Leave a parked, failed or cancelled run to the workers, which resume it."""
+        self._open_portal.call(self._client.requeue, run_id)
+
+    def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
+        """Queue a new run that starts with the state of `run_id` after `at_step`."""
+        return self._open_portal.call(partial(self._client.fork, run_id, at_step, new_id=new_id))

@@ -1,0 +1,118 @@
+"""Makes the Starlette app of the API from its operations."""
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from holdfast.app import App
+from holdfast.core.errors import DefinitionError
+from holdfast.errors import HoldfastError
+from holdfast.web.api.body import read_body
+from holdfast.web.api.openapi import make_openapi
+from holdfast.web.api.operation import Context, Operation
+from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
+from holdfast.web.api.runs import RUN_OPERATIONS
+from holdfast.web.auth import LOCAL_PRINCIPAL, Authorize, Principal, authenticate, check_loopback, check_origin
+from holdfast.web.sse import encode_json
+
+#: All operations of the API, in the order of its description.
+OPERATIONS: tuple[Operation, ...] = RUN_OPERATIONS
+
+_CORS_HEADERS = ("authorization", "content-type", "idempotency-key", "last-event-id")
+
+
+def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: Collection[str] = ()) -> Starlette:
+    """Return the HTTP API of an App, to be served alone or mounted under any prefix.
+
+    Served alone it opens the App when the server starts, and closes it at the end. Where it is mounted, the host opens
+    the App. A client that disconnects ends no run.
+
+    Args:
+        authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
+        allowed_origins: other origins, such as `https://chat.example.com`, whose pages may use the API.
+
+    Raises:
+        DefinitionError: `allowed_origins` has a wildcard.
+    """
+    if isinstance(allowed_origins, str) or "*" in allowed_origins:
+        raise DefinitionError(f"allowed_origins is {allowed_origins!r:.80}: give a list of origins, without a wildcard")
+    server = _Server(app, authorize, frozenset(allowed_origins))
+    return Starlette(
+        routes=[*map(server.make_route, OPERATIONS), Route("/openapi.json", server.describe, methods=["GET"])],
+        middleware=make_cors(allowed_origins),
+        exception_handlers={
+            HoldfastError: respond_to_error,
+            HTTPException: respond_to_http_error,
+            Exception: respond_to_unexpected_error,
+        },
+        lifespan=server.open_app,
+    )
+
+
+def make_cors(allowed_origins: Collection[str]) -> list[Middleware]:
+    """Return the middleware that lets pages of these origins read responses."""
+    if not allowed_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(allowed_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=_CORS_HEADERS,
+        )
+    ]
+
+
+class _Server:
+    """Serves the operations on one App."""
+
+    def __init__(self, app: App, authorize: Authorize | None, allowed_origins: frozenset[str]) -> None:
+        self._app, self._authorize, self._allowed_origins = app, authorize, allowed_origins
+        self._description = encode_json(make_openapi(OPERATIONS))
+
+    @asynccontextmanager
+    async def open_app(self, server: Starlette) -> AsyncIterator[None]:
+        async with self._app:
+            yield
+
+    def make_route(self, operation: Operation) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await self._serve(operation, request)
+
+        route = Route(operation.path, endpoint, methods=[operation.method], name=operation.handler.__name__)
+        assert route.methods is not None
+        route.methods.discard("HEAD")  # it would read a stream to its end
+        return route
+
+    async def _serve(self, operation: Operation, request: Request) -> Response:
+        principal = await self._authenticate(operation, request)
+        body = None if operation.request is None else await read_body(request, operation.request)
+        result = await operation.handler(Context(self._app, principal, request, body))
+        if isinstance(result, Response):
+            return result
+        content = None if operation.response is None else encode_json(result)
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        return Response(content, operation.status, headers, operation.media_type if content is not None else None)
+
+    async def _authenticate(self, operation: Operation, request: Request) -> Principal:
+        if operation.scope is not None:
+            principal = await authenticate(request, self._authorize, allowed_origins=self._allowed_origins)
+            principal.require(operation.scope)
+            return principal
+        check_origin(request, self._allowed_origins)
+        if self._authorize is None:
+            check_loopback(request)
+        return LOCAL_PRINCIPAL
+
+    async def describe(self, request: Request) -> Response:
+        """Return the OpenAPI description. It says nothing about the agents and runs of the App."""
+        if self._authorize is None:
+            check_loopback(request)
+        return Response(self._description, media_type="application/json")

@@ -1,0 +1,358 @@
+"""Operations on runs."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.checkpoint.errors import RunConflict, RunExists
+from holdfast.core.events import Event
+from holdfast.runtime.reading import RunDetails, RunList, RunQuery, summarize_run
+from holdfast.web.api.operation import Context, Operation, Parameter
+from holdfast.web.errors import Forbidden, RequestError
+from holdfast.web.sse import EventStreamResponse, encode_events, encode_json
+from holdfast.web.wire import (
+    AnswerRequest,
+    ForkRequest,
+    MailReference,
+    MessageRequest,
+    RunReference,
+    RunRequest,
+    RunResult,
+    SignalRequest,
+)
+
+_DEFAULT_PAGE, _MAX_PAGE = 50, 200
+#: Seconds. Proxies cut off a response that takes longer than a minute.
+_DEFAULT_WAIT, _MAX_WAIT = 20, 50
+
+
+class InvalidParameter(RequestError):
+    """A query parameter or a header is not valid."""
+
+    status = 422
+
+
+async def submit_run(context: Context) -> RunReference:
+    body: RunRequest = context.body
+    principal, run_id = context.principal, context.request.headers.get("idempotency-key")
+    if principal.run_id is not None and run_id != principal.run_id:
+        raise Forbidden("this token is for one run: it starts no other")
+    try:
+        run_id = await context.app.submit(
+            body.agent,
+            body.input,
+            inputs=body.inputs,
+            run_id=run_id,
+            not_before=body.not_before,
+            caller_id=principal.caller_id,
+            labels=body.labels,
+        )
+        record = await context.store.get_record(run_id)
+    except RunConflict as exc:
+        record = await context.store.get_record(exc.run_id)
+        if principal.can_see(exc.run_id, record.caller_id):
+            raise
+    if not principal.can_see(record.run_id, record.caller_id):
+        raise RunExists(record.run_id, "choose another id")
+    return RunReference(run_id=record.run_id)
+
+
+async def list_runs(context: Context) -> RunList:
+    query, principal = _read_query(context.request), context.principal
+    if principal.run_id is not None:
+        return RunList(runs=(summarize_run(await context.find_visible(principal.run_id)),))
+    if not principal.sees_all:
+        if query.get("caller") not in (None, principal.caller_id):
+            return RunList(runs=())
+        query["caller"] = principal.caller_id
+    limit = _read_number(context.request, "limit", _DEFAULT_PAGE, _MAX_PAGE)
+    return await context.app.list(limit=limit, cursor=context.request.query_params.get("cursor"), **query)
+
+
+def _read_number(request: Request, name: str, default: int, maximum: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= maximum:
+        raise InvalidParameter(f"{name} is {text!r:.20}: give a number from 1 to {maximum}")
+    return int(text)
+
+
+def _read_query(request: Request) -> RunQuery:
+    given = request.query_params
+    query: RunQuery = {"labels": _read_labels(given.getlist("label"))}
+    if given.getlist("status"):
+        query["status"] = given.getlist("status")
+    if "agent" in given:
+        query["agent"] = given["agent"]
+    if "caller" in given:
+        query["caller"] = given["caller"]
+    if "parent" in given:
+        query["parent"] = given["parent"]
+    query["since"] = _read_time("since", given.get("since"))
+    query["until"] = _read_time("until", given.get("until"))
+    return query
+
+
+def _read_labels(given: list[str]) -> Mapping[str, str]:
+    for each in given:
+        if "=" not in each:
+            raise InvalidParameter(f"label is {each!r:.80}: write NAME=VALUE")
+    return {name: value for name, _, value in (each.partition("=") for each in given)}
+
+
+def _read_time(name: str, text: str | None) -> datetime | None:
+    try:
+        return None if text is None else msgspec.convert(text, datetime)
+    except msgspec.ValidationError as exc:
+        raise InvalidParameter(f"{name} is {text!r:.80}: write a time such as 2026-01-31T12:00:00Z") from exc
+
+
+async def get_run(context: Context) -> RunDetails:
+    await context.find_run()
+    return await context.app.get(context.run_id)
+
+
+async def get_result(context: Context) -> RunResult | Response:
+    await context.find_run()
+    wait = _read_number(context.request, "wait", _DEFAULT_WAIT, _MAX_WAIT)
+    try:
+        async with asyncio.timeout(wait):
+            await context.app.result(context.run_id)
+    except TimeoutError:
+        pending = RunReference(run_id=context.run_id)
+        return Response(encode_json(pending), status_code=202, media_type="application/json")
+    run = await context.app.get(context.run_id)  # its output is plain data
+    return RunResult(run_id=run.run_id, output=run.output, usage=run.usage, steps=run.steps)
+
+
+async def stream_events(context: Context) -> Response:
+    record = await context.find_run()
+    after = context.request.headers.get("last-event-id") or context.request.query_params.get("after")
+    events = context.app.events(context.run_id, after=after)
+    # Before the response begins, so that an unknown cursor is an error. The first event comes at once.
+    first = await _read_first(events, durable=record.is_terminal and after is not None)
+    if not first:
+        return Response(status_code=204)  # a browser that reads this does not connect again
+    return EventStreamResponse(encode_events(events, first))
+
+
+async def _read_first(events: AsyncGenerator[Event], *, durable: bool) -> list[Event]:
+    """Return the first event, or all up to the first durable one. None: there is no such event."""
+    first: list[Event] = []
+    async for event in events:
+        first.append(event)
+        if event.cursor is not None or not durable:
+            return first
+    return []
+
+
+async def send_message(context: Context) -> MailReference:
+    await context.find_run()
+    body: MessageRequest = context.body
+    mail_id = await context.app.send(context.run_id, body.text, id=body.id)
+    return MailReference(run_id=context.run_id, id=mail_id)
+
+
+async def send_signal(context: Context) -> MailReference:
+    await context.find_run()
+    body: SignalRequest = context.body
+    mail_id = await context.app.signal(context.run_id, body.name, body.payload, id=body.id)
+    return MailReference(run_id=context.run_id, id=mail_id)
+
+
+async def answer_call(context: Context) -> RunReference:
+    await context.find_run()
+    body: AnswerRequest = context.body
+    await context.app.answer(
+        context.run_id,
+        body.call_id,
+        body.to_answer(),
+        by=context.principal.caller_id,
+        via="http",
+        digest=body.digest,
+    )
+    return RunReference(run_id=context.run_id)
+
+
+async def cancel_run(context: Context) -> RunReference:
+    await context.find_run()
+    await context.app.cancel(context.run_id)
+    return RunReference(run_id=context.run_id)
+
+
+async def resume_run(context: Context) -> RunReference:
+    await context.find_run()
+    await context.app.requeue(context.run_id)
+    return RunReference(run_id=context.run_id)
+
+
+async def fork_run(context: Context) -> RunReference:
+    await context.find_run()
+    if context.principal.run_id is not None:
+        raise Forbidden("this token is for one run: it starts no other")
+    body: ForkRequest = context.body
+    return RunReference(run_id=await context.app.fork(context.run_id, body.at_step, new_id=body.run_id))
+
+
+async def complete_call(context: Context) -> None:
+    await context.app.complete_call(context.request.path_params["token"], context.body)
+
+
+_TIME: Mapping[str, Any] = {"type": "string", "format": "date-time"}
+
+
+def _describe_number(default: int, maximum: int) -> Mapping[str, Any]:
+    return {"type": "integer", "minimum": 1, "maximum": maximum, "default": default}
+
+
+_LIST_PARAMETERS = (
+    Parameter(name="status", description="A status; may be repeated."),
+    Parameter(name="agent", description="The name of an agent."),
+    Parameter(name="caller", description="A caller id. Most principals see their own runs only."),
+    Parameter(name="parent", description="The id of the run that started them."),
+    Parameter(name="label", description="NAME=VALUE; may be repeated."),
+    Parameter(name="since", description="Created at this time or later.", schema=_TIME),
+    Parameter(name="until", description="Created before this time.", schema=_TIME),
+    Parameter(
+        name="limit",
+        description="How many runs a page has.",
+        schema=_describe_number(_DEFAULT_PAGE, _MAX_PAGE),
+    ),
+    Parameter(name="cursor", description="The cursor of the page before."),
+)
+
+RUN_OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/runs",
+        handler=submit_run,
+        scope="start",
+        summary="Queue a run. It is durable when this responds.",
+        request=RunRequest,
+        response=RunReference,
+        status=202,
+        parameters=(
+            Parameter(
+                name="Idempotency-Key",
+                description="The run id. The same id again with the same agent and input is the same run.",
+                place="header",
+            ),
+        ),
+    ),
+    Operation(
+        method="GET",
+        path="/runs",
+        handler=list_runs,
+        scope="read",
+        summary="A page of runs, newest first.",
+        response=RunList,
+        parameters=_LIST_PARAMETERS,
+    ),
+    Operation(
+        method="GET",
+        path="/runs/{run_id}",
+        handler=get_run,
+        scope="read",
+        summary="The present state of a run.",
+        response=RunDetails,
+    ),
+    Operation(
+        method="GET",
+        path="/runs/{run_id}/result",
+        handler=get_result,
+        scope="read",
+        summary="Wait for the result of a run. 202 says that it has not ended, and the client asks again.",
+        response=RunResult,
+        parameters=(
+            Parameter(
+                name="wait",
+                description="How many seconds to wait.",
+                schema=_describe_number(_DEFAULT_WAIT, _MAX_WAIT),
+            ),
+        ),
+    ),
+    Operation(
+        method="GET",
+        path="/runs/{run_id}/events",
+        handler=stream_events,
+        scope="read",
+        summary="The events of a run as server-sent events, until it ends. Durable events have an id.",
+        response=Event,
+        media_type="text/event-stream",
+        parameters=(
+            Parameter(name="Last-Event-ID", description="Continue after this event.", place="header"),
+            Parameter(name="after", description="The same as Last-Event-ID, for the first connection of a browser."),
+        ),
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/messages",
+        handler=send_message,
+        scope="send",
+        summary="Send a message, which the run reads before its next step.",
+        request=MessageRequest,
+        response=MailReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/signals",
+        handler=send_signal,
+        scope="send",
+        summary="Send a signal, for which the tool `wait_for` waits.",
+        request=SignalRequest,
+        response=MailReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/answers",
+        handler=answer_call,
+        scope="answer",
+        summary="Approve, deny or answer a call that waits for a person.",
+        request=AnswerRequest,
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/cancel",
+        handler=cancel_run,
+        scope="control",
+        summary="Cancel a run and its child runs.",
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/resume",
+        handler=resume_run,
+        scope="control",
+        summary="Leave a parked, failed or cancelled run to the workers, which resume it.",
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/fork",
+        handler=fork_run,
+        scope="start",
+        summary="Queue a new run that starts with the state of this one after a step.",
+        request=ForkRequest,
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/calls/{token}",
+        handler=complete_call,
+        scope=None,
+        summary="Give the result of a call whose tool returned `Deferred`: the body is the result.",
+        request=Any,
+        status=204,
+    ),
+)

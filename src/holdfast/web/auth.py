@@ -1,0 +1,144 @@
+"""Who may do what over HTTP: principals, the check of every request, and tokens for browsers."""
+
+import inspect
+import ipaddress
+from collections.abc import Awaitable, Callable, Collection, Set
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.requests import Request
+
+from holdfast.core.errors import DefinitionError
+from holdfast.web.errors import Forbidden, NotAuthenticated
+
+#: `read`: status, listing, events. `send`: messages and signals. `answer`: approvals and answers. `start`: new runs,
+#: forks and conversations. `control`: cancel, resume and unpark.
+Scope = Literal["read", "send", "answer", "start", "control"]
+
+ALL_SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """The sender of a request. It sees the runs of its caller id; all others do not exist for it.
+
+    Raises:
+        DefinitionError: a scope is unknown, or the caller id is empty although the principal does not see all runs.
+    """
+
+    #: The caller id of the runs that it starts and sees.
+    caller_id: str
+    scopes: Set[Scope] = ALL_SCOPES
+    #: Sees the runs of all callers.
+    sees_all: bool = False
+    #: Sees this run or conversation only. Set by browser tokens.
+    run_id: str | None = None
+
+    def __post_init__(self) -> None:
+        unknown = set(self.scopes) - ALL_SCOPES
+        if unknown:
+            raise DefinitionError(f"unknown scope {', '.join(sorted(unknown))}: use {', '.join(get_args(Scope))}")
+        if not self.caller_id and not self.sees_all and self.run_id is None:
+            raise DefinitionError("the caller id of a principal is empty: name the caller, or set sees_all")
+
+    def can_see(self, run_id: str, caller_id: str) -> bool:
+        """Whether the run with this id and this caller exists for the principal."""
+        if self.run_id is not None:
+            return run_id == self.run_id
+        return self.sees_all or caller_id == self.caller_id
+
+    def require(self, scope: Scope) -> None:
+        """Raise `Forbidden` if the principal does not have the scope."""
+        if scope not in self.scopes:
+            raise Forbidden(f"this needs the scope {scope!r}, which your credentials do not have")
+
+
+#: Returns the sender of a request, or `None` if it has no valid credentials.
+Authorize = Callable[[Request], Principal | Awaitable[Principal | None] | None]
+
+#: A client on this machine, where no `authorize` is given.
+LOCAL_PRINCIPAL = Principal(caller_id="", sees_all=True)
+
+
+async def authenticate(
+    request: Request, authorize: Authorize | None, *, allowed_origins: Collection[str] = ()
+) -> Principal:
+    """Return the sender of the request.
+
+    Without `authorize` only clients on this machine are served.
+
+    Args:
+        allowed_origins: other origins, such as `https://chat.example.com`, whose pages may send changes.
+
+    Raises:
+        NotAuthenticated: `authorize` returned `None`.
+        Forbidden: the request is a change sent by a page of another origin, or the client is not on this machine and
+            there is no `authorize`.
+    """
+    check_origin(request, allowed_origins)
+    if authorize is None:
+        check_loopback(request)
+        return LOCAL_PRINCIPAL
+    found = authorize(request)
+    principal = await found if inspect.isawaitable(found) else found
+    if principal is None:
+        raise NotAuthenticated("the request has no valid credentials")
+    if not isinstance(principal, Principal):
+        raise DefinitionError(f"authorize returned {type(principal).__name__}: return a Principal or None")
+    return principal
+
+
+def check_origin(request: Request, allowed: Collection[str] = ()) -> None:
+    """Refuse a change that a page of another origin sent. Clients that are no browsers send neither header.
+
+    Raises:
+        Forbidden: Sec-Fetch-Site, or without it Origin, names another origin that is not in `allowed`.
+    """
+    if request.method in _SAFE_METHODS:
+        return
+    origin = request.headers.get("origin")
+    if origin is not None and origin in allowed:
+        return
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        same = site in ("same-origin", "none")
+    else:
+        same = origin is None or _is_own_origin(origin, request.headers.get("host", ""))
+    if not same:
+        raise Forbidden("a page of another origin sent this request: changes are accepted from the same origin only")
+
+
+def _is_own_origin(origin: str, host: str) -> bool:
+    parts = urlsplit(origin)
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() != ""
+
+
+def check_loopback(request: Request) -> None:
+    """Refuse a client that is not on this machine, a proxy, and a name that a DNS server could point at this machine.
+
+    Raises:
+        Forbidden: the address of the client or the Host header is not a loopback one, or a proxy forwarded the request.
+    """
+    client, host = request.client, request.headers.get("host", "")
+    forwarded = any(name in request.headers for name in _PROXY_HEADERS)
+    if client is None or forwarded or not is_loopback(client.host) or not is_loopback(_strip_port(host)):
+        raise Forbidden("without authorize only clients on this machine are served: give an authorize function")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address is this machine and nothing else."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _strip_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]

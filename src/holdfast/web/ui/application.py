@@ -1,0 +1,102 @@
+"""The page as an ASGI application."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope as ConnectionScope
+
+from holdfast.app import App
+from holdfast.web.auth import Authorize, Scope
+from holdfast.web.errors import NotAuthenticated, RequestError
+from holdfast.web.ui.login import LinkLogin
+from holdfast.web.ui.pages import actions, export, fleet, inbox, run, runs
+from holdfast.web.ui.security import SecurityHeaders
+from holdfast.web.ui.site import Handler, Site, make_endpoint
+
+_STATIC = Path(__file__).parent / "static"
+
+
+def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | None = None) -> Starlette:
+    """Return the page of an App as an ASGI application, which may be mounted under any path.
+
+    Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
+
+    Args:
+        authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
+        login: exchanges the token of a link for a cookie. `holdfast ui` uses it.
+
+    Raises:
+        DefinitionError: the App has no store.
+    """
+
+    @asynccontextmanager
+    async def open_app(server: Starlette) -> AsyncIterator[None]:
+        async with app:
+            yield
+
+    site = Site(app, login.authorize if login is not None else authorize)
+    routes: list[BaseRoute] = [
+        Route(path, make_endpoint(site, handler, scope), methods=[method]) for method, path, handler, scope in _ROUTES
+    ]
+    if login is not None:
+        routes.append(Route("/login", _make_login_endpoint(site, login), methods=["GET"]))
+    routes.append(Mount("/static", _CachedFiles(directory=_STATIC)))
+    routes.append(Route("/{path:path}", make_endpoint(site, _refuse, "read")))
+    return Starlette(routes=routes, middleware=[Middleware(SecurityHeaders)], lifespan=open_app)
+
+
+_ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
+    ("GET", "/", runs.show_runs, "read"),
+    ("GET", "/live/runs", runs.stream_runs, "read"),
+    ("GET", "/runs/{run_id}", run.show_run, "read"),
+    ("GET", "/live/runs/{run_id}", run.stream_run, "read"),
+    ("GET", "/runs/{run_id}/content/{seq:int}/{number:int}", run.show_content, "read"),
+    ("GET", "/runs/{run_id}/export.json", export.export_json, "read"),
+    ("GET", "/runs/{run_id}/export.html", export.export_html, "read"),
+    ("POST", "/runs/{run_id}/answer", actions.answer, "answer"),
+    ("POST", "/runs/{run_id}/cancel", actions.cancel, "control"),
+    ("POST", "/runs/{run_id}/unpark", actions.unpark, "control"),
+    ("POST", "/runs/{run_id}/resume", actions.resume, "control"),
+    ("POST", "/runs/{run_id}/fork", actions.fork, "start"),
+    ("POST", "/runs/{run_id}/send", actions.send, "send"),
+    ("GET", "/inbox", inbox.show_inbox, "read"),
+    ("GET", "/fleet", fleet.show_fleet, "read"),
+    ("GET", "/live/fleet", fleet.stream_fleet, "read"),
+    ("GET", "/live/inbox", inbox.stream_inbox, "read"),
+)
+
+
+class _CachedFiles(StaticFiles):
+    """The files of the page. Their URLs have a version."""
+
+    async def get_response(self, path: str, scope: ConnectionScope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "public, max-age=86400"
+        return response
+
+
+def _make_login_endpoint(site: Site, login: LinkLogin) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        try:
+            return await login.exchange(request)
+        except NotAuthenticated as exc:
+            return site.render_error(request, exc)
+
+    return respond
+
+
+async def _refuse(site: Site, request: Request) -> Response:
+    raise PageNotFound("there is no such page")
+
+
+class PageNotFound(RequestError):
+    """The site has no page with this address."""
+
+    status = 404

@@ -1,0 +1,1 @@
+"""The pages: each module answers the requests of one of them."""

@@ -1,0 +1,62 @@
+"""The runs list."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.core.errors import DefinitionError
+from holdfast.web.ui.live import Fragment, stream_fragments
+from holdfast.web.ui.site import Site, get_principal
+from holdfast.web.ui.views.filters import STATUS_CHOICES, RunsFilter, parse_filter
+from holdfast.web.ui.views.formatting import utc_now
+from holdfast.web.ui.views.listing import COUNT_LIMIT, RunRows, count_pending, count_statuses, read_rows
+
+
+async def show_runs(site: Site, request: Request) -> Response:
+    """Show a page of the list. A filter that is not valid is shown with its error."""
+    try:
+        context = await read_list(site, request)
+    except DefinitionError as exc:
+        wanted = RunsFilter(text=request.query_params.get("q", ""))
+        context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
+    pending = await count_pending(site.store, get_principal(request))
+    status = 422 if context.get("error") else 200
+    return site.render(request, "runs.html", status=status, **_COMMON, pending_count=pending, **context)
+
+
+async def stream_runs(site: Site, request: Request) -> Response:
+    """Send the list whenever it has changed."""
+    principal = get_principal(request)
+
+    async def read() -> Fragment:
+        context = await read_list(site, request)
+        pending = await count_pending(site.store, principal)
+        key = [
+            [(row.run.run_id, row.run.status, row.run.updated_at) for row in context["page"].rows],
+            context["counts"],
+            pending,
+        ]
+        return Fragment(
+            key,
+            lambda: site.render_text(request, "runs_live.html", **_COMMON, **context | {"pending_count": pending}),
+        )
+
+    return stream_fragments(site.store, read)
+
+
+async def read_list(site: Site, request: Request) -> dict[str, Any]:
+    """Return the context of the part of the page that changes.
+
+    Raises:
+        DefinitionError: the filter is not valid. InvalidCursor: the cursor is not.
+    """
+    now, params, principal = utc_now(), request.query_params, get_principal(request)
+    wanted = parse_filter(params.get("q", ""), params.get("status", ""), now)
+    cursor = params.get("cursor") or None
+    page = await read_rows(site.store, wanted, principal, now, cursor)
+    counts = await count_statuses(site.store, wanted, principal)
+    return {"filter": wanted, "page": page, "counts": counts, "cursor": cursor, "error": ""}
+
+
+_COMMON = {"section": "runs", "statuses": STATUS_CHOICES, "count_limit": COUNT_LIMIT}

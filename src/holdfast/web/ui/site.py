@@ -1,0 +1,91 @@
+"""What the pages share: the App, the templates, the authorization of each request, and errors as pages."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from importlib import metadata
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from holdfast.app import App
+from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.core.errors import DefinitionError
+from holdfast.errors import HoldfastError
+from holdfast.web.api.problems import get_status
+from holdfast.web.auth import Authorize, Principal, Scope, authenticate
+from holdfast.web.ui.templating import make_environment
+from holdfast.web.ui.views.formatting import utc_now
+
+_log = logging.getLogger("holdfast.web")
+
+_TITLES = {401: "Not signed in", 403: "Not permitted", 404: "Not found", 409: "Not possible now", 422: "Not valid"}
+
+
+class Site:
+    """The App, its store and the templates."""
+
+    def __init__(self, app: App, authorize: Authorize | None) -> None:
+        if app.store is None:
+            raise DefinitionError("this App has no store, so there are no runs to show: give it one")
+        self.app, self.authorize = app, authorize
+        self.store: CheckpointStore = app.store
+        self._templates = make_environment()
+        self._version = metadata.version("holdfast")
+
+    def render(self, request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+        """Return a page."""
+        return HTMLResponse(self.render_text(request, template, **context), status_code=status)
+
+    def render_text(self, request: Request, template: str, **context: Any) -> str:
+        """Return the text of a template. `base` is the path under which the site is mounted."""
+        base = request.scope.get("root_path", "").rstrip("/")
+        shared = {"base": base, "now": utc_now(), "version": self._version, "app": self.app, "pending_count": None}
+        return self._templates.get_template(template).render(**(shared | context))
+
+    async def get_record(self, request: Request) -> RunRecord:
+        """Return the record of the run in the path.
+
+        Raises:
+            RunNotFound: there is none, or it does not exist for the sender of the request.
+        """
+        run_id: str = request.path_params["run_id"]
+        record = await self.store.get_record(run_id)
+        if not get_principal(request).can_see(record.run_id, record.caller_id):
+            raise RunNotFound(run_id)
+        return record
+
+    def render_error(self, request: Request, error: Exception) -> Response:
+        """Return the page of an error. The text of a server error goes to the log only: it may name files and hosts."""
+        status = get_status(error) if isinstance(error, HoldfastError) else 500
+        message = str(error)
+        if status >= 500:
+            _log.error("%s of a page failed: %s", request.method, type(error).__name__, exc_info=error)
+            message = "The server could not answer. Its log says why."
+        title = _TITLES.get(status, "Something went wrong")
+        return self.render(request, "error.html", status=status, title=title, message=message)
+
+
+Handler = Callable[[Site, Request], Awaitable[Response]]
+
+
+def get_principal(request: Request) -> Principal:
+    """Return the authenticated sender of a request."""
+    principal: Principal = request.state.principal
+    return principal
+
+
+def make_endpoint(site: Site, handler: Handler, scope: Scope) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of a route: it authenticates the request, and turns errors into pages."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            request.state.principal = await authenticate(request, site.authorize)
+            request.state.principal.require(scope)
+            return await handler(site, request)
+        except Exception as exc:  # each error becomes a page
+            return site.render_error(request, exc)
+
+    return respond

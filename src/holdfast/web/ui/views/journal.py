@@ -1,0 +1,129 @@
+"""Reads parts of a journal: the window that a page shows, one entry, or what contains a text."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.checkpoint.codec import Progress, Step, decode
+from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.transcript import Transcript
+from holdfast.web.ui.views.formatting import cut_text, format_value
+from holdfast.web.ui.views.steps import Steps, StepView, build_steps, find_content
+
+#: Entries of a window: some 80 steps with one call each.
+WINDOW = 250
+_MAX_HITS = 50
+_SNIPPET = 160
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a transcript, and where its neighbours are."""
+
+    steps: Steps
+    #: Entries before this number are earlier. `None`: the window begins with the journal.
+    earlier: int | None
+    #: The window after this one ends before this number. `None`: the window reaches to the end.
+    later: int | None
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """A place that contains a text."""
+
+    step: int
+    kind: str
+    snippet: str
+
+
+async def read_window(
+    store: CheckpointStore, record: RunRecord, *, before: int | None = None, step: int | None = None
+) -> Window:
+    """Read the last window, the one that ends before an entry, or the one around a step."""
+    if step is not None:
+        entries = (await store.load(record.run_id)).entries
+        position = await asyncio.to_thread(_find_step, entries, step)
+        before = entries[min(len(entries), position + WINDOW // 2) - 1].seq + 1 if entries else None
+    end = record.next_seq if before is None else max(1, min(before, record.next_seq))
+    stored = await store.load(record.run_id, after=max(-1, end - WINDOW - 1))
+    # A run that has grown since the record was read ends where the journal ends.
+    entries = [entry for entry in stored.entries if before is None or entry.seq < end]
+    is_end = len(entries) == len(stored.entries)
+    finished = decode(stored.record.progress, Progress).steps
+    steps = build_steps(entries, stored.record, is_end=is_end, finished_steps=finished)
+    has_earlier = bool(entries) and entries[0].kind is not EntryKind.BEGIN and bool(steps.steps)
+    return Window(
+        steps=steps,
+        earlier=steps.steps[0].first_seq if has_earlier else None,
+        later=None if is_end else end + WINDOW - WINDOW // 10,
+    )
+
+
+async def read_tail(store: CheckpointStore, record: RunRecord, after: int) -> list[StepView]:
+    """Read the steps after the entry `after`, which ended a step; at most a window."""
+    start = max(after - 1, record.next_seq - WINDOW - 1, -1)
+    stored = await store.load(record.run_id, after=start)
+    finished = decode(stored.record.progress, Progress).steps
+    return list(build_steps(stored.entries, stored.record, is_end=True, finished_steps=finished).steps)
+
+
+async def read_content(store: CheckpointStore, run_id: str, seq: int, number: int) -> str:
+    """Return one whole text of the journal.
+
+    Raises:
+        RunNotFound: the run has no such text.
+    """
+    stored = await store.load(run_id, after=seq - 1)
+    entry = next((entry for entry in stored.entries if entry.seq == seq), None)
+    content = find_content(entry, number) if entry is not None else None
+    if content is None:
+        raise RunNotFound(run_id)
+    return content
+
+
+async def search(store: CheckpointStore, run_id: str, text: str) -> list[Hit]:
+    """Return the first places in the journal that contain a text, whatever its case."""
+    stored = await store.load(run_id)
+    return await asyncio.to_thread(_search, stored.entries, text.lower())
+
+
+def _search(entries: Sequence[Entry], text: str) -> list[Hit]:
+    hits: list[Hit] = []
+    # JSON escapes some characters: look for the longest word, then at the decoded text.
+    word = max(text.split() or [""], key=len).encode()
+    for position, entry in enumerate(entries):
+        if word not in entry.body.lower() and word.isascii():
+            continue
+        for item in Transcript().read([entry]):
+            shown = " ".join((item.text, format_value(item.content) if item.content is not None else ""))
+            shown = " ".join((shown, *(f"{call.tool} {format_value(call.arguments)}" for call in item.calls)))
+            at = shown.lower().find(text)
+            if at >= 0 and item.kind not in ("step", "begin"):
+                snippet = cut_text(shown[max(0, at - _SNIPPET // 3) :], _SNIPPET)
+                hits.append(Hit(step=_get_step(entries, position), kind=item.kind, snippet=snippet))
+        if len(hits) >= _MAX_HITS:
+            break
+    return hits
+
+
+def _get_step(entries: Sequence[Entry], position: int) -> int:
+    """Return the step of an entry: that of the next end of a step, or the one after the last."""
+    for entry in entries[position:]:
+        if entry.kind is EntryKind.STEP:
+            return _read_number(entry)
+    last = next((entry for entry in reversed(entries) if entry.kind is EntryKind.STEP), None)
+    return _read_number(last) + 1 if last is not None else 1
+
+
+def _find_step(entries: Sequence[Entry], step: int) -> int:
+    """Return the position of the end of a step, or of the last entry."""
+    ends = [position for position, entry in enumerate(entries) if entry.kind is EntryKind.STEP]
+    found = bisect_left(ends, step, key=lambda position: _read_number(entries[position]))
+    return ends[found] if found < len(ends) else max(0, len(entries) - 1)
+
+
+def _read_number(entry: Entry) -> int:
+    return decode(bytes(decode(entry.body, Step).progress), Progress).steps

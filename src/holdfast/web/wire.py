@@ -1,0 +1,129 @@
+"""The bodies of requests and responses, shared by the API and its client. Needs no web framework."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.core.message import Usage
+from holdfast.core.waiting import Answer, Approve, Deny, Value, WaitingCall
+
+#: The media type of errors (RFC 9457).
+PROBLEM_JSON = "application/problem+json"
+#: The beginning of the `type` of a problem. The name of an error class of holdfast follows.
+PROBLEM_TYPE = "urn:holdfast:"
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request. A field with a typing error in its name is refused, not ignored."""
+
+
+class RunRequest(_Body, frozen=True, kw_only=True):
+    """A run to be queued."""
+
+    agent: str
+    #: The prompt: text, or content parts that the agent accepts.
+    input: str | list[Any]
+    #: Structured data for the agent's code.
+    inputs: dict[str, Any] | None = None
+    labels: dict[str, str] | None = None
+    #: Workers leave the run alone until then.
+    not_before: datetime | None = None
+
+
+class MessageRequest(_Body, frozen=True, kw_only=True):
+    """A message to a run."""
+
+    text: str
+    #: Sending with the same id again changes nothing.
+    id: str | None = None
+
+
+class SignalRequest(_Body, frozen=True, kw_only=True):
+    """A signal to a run: a call of `wait_for` with this name returns the payload."""
+
+    name: str
+    payload: Any = None
+    #: Sending with the same id again changes nothing.
+    id: str | None = None
+
+
+class _AnswerBody(_Body, frozen=True, kw_only=True, tag_field="kind"):
+    """The answer to a call that waits."""
+
+    call_id: str
+    #: Of the arguments that the person saw: others are refused.
+    digest: str | None = None
+
+
+class ApproveRequest(_AnswerBody, frozen=True, kw_only=True, tag="approve"):
+    """Let the tool be called, with other arguments if they are given."""
+
+    arguments: dict[str, Any] | None = None
+    comment: str = ""
+
+    def to_answer(self) -> Answer:
+        return Approve(arguments=self.arguments, comment=self.comment)
+
+
+class DenyRequest(_AnswerBody, frozen=True, kw_only=True, tag="deny"):
+    """Do not call the tool. The model reads the reason."""
+
+    reason: str = ""
+
+    def to_answer(self) -> Answer:
+        return Deny(reason=self.reason)
+
+
+class ValueRequest(_AnswerBody, frozen=True, kw_only=True, tag="value"):
+    """The result of the call, as the person gave it."""
+
+    value: Any
+
+    def to_answer(self) -> Answer:
+        return Value(self.value)
+
+
+AnswerRequest = ApproveRequest | DenyRequest | ValueRequest
+
+
+class ForkRequest(_Body, frozen=True, kw_only=True):
+    """A new run that starts with the state of another one after a step."""
+
+    at_step: int
+    #: The id of the new run. A random one, if it is not given.
+    run_id: str | None = None
+
+
+class RunReference(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that a request was accepted for."""
+
+    run_id: str
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run that is done. The output is plain data."""
+
+    run_id: str
+    output: Any
+    usage: Usage
+    steps: int
+
+
+class MailReference(msgspec.Struct, frozen=True, kw_only=True):
+    """The message or signal that was accepted."""
+
+    run_id: str
+    id: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request was refused (RFC 9457)."""
+
+    #: `urn:holdfast:` and the name of the error, such as `urn:holdfast:RunNotFound`.
+    type: str
+    title: str
+    status: int
+    detail: str
+    #: Of `RunWaiting`: the calls that the run waits for, without their tokens.
+    calls: tuple[WaitingCall, ...] = ()

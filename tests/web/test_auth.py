@@ -1,0 +1,170 @@
+"""Who may send which request: origins, loopback clients, principals and browser tokens."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import pytest
+from starlette.requests import Request
+
+from holdfast.core.errors import DefinitionError
+from holdfast.testing.clock import ManualClock
+from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, Scope, authenticate, check_loopback, check_origin
+from holdfast.web.errors import Forbidden, InvalidToken, NotAuthenticated
+from holdfast.web.tokens import BrowserTokens
+
+SECRET = "a secret of at least 16 bytes"
+
+
+def make_request(
+    method: str = "POST", headers: Mapping[str, str] | None = None, client: str = "127.0.0.1", query: str = ""
+) -> Request:
+    given = {"host": "localhost:8000", **(headers or {})}
+    return Request(
+        {
+            "type": "http",
+            "method": method,
+            "path": "/",
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+            "client": (client, 50000) if client else None,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("headers", "accepted"),
+    [
+        ({}, True),
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "none"}, True),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "cross-site", "origin": "http://localhost:8000"}, False),
+        ({"origin": "http://localhost:8000"}, True),
+        ({"origin": "http://localhost:9000"}, False),
+        ({"origin": "http://evil.example"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": "file://localhost:8000"}, False),
+        ({"origin": "", "host": ""}, False),
+        ({"sec-fetch-site": "cross-site", "origin": "https://chat.example"}, True),
+    ],
+)
+def test_a_change_is_accepted_from_its_own_origin_and_the_allowed_ones(headers: dict[str, str], accepted: bool) -> None:
+    allowed = ["https://chat.example"]
+    check_origin(make_request("GET", headers), allowed)  # reads are left to the browser's own rules
+    if accepted:
+        check_origin(make_request("POST", headers), allowed)
+    else:
+        with pytest.raises(Forbidden, match="another origin"):
+            check_origin(make_request("POST", headers), allowed)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:80", "127.8.8.8", "[::1]:8000"])
+def test_loopback_names_are_served_without_authorize(host: str) -> None:
+    check_loopback(make_request(headers={"host": host}))
+    check_loopback(make_request(headers={"host": host}, client="::1"))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        make_request(client="192.0.2.7"),
+        make_request(client=""),
+        make_request(headers={"host": "rebound.example:8000"}),
+        make_request(headers={"host": "localhost.evil.example"}),
+        make_request(headers={"host": ""}),
+        make_request(headers={"x-forwarded-for": "192.0.2.7"}),
+        make_request(headers={"forwarded": "for=192.0.2.7"}),
+    ],
+)
+async def test_other_clients_are_refused_without_authorize(request_: Request) -> None:
+    with pytest.raises(Forbidden, match="give an authorize function"):
+        await authenticate(request_, None)
+
+
+async def test_authorize_decides_and_may_be_async() -> None:
+    ann = Principal(caller_id="ann")
+
+    async def authorize(request: Request) -> Principal | None:
+        return ann if request.headers.get("x-key") == "right" else None
+
+    assert await authenticate(make_request(headers={"x-key": "right"}, client="192.0.2.7"), authorize) is ann
+    with pytest.raises(NotAuthenticated):
+        await authenticate(make_request(headers={"x-key": "wrong"}), authorize)
+    with pytest.raises(Forbidden):
+        await authenticate(make_request(headers={"x-key": "right", "sec-fetch-site": "cross-site"}), authorize)
+
+
+async def test_an_authorize_that_returns_something_else_is_an_error_and_no_access() -> None:
+    with pytest.raises(DefinitionError, match="return a Principal or None"):
+        await authenticate(make_request(), lambda request: "ann")  # type: ignore[arg-type,return-value]
+
+
+def test_a_principal_sees_its_own_runs() -> None:
+    ann = Principal(caller_id="ann")
+    assert ann.can_see("r1", "ann")
+    assert not ann.can_see("r1", "bob")
+    assert LOCAL_PRINCIPAL.can_see("r1", "bob")
+    one = Principal(caller_id="ann", run_id="r1")
+    assert one.can_see("r1", "bob")
+    assert not one.can_see("r2", "ann"), "a token for one run opens no other run of its caller"
+
+
+def test_a_principal_without_a_name_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="sees_all"):
+        Principal(caller_id="")
+    with pytest.raises(DefinitionError, match="unknown scope write"):
+        Principal(caller_id="ann", scopes={"write"})  # type: ignore[arg-type]
+
+
+def test_a_token_gives_its_scopes_on_its_run() -> None:
+    tokens = BrowserTokens(SECRET)
+    principal = tokens.verify(tokens.issue("r1", caller_id="ann", scopes={"read", "send"}))
+    assert (principal.caller_id, principal.run_id, principal.sees_all) == ("ann", "r1", False)
+    principal.require("send")
+    with pytest.raises(Forbidden, match="control"):
+        principal.require("control")
+
+
+async def test_a_token_expires() -> None:
+    clock = ManualClock()
+    tokens = BrowserTokens(SECRET, clock=clock)
+    token = tokens.issue("r1", expires_in=timedelta(minutes=5))
+    await clock.advance(timedelta(minutes=4))
+    tokens.verify(token)
+    await clock.advance(timedelta(minutes=1))
+    with pytest.raises(InvalidToken, match="expired"):
+        tokens.verify(token)
+
+
+def test_a_changed_token_is_refused() -> None:
+    tokens = BrowserTokens(SECRET)
+    token = tokens.issue("r1")
+    other = tokens.issue("r2")
+    body, _, signature = token.rpartition(".")
+    forged = [other.rpartition(".")[0] + "." + signature, body + ".", "." + signature, token + "x", "", ".", "é.é"]
+    forged += [BrowserTokens(SECRET + "x").issue("r1")]
+    forged += [token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :] for place in range(len(body))]
+    for each in forged:
+        with pytest.raises(InvalidToken):
+            tokens.verify(each)
+
+
+def test_a_token_is_read_from_the_header_and_for_reads_from_the_query() -> None:
+    tokens = BrowserTokens(SECRET)
+    scopes: set[Scope] = {"read", "send"}
+    token = tokens.issue("r1", scopes=scopes)
+
+    def find(request: Request) -> Principal | None:
+        return tokens.authorize(request)
+
+    assert find(make_request("POST", {"authorization": f"Bearer {token}"})) is not None
+    assert find(make_request("GET", query=f"token={token}")) is not None
+    assert find(make_request("POST", query=f"token={token}")) is None, "a link must not change anything"
+    assert find(make_request("GET", {"authorization": "Basic QTpC"})) is None
+    assert find(make_request("GET", query="token=forged.forged")) is None
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="16 bytes"):
+        BrowserTokens("short")

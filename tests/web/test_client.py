@@ -1,0 +1,104 @@
+"""The client: the methods of an App over HTTP, with the same errors."""
+
+import asyncio
+import inspect
+import socket
+from datetime import timedelta
+
+import pytest
+from tests.web.conftest import Site
+
+from holdfast import Approve, Deny, RunWaiting, Value
+from holdfast.checkpoint.errors import RunConflict, RunEnded, RunNotFound
+from holdfast.client import AsyncClient, Client, ServerUnavailable
+from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed
+from holdfast.runtime.transcript import Call
+from holdfast.web.errors import Forbidden, NotAuthenticated
+
+
+@pytest.fixture
+def token(site: Site) -> str:
+    return site.issue_token("client-1", "read", "send", "answer", "start", "control")
+
+
+def test_the_sync_client_has_the_methods_of_the_async_one() -> None:
+    def describe(kind: type) -> dict[str, list[str]]:
+        methods = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+        return {
+            name: [str(each) for each in inspect.signature(value).parameters.values()]
+            for name, value in methods.items()
+        }
+
+    assert describe(Client) == describe(AsyncClient)
+    assert list(inspect.signature(Client).parameters) == list(inspect.signature(AsyncClient).parameters)
+
+
+async def wait_for_call(client: AsyncClient, run_id: str, tool: str) -> Call:
+    while True:
+        for call in (await client.get(run_id)).pending_calls:
+            if call.tool == tool and call.state == "needs approval":
+                return call
+        await asyncio.sleep(0.02)
+
+
+async def test_a_run_from_submit_to_its_result(site: Site, token: str) -> None:
+    async with AsyncClient(site.url, token=token) as client:
+        assert await client.submit("clerk", 'wait_for="go" pay=3', run_id="client-1", labels={"a": "b"}) == "client-1"
+        with pytest.raises(RunWaiting) as waiting:
+            await client.result("client-1")
+        assert [call.kind for call in waiting.value.calls] == ["signal"]
+        await client.send("client-1", "hurry", id="m1")
+        await client.signal("client-1", "go", {"n": 1})
+        call = await wait_for_call(client, "client-1", "pay")
+        await client.answer("client-1", call.call_id, Approve(arguments={"amount": 4}))
+        result = await client.result("client-1")
+        assert (result.output, result.steps) == ('did | wait_for="go" pay=3 | hurry', 3)
+        assert site.read_ledger("client-1") == ["pay 4"]
+        assert [run.run_id for run in (await client.list(status=["done"], labels={"a": "b"})).runs] == ["client-1"]
+        with pytest.raises(RunEnded, match="reads no more mail"):
+            await client.send("client-1", "late")
+        with pytest.raises(RunConflict):
+            await client.submit("clerk", "another", run_id="client-1")
+        with pytest.raises(RunNotFound):
+            await client.get("another")
+        with pytest.raises(Forbidden):
+            await client.fork("client-1", 1)
+
+
+def test_the_sync_client_does_the_same(site: Site) -> None:
+    token = site.issue_token("client-2", "read", "send", "answer", "start", "control")
+    with Client(site.url, token=token) as client:
+        client.submit("clerk", "note fail", run_id="client-2")
+        with pytest.raises(RunFailed, match="broken"):
+            client.result("client-2")
+        site.open_gate("client-2")
+        client.requeue("client-2")
+        assert client.result("client-2").output == "did | note fail"
+        assert client.get("client-2").caller == ""
+        with pytest.raises(DefinitionError, match="no agent"):
+            client.submit("none", "note", run_id="client-2")
+    with pytest.raises(DefinitionError, match="not open"):
+        client.get("client-2")
+
+
+async def test_a_cancelled_run_has_no_result(site: Site) -> None:
+    token = site.issue_token("client-3", "read", "start", "control", "answer")
+    async with AsyncClient(site.url, token=token) as client:
+        await client.submit("clerk", "gate", run_id="client-3")
+        await client.cancel("client-3")
+        with pytest.raises(RunCancelled):
+            await client.result("client-3")
+        for answer in (Deny(reason="no"), Value(1)):
+            with pytest.raises(Exception, match="no call c9"):
+                await client.answer("client-3", "c9", answer)
+
+
+async def test_a_wrong_token_and_a_server_that_is_not_there(site: Site) -> None:
+    async with AsyncClient(site.url, token="forged.forged") as client:
+        with pytest.raises(NotAuthenticated):
+            await client.get("client-1")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    async with AsyncClient(f"http://127.0.0.1:{port}", timeout=timedelta(seconds=5)) as client:
+        with pytest.raises(ServerUnavailable, match="does not answer"):
+            await client.cancel("client-1")

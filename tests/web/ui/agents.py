@@ -1,0 +1,46 @@
+"""The agents of the page's tests. Their models follow scripts and answer at once."""
+
+from typing import Any
+
+from tests.scripted_model import ScriptedModel, call, tool_reply
+
+from holdfast.core.agent import Agent
+from holdfast.core.approval import ApprovalRequest
+from holdfast.core.message import Usage
+from holdfast.core.tool import tool
+from holdfast.core.waiting_tools import ask_person
+
+LONG_TEXT = "line of a long page\n" * 500
+
+
+@tool(approval=ApprovalRequest(audience="finance"))
+async def pay(amount: float, to: str) -> str:
+    """Pay an invoice."""
+    return f"paid {amount} to {to}"
+
+
+@tool(effect="pure")
+async def read_page(url: str) -> str:
+    """Read a page."""
+    return LONG_TEXT
+
+
+def build_agents() -> list[Agent[Any]]:
+    usage = Usage(input_tokens=900, output_tokens=100, cost_usd=0.01)
+    clerk = ScriptedModel(
+        tool_reply(call("p1", "pay", amount=129.0, to="ann"), text="I pay **ann** now.", usage=usage), "It is settled."
+    )
+    asker = ScriptedModel(tool_reply(call("q1", "ask_person", question="When?", options=["May", "June"])), "Booked.")
+    reader = ScriptedModel(
+        tool_reply(call("r1", "read_page", url="https://example.com/a"), text="First the page.", usage=usage),
+        tool_reply(call("r2", "read_page", url="https://example.com/b"), text="Then the needle.", usage=usage),
+        "Both are read: see https://example.com/summary",
+    )
+    return [
+        Agent(name="clerk", model=clerk, tools=[pay], instructions="Pay what is due."),
+        Agent(name="asker", model=asker, tools=[ask_person]),
+        Agent(name="reader", model=reader, tools=[read_page]),
+        Agent(name="broken", model=ScriptedModel(ValueError("no such account"))),
+        # No test agent executes these: their runs stay as they were stored.
+        Agent(name="greeter", model=ScriptedModel("Hello.")),
+    ]

@@ -1,0 +1,111 @@
+"""Stored runs that no agent executes, written straight into a store."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.codec import Begin, Progress, RunMeta, Step, encode
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import NewRun, Release, RunStatus
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.core.execution.waits import WAITS_KEY
+from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
+from holdfast.core.waiting import WaitingCall
+
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def store_long_run(
+    store: CheckpointStore | None, run_id: str, steps: int, *, agent: str = "nobody", size: int = 200
+) -> None:
+    """Store a queued run with this many finished steps, each with one call and its result."""
+    assert store is not None
+    meta = RunMeta(run_id=run_id, agent_name=agent, prompt="A long journey.")
+    bodies = [
+        (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text="A long journey."))),
+    ]
+    progress = Progress()
+    for number in range(1, steps + 1):
+        call = ToolCall(id=f"c{number}", name="walk", arguments={"to": number})
+        progress = Progress(steps=number, own_usage=Usage(input_tokens=100 * number, cost_usd=0.001 * number))
+        ended = Step(at=_START + timedelta(seconds=number), progress=msgspec.Raw(encode(progress)))
+        result = ToolResult(call_id=call.id, tool="walk", content="." * size)
+        bodies += [
+            (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=f"thought {number}", tool_calls=[call]))),
+            (EntryKind.MESSAGE, NATIVE_CODEC.encode(result)),
+            (EntryKind.STEP, encode(ended)),
+        ]
+    entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)]
+    new = NewRun(
+        run_id=run_id, agent_name=agent, meta=encode(meta.summary()), progress=encode(progress), entries=entries
+    )
+    await store.create(new)
+
+
+_HOSTILE = (
+    "<script>window.hacked = 1</script>",
+    '"><img src=x onerror="window.hacked = 1">',
+    "'><svg onload=window.hacked=1>",
+    "</textarea></pre></details><script>window.hacked = 1</script>",
+    "{{ 7 * 7 }}{% raw %}",
+    "[click](javascript:window.hacked=1)",
+    "<a href='javascript:window.hacked=1'>x</a>",
+    '<hx-partial hx-target="body" hx-swap="innerHTML">gone</hx-partial>',
+    '<div hx-get="/" hx-trigger="load" hx-on:click="window.hacked=1">x</div>',
+    "<iframe srcdoc='<script>parent.hacked=1</script>'></iframe>",
+    "<base href='https://evil.example/'>",
+    "<meta http-equiv=refresh content='0;url=https://evil.example/'>",
+    "```\n</pre><script>window.hacked = 1</script>\n```".replace("\n", " "),
+    "data: 1\r\n\r\nevent: hack\u2028",
+)
+
+
+async def store_hostile_run(store: CheckpointStore | None, run_id: str) -> list[str]:
+    """Store a waiting run in which everything that others can write is hostile. Returns what a reader should see."""
+    assert store is not None
+    text = "\n".join(_HOSTILE)
+    label = _HOSTILE[1]
+    meta = RunMeta(
+        run_id=run_id, agent_name=_HOSTILE[0], caller_id=_HOSTILE[1], prompt=text, labels={label: label, "q": label}
+    )
+    call = ToolCall(id=_HOSTILE[3], name=_HOSTILE[2], arguments={_HOSTILE[1]: text, "options": list(_HOSTILE)})
+    asked = WaitingCall(
+        run_id=run_id,
+        call_id=call.id,
+        step=2,
+        tool=call.name,
+        kind="question",
+        arguments=call.arguments,
+        topic="answer:2:x",
+        reason=text,
+        asked_at=_START,
+        audience=_HOSTILE[0],
+    )
+    waits = {WAITS_KEY: {call.id: msgspec.to_builtins(asked)}}
+    progress = Progress(steps=1, phase=_HOSTILE[0], annotations=waits)
+    ended = Step(at=_START, progress=msgspec.Raw(encode(Progress(steps=1))))
+    bodies = [
+        (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(System(text=text))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=text, tool_calls=[call]))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(ToolResult(call_id=call.id, tool=call.name, content=text))),
+        (EntryKind.STEP, encode(ended)),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=text, tool_calls=[call]))),
+    ]
+    entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)]
+    new = NewRun(
+        run_id=run_id,
+        agent_name=meta.agent_name,
+        caller_id=meta.caller_id,
+        labels=meta.labels,
+        meta=encode(meta.summary()),
+        progress=encode(progress),
+        entries=entries,
+    )
+    await store.register_worker(WorkerIdentity(worker_id=f"w-{run_id}", process=this_process()))
+    claim = await store.create(new, worker_id=f"w-{run_id}")
+    assert claim is not None
+    await store.release(claim, Release(status=RunStatus.WAITING, reason=text, wake_on=["answer:2:x"]))
+    return [line for line in _HOSTILE if "```" not in line and "\r" not in line]

@@ -1,0 +1,69 @@
+"""A real server with the page of an App, in a thread with an event loop of its own."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+from tests.web.ui.agents import build_agents
+
+from holdfast.app import App
+from holdfast.config import WorkerSettings
+from holdfast.web.ui import make_ui
+
+T = TypeVar("T")
+
+
+class UIServer:
+    """Serves `make_site(app)` on loopback while it is open. The App works off queued runs."""
+
+    def __init__(self, store: str, make_site: Callable[[App], Starlette] = make_ui) -> None:
+        self.app = App(build_agents(), store, worker=WorkerSettings(handle_signals=False))
+        self._make_site = make_site
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def __enter__(self) -> "UIServer":
+        self._thread.start()
+        assert self._ready.wait(60), "the server did not start"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with self.app:
+            site = self._make_site(self.app)
+            config = uvicorn.Config(site, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+            self._server = uvicorn.Server(config)
+            self._ready.set()
+            await self._server.serve(sockets=[self._listener])
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something on the event loop of the server."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def submit(self, agent: str, prompt: str, run_id: str, **options: Any) -> str:
+        """Queue a run."""
+        return self.call(self.app.submit(agent, prompt, run_id=run_id, **options))
+
+    def wait_for(self, run_id: str, *statuses: str) -> None:
+        """Wait until the run has one of these statuses."""
+
+        async def poll() -> None:
+            assert self.app.store is not None
+            async with asyncio.timeout(60):
+                while (await self.app.get(run_id)).status not in statuses:
+                    await self.app.store.wait_for_change(timedelta(milliseconds=20))
+
+        self.call(poll())

@@ -1,0 +1,69 @@
+"""Every page in light and dark, on a phone and on a desk: axe-core finds nothing serious, and nothing overflows."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Browser, Page
+from tests.web.ui.conftest import watch_page
+from tests.web.ui.server import UIServer
+
+_RUN = """axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21aa"], resultTypes: ["violations"]})
+    .then(result => result.violations)"""
+
+ColorScheme = Literal["light", "dark"]
+
+
+@pytest.fixture(scope="module")
+def paths(server: UIServer) -> list[str]:
+    server.submit("clerk", "Pay the invoice of ann.", "axe-pay", caller_id="alice", labels={"tenant": "acme"})
+    server.submit("asker", "A trip to a town with a long name, please.", "axe-ask")
+    server.submit("reader", "Read both pages.", "axe-read")
+    server.submit("broken", "Try.", "axe-fail")
+    server.wait_for("axe-pay", "waiting")
+    server.wait_for("axe-ask", "waiting")
+    server.wait_for("axe-read", "done")
+    server.wait_for("axe-fail", "failed")
+    return [
+        "/",
+        "/?q=since:x",
+        "/?q=nothing-fits",
+        "/inbox",
+        "/fleet",
+        "/runs/axe-pay",
+        "/runs/axe-read",
+        "/runs/axe-read?q=page",
+        "/runs/axe-fail",
+        "/runs/none",
+    ]
+
+
+@pytest.fixture(params=[("light", 1440), ("dark", 360)], ids=["light-desk", "dark-phone"])
+def screen(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    scheme: ColorScheme
+    scheme, width = request.param
+    # axe is a script of the test: the policy of the page would refuse it.
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True)
+    page, complaints = watch_page(context)
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def test_every_page_is_accessible(server: UIServer, screen: Page, paths: list[str]) -> None:
+    for path in paths:
+        screen.goto(server.url + path)
+        for details in screen.locator("details").all():
+            details.evaluate("element => element.open = true")
+        screen.evaluate(AXE_SCRIPT)
+        found = screen.evaluate(_RUN)
+        serious = [
+            (each["id"], node["html"][:200], node.get("failureSummary"))
+            for each in found
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"]
+        ]
+        assert serious == [], path
+        overflow = screen.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert overflow <= 0, f"{path} scrolls sideways"

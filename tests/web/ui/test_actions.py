@@ -1,0 +1,153 @@
+"""Every action of the page, in a real browser; the main ones on each durable store."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.web.ui.server import UIServer
+
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.waiting import Approve
+
+#: Actions that differ only in their form need one store.
+on_sqlite = pytest.mark.parametrize("any_server", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def waiting(any_server: UIServer, request: pytest.FixtureRequest) -> str:
+    """A run that waits for an approval, with an id of its own."""
+    run_id = re.sub(r"[^a-z]+", "-", request.node.name)[:60]
+    any_server.submit("clerk", "Pay the invoice of ann.", run_id, caller_id="alice")
+    any_server.wait_for(run_id, "waiting")
+    return run_id
+
+
+def get_result(server: UIServer, run_id: str) -> str:
+    """Return the content of the only tool result."""
+    server.wait_for(run_id, "done")
+    result = server.call(server.app.result(run_id))
+    [content] = [message.content for message in result.messages if hasattr(message, "call_id")]
+    return str(content)
+
+
+def test_an_approval_in_the_inbox(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/inbox")
+    task = page.get_by_role("article", name=f"Approval of run {waiting}")
+    expect(task).to_contain_text('pay(amount=129.0, to="ann")')
+    expect(task).to_contain_text("I pay ann now.")
+    expect(task).to_contain_text("for finance")
+    task.get_by_role("button", name="Approve a", exact=True).click()
+    expect(page.get_by_role("status")).to_contain_text("Approved.")
+    assert get_result(any_server, waiting) == "paid 129.0 to ann"
+
+
+def test_an_approval_with_edited_arguments(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/runs/{waiting}")
+    page.get_by_text("Edit and approve").click()
+    page.get_by_role("textbox", name="Arguments").fill('{"amount": 99.5, "to": "ann"}')
+    page.get_by_role("button", name="Approve these arguments").click()
+    expect(page.get_by_role("status")).to_contain_text("Approved.")
+    assert get_result(any_server, waiting) == "paid 99.5 to ann"
+
+
+@on_sqlite
+def test_edited_arguments_that_are_no_json_are_refused(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/runs/{waiting}")
+    page.get_by_text("Edit and approve").click()
+    page.get_by_role("textbox", name="Arguments").fill("{amount: 99")
+    page.get_by_role("button", name="Approve these arguments").click()
+    expect(page.get_by_text("the arguments are not a JSON object")).to_be_visible()
+    assert any_server.call(any_server.app.get(waiting)).status is RunStatus.WAITING
+
+
+@on_sqlite
+def test_a_denial_with_a_reason_by_keyboard(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/runs/{waiting}")
+    page.keyboard.press("d")
+    page.keyboard.type("not in the budget")
+    page.get_by_role("button", name="Deny", exact=True).click()
+    expect(page.get_by_role("status")).to_contain_text("Denied.")
+    assert "not in the budget" in get_result(any_server, waiting)
+
+
+@on_sqlite
+def test_an_answer_without_javascript(any_server: UIServer, plain_page: Page) -> None:
+    any_server.submit("asker", "A trip.", "ask-plain")
+    any_server.wait_for("ask-plain", "waiting")
+    plain_page.goto(f"{any_server.url}/inbox")
+    task = plain_page.get_by_role("article", name="Question of run ask-plain")
+    task.get_by_label("Answer").fill("in spring")
+    task.get_by_role("button", name="Answer").click()
+    expect(plain_page.get_by_role("status")).to_contain_text("Answered.")
+    assert get_result(any_server, "ask-plain") == "in spring"
+
+
+@on_sqlite
+def test_an_option_of_a_question_is_a_button(any_server: UIServer, page: Page) -> None:
+    any_server.submit("asker", "A trip.", "ask-option")
+    any_server.wait_for("ask-option", "waiting")
+    page.goto(f"{any_server.url}/runs/ask-option")
+    page.get_by_role("button", name="June").click()
+    expect(page.get_by_role("status")).to_contain_text("Answered.")
+    assert get_result(any_server, "ask-option") == "June"
+
+
+@on_sqlite
+def test_two_people_answer_and_the_first_wins(any_server: UIServer, plain_page: Page, waiting: str) -> None:
+    plain_page.goto(f"{any_server.url}/runs/{waiting}")
+    other = plain_page.context.new_page()
+    other.goto(f"{any_server.url}/runs/{waiting}")
+    plain_page.get_by_role("button", name="Approve", exact=True).click()
+    get_result(any_server, waiting)
+    other.get_by_role("button", name="Approve", exact=True).click()
+    expect(other.get_by_role("heading", name="Not found")).to_be_visible()
+
+
+def test_a_run_is_cancelled(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/runs/{waiting}")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("h1 + .status")).to_have_text("cancelled")
+    assert any_server.call(any_server.app.get(waiting)).status is RunStatus.CANCELLED
+
+
+def test_a_failed_run_is_resumed(any_server: UIServer, page: Page) -> None:
+    any_server.submit("broken", "Try.", "fails")
+    any_server.wait_for("fails", "failed")
+    page.goto(f"{any_server.url}/runs/fails")
+    expect(page.locator("main")).to_contain_text("no such account")
+    before = any_server.call(any_server.app.store.get_record("fails")).token  # type: ignore[union-attr]
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("status")).to_contain_text("resumed")
+    any_server.wait_for("fails", "failed")  # its model is still broken
+    assert any_server.call(any_server.app.store.get_record("fails")).token > before  # type: ignore[union-attr]
+
+
+@on_sqlite
+def test_a_message_reaches_the_run(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/runs/{waiting}")
+    page.get_by_label("Message to the run").fill("Use the other account.")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("status")).to_contain_text("Sent.")
+    page.get_by_role("button", name="Approve a", exact=True).click()
+    any_server.wait_for(waiting, "done")
+    texts = [getattr(message, "text", "") for message in any_server.call(any_server.app.result(waiting)).messages]
+    assert "Use the other account." in texts
+
+
+def test_the_run_page_is_live(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/runs/{waiting}")
+    expect(page.locator("h1 + .status")).to_have_text("waiting")
+    page.locator("#tail details.call summary").click()
+    any_server.call(any_server.app.answer(waiting, "p1", Approve()))
+    expect(page.locator("h1 + .status")).to_have_text("done")
+    expect(page.locator("#tail")).to_contain_text("It is settled.")
+    expect(page.locator("#tail details.call pre").last).to_have_text("paid 129.0 to ann")  # still open
+
+
+@on_sqlite
+def test_the_inbox_is_live(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/inbox")
+    task = page.get_by_role("article", name=f"Approval of run {waiting}")
+    expect(task).to_be_visible()
+    any_server.call(any_server.app.cancel(waiting))
+    expect(task).to_have_count(0)

@@ -1,0 +1,113 @@
+"""The page of one run: its transcript, its parts that are loaded on demand, its actions and its exports."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.web.ui.agents import LONG_TEXT
+from tests.web.ui.journals import store_long_run
+from tests.web.ui.server import UIServer
+
+
+@pytest.fixture(scope="module")
+def finished(server: UIServer) -> str:
+    server.submit("reader", "Read both pages.", "read-1", caller_id="bob", labels={"tenant": "acme"})
+    server.wait_for("read-1", "done")
+    return f"{server.url}/runs/read-1"
+
+
+def test_the_transcript_is_a_chat_with_folded_calls(page: Page, finished: str) -> None:
+    page.goto(finished)
+    step = page.locator("#step-1")
+    expect(step).to_contain_text("Read both pages.")
+    expect(step).to_contain_text("First the page.")
+    expect(step).to_contain_text("1,000 tokens · $0.0100")
+    call = step.locator("details.call")
+    expect(call.get_by_text("Arguments")).to_be_hidden()
+    call.locator("summary").click()
+    expect(call.locator("pre").first).to_have_text(re.compile(r'\{\s+"url": "https://example.com/a"\s+\}'))
+    expect(page.locator("#step-3 a[rel~=noopener]")).to_have_attribute("href", "https://example.com/summary")
+
+
+def test_long_content_is_loaded_on_demand(page: Page, finished: str) -> None:
+    page.goto(finished)
+    call = page.locator("#step-2 details.call")
+    call.locator("summary").click()
+    result = call.locator("pre").last
+    assert len(result.inner_text()) < 4000
+    call.get_by_role("link", name=f"Show all {len(LONG_TEXT):,} characters").click()
+    expect(call.get_by_role("link", name="Show all")).to_have_count(0)
+    assert call.locator("pre").last.inner_text().rstrip() == LONG_TEXT.rstrip()
+
+
+def test_without_javascript_long_content_is_a_page(plain_page: Page, finished: str) -> None:
+    plain_page.goto(finished)
+    call = plain_page.locator("#step-2 details.call")
+    call.locator("summary").click()
+    call.get_by_role("link", name="Show all").click()
+    assert plain_page.locator("main pre").inner_text().rstrip() == LONG_TEXT.rstrip()
+
+
+def test_search_links_to_the_step(page: Page, finished: str) -> None:
+    page.goto(finished)
+    page.get_by_label("Search in this run").fill("NEEDLE")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator(".hits li")).to_have_count(1)
+    page.get_by_role("link", name="step 2").click()
+    expect(page.locator("#step-2:target")).to_contain_text("Then the needle.")
+
+
+def test_a_long_run_is_shown_in_windows(server: UIServer, page: Page) -> None:
+    server.call(store_long_run(server.app.store, "long-1", steps=400))
+    page.goto(f"{server.url}/runs/long-1")
+    expect(page.locator("#step-400")).to_contain_text("thought 400")
+    assert page.locator(".step").count() < 150
+    page.get_by_role("link", name="Earlier steps").click()
+    assert page.locator("#step-400").count() == 0
+    last_shown = page.locator(".step").last.get_attribute("id")
+    page.get_by_role("link", name="Later steps").click()
+    assert page.locator(f"#{last_shown}").count() == 1, "windows overlap"
+    page.goto(f"{server.url}/runs/long-1?step=123#step-123")
+    expect(page.locator("#step-123:target")).to_contain_text("thought 123")
+    page.get_by_role("link", name="First").click()
+    expect(page.locator("#step-1")).to_contain_text("thought 1")
+
+
+def test_a_run_is_exported_as_json_and_as_one_page(page: Page, finished: str, tmp_path: Path) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(finished)
+    page.get_by_role("button", name="Copy JSON").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    document = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert document["run"]["run_id"] == "read-1"
+    assert next(item["text"] for item in document["transcript"] if item["kind"] == "reply") == "First the page."
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    saved = tmp_path / "run.html"
+    download.value.save_as(saved)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(saved.as_uri())
+    expect(page.locator("#step-2")).to_contain_text("Then the needle.")
+    assert requests == [saved.as_uri()], "the file needs nothing else"
+    assert page.evaluate("getComputedStyle(document.querySelector('.status')).borderRadius") == "12px"
+
+
+def test_children_and_forks_are_linked(server: UIServer, page: Page, finished: str) -> None:
+    page.goto(finished)
+    page.locator("#step-1").hover()
+    page.get_by_role("button", name="Fork after step 1").click()
+    expect(page.get_by_role("status")).to_contain_text("This is the fork.")
+    fork = page.locator("h1").inner_text()
+    server.wait_for(fork, "done")
+    page.locator(".tree").get_by_role("link", name="read-1").click()
+    expect(page.locator(".tree")).to_contain_text(f"{fork} fork at step 1")
+
+
+def test_a_run_that_is_not_there_is_a_page_of_its_own(server: UIServer, page: Page) -> None:
+    response = page.goto(f"{server.url}/runs/nowhere")
+    assert response is not None
+    assert response.status == 404
+    expect(page.get_by_role("heading", name="Not found")).to_be_visible()

@@ -1,0 +1,71 @@
+"""The runs list: what it says, its filters, its pages and its live updates."""
+
+from playwright.sync_api import Page, expect
+from tests.web.ui.server import UIServer
+
+
+def test_a_run_says_why_it_is_where_it_is(server: UIServer, page: Page) -> None:
+    server.submit("clerk", "Pay the invoice of ann.", "why-1", caller_id="alice")
+    server.wait_for("why-1", "waiting")
+    page.goto(server.url)
+    row = page.locator("#row-why-1")
+    expect(row).to_contain_text('approval of pay(amount=129.0, to="ann")')
+    expect(row).to_contain_text("clerk · alice")
+    expect(row.locator(".status")).to_have_text("waiting")
+    row.get_by_role("link", name="why-1").click()
+    expect(page.locator("h1")).to_have_text("why-1")
+
+
+def test_the_filter_is_part_of_the_url(server: UIServer, page: Page) -> None:
+    for run_id, tenant in (("flt-1", "acme"), ("flt-2", "other")):
+        server.submit("reader", f"Read about {tenant}.", run_id, caller_id="bob", labels={"tenant": tenant})
+        server.wait_for(run_id, "done")
+    page.goto(server.url)
+    page.get_by_label("Filter runs").fill("label.tenant:acme caller:bob since:1h cost:>0.001 about")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody")).to_contain_text("flt-1")
+    page.goto(page.url)  # as a link that a colleague opens
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.goto(f"{server.url}/?q=label.tenant:acme&status=failed")
+    expect(page.get_by_text("No run fits this filter")).to_be_visible()
+
+
+def test_counts_by_status_are_links(server: UIServer, page: Page) -> None:
+    labels = {"suite": "counts"}
+    server.submit("clerk", "Pay.", "cnt-1", labels=labels)
+    server.submit("reader", "Read.", "cnt-2", labels=labels)
+    server.wait_for("cnt-1", "waiting")
+    server.wait_for("cnt-2", "done")
+    page.goto(f"{server.url}/?q=label.suite:counts")
+    chips = page.get_by_role("navigation", name="Status")
+    expect(chips).to_contain_text("All 2")
+    chips.get_by_role("link", name="Needs you 1").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("#row-cnt-1")).to_be_visible()
+
+
+def test_a_filter_that_is_not_valid_says_what_to_write(server: UIServer, page: Page) -> None:
+    page.goto(f"{server.url}/?q=since:soon")
+    expect(page.get_by_role("alert")).to_contain_text("give a duration such as 30m, 24h or 7d")
+
+
+def test_pages_follow_each_other(server: UIServer, page: Page) -> None:
+    for number in range(55):
+        server.submit("greeter", "Hello?", f"many-{number:02}", labels={"suite": "paging"})
+    for number in range(55):
+        server.wait_for(f"many-{number:02}", "done")
+    page.goto(f"{server.url}/?q=label.suite:paging")
+    expect(page.locator("tbody tr")).to_have_count(50)
+    page.get_by_role("link", name="Older runs").click()
+    expect(page.locator("tbody tr")).to_have_count(5)
+    expect(page.locator("tbody tr").last).to_contain_text("many-00")
+
+
+def test_the_list_is_live(server: UIServer, page: Page) -> None:
+    page.goto(f"{server.url}/?q=label.suite:live")
+    expect(page.get_by_text("No run fits this filter")).to_be_visible()
+    server.submit("clerk", "Pay.", "live-1", labels={"suite": "live"})
+    expect(page.locator("#row-live-1 .status")).to_have_text("waiting")
+    server.call(server.app.cancel("live-1"))
+    expect(page.locator("#row-live-1 .status")).to_have_text("cancelled")

@@ -1,0 +1,166 @@
+"""What the page refuses: requests without credentials, of other origins, for the runs of others; and hostile text."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+from tests.web.ui.journals import store_hostile_run
+from tests.web.ui.server import UIServer
+
+from holdfast.app import App
+from holdfast.web.auth import Principal
+from holdfast.web.ui import make_ui
+
+
+def authorize(request: Request) -> Principal | None:
+    """Trust a header, as behind a proxy that sets it."""
+    user = request.headers.get("x-user")
+    return (
+        None
+        if user is None
+        else Principal(caller_id=user, scopes={"read"} if user == "reader" else {"read", "control"})
+    )
+
+
+def mount_under_prefix(app: App) -> Starlette:
+    return Starlette(routes=[Mount("/ops/runs", make_ui(app, authorize=authorize))])
+
+
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UIServer]:
+    """A server with users, under a prefix."""
+    with UIServer(f"sqlite:{tmp_path_factory.mktemp('mounted') / 'runs.db'}", mount_under_prefix) as server:
+        server.submit("clerk", "Pay for alice.", "of-alice", caller_id="alice")
+        server.submit("clerk", "Pay for bob.", "of-bob", caller_id="bob")
+        server.wait_for("of-alice", "waiting")
+        server.wait_for("of-bob", "waiting")
+        yield server
+
+
+def test_every_response_has_a_strict_policy(server: UIServer) -> None:
+    for path in ("/", "/inbox", "/runs/none", "/static/style.css", "/no/such/page", "/static/none.js"):
+        headers = httpx.get(server.url + path).headers
+        policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'", path
+        assert policy["frame-ancestors"] == "'none'"
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store" or path == "/static/style.css"
+
+
+def test_the_files_of_the_page_are_small() -> None:
+    root = Path(make_ui.__code__.co_filename).parent
+    files = [file for folder in ("static", "templates") for file in (root / folder).rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 120_000
+
+
+def test_a_user_sees_only_the_own_runs(mounted: UIServer, page: Page) -> None:
+    page.set_extra_http_headers({"x-user": "alice"})
+    for path in ("/", "/inbox"):
+        page.goto(f"{mounted.url}/ops/runs{path}")
+        expect(page.locator("main")).to_contain_text("of-alice")
+        expect(page.locator("main")).not_to_contain_text("of-bob")
+    for path in ("/runs/of-bob", "/runs/of-bob/export.json", "/runs/of-bob/export.html", "/live/runs/of-bob"):
+        assert httpx.get(f"{mounted.url}/ops/runs{path}", headers={"x-user": "alice"}).status_code == 404
+    assert "of-bob" not in httpx.get(f"{mounted.url}/ops/runs/?q=caller:bob", headers={"x-user": "alice"}).text
+    refused = httpx.post(f"{mounted.url}/ops/runs/runs/of-bob/cancel", headers={"x-user": "alice"})
+    assert refused.status_code == 404
+    assert mounted.call(mounted.app.get("of-bob")).status == "waiting"
+
+
+def test_the_page_works_under_a_prefix(mounted: UIServer, page: Page) -> None:
+    page.set_extra_http_headers({"x-user": "alice"})
+    page.goto(f"{mounted.url}/ops/runs/")
+    page.get_by_role("link", name="of-alice").click()
+    expect(page).to_have_url(f"{mounted.url}/ops/runs/runs/of-alice")
+    assert page.evaluate("getComputedStyle(document.querySelector('.status')).borderRadius") == "12px"
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("h1 + .status")).to_have_text("cancelled")
+    expect(page).to_have_url(re.compile(r"/ops/runs/runs/of-alice\?said="))
+
+
+def test_a_request_without_credentials_or_scope_is_refused(mounted: UIServer) -> None:
+    address = f"{mounted.url}/ops/runs"
+    assert httpx.get(address + "/").status_code == 401
+    assert httpx.get(address + "/", headers={"x-user": "reader"}).status_code == 200
+    assert httpx.post(f"{address}/runs/of-bob/cancel", headers={"x-user": "reader"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "https://evil.example"}],
+)
+def test_a_change_from_another_origin_is_refused(server: UIServer, headers: dict[str, str]) -> None:
+    refused = httpx.post(f"{server.url}/runs/any/cancel", headers=headers)
+    assert refused.status_code == 403
+
+
+def test_without_authorize_only_this_machine_is_served(server: UIServer) -> None:
+    for headers in ({"host": "rebound.example"}, {"x-forwarded-for": "10.0.0.1"}):
+        assert httpx.get(server.url, headers=headers).status_code == 403
+
+
+def test_hostile_text_stays_text(server: UIServer, page: Page) -> None:
+    payloads = server.call(store_hostile_run(server.app.store, "hostile"))
+    for path in ("/", "/?q=script", "/inbox", "/runs/hostile", "/runs/hostile?q=script", "/runs/hostile/content/1/0"):
+        page.goto(server.url + path)
+        if path.startswith("/runs/hostile") and "q=" not in path and "content" not in path:
+            for call in page.locator("details").all():
+                call.evaluate("element => element.open = true")
+            shown = page.locator("main").inner_text()
+            assert [payload for payload in payloads if payload not in shown] == []
+        assert page.evaluate("window.hacked") is None
+        found = page.evaluate(
+            """() => [...document.querySelectorAll("*")].flatMap(element => [...element.attributes]
+                .filter(({name, value}) => name.startsWith("on") ||
+                    (name !== "value" && /^\\s*(javascript|data):/i.test(value)))
+                .map(({name, value}) => name + "=" + value))"""
+        )
+        assert found == []
+        assert page.locator("script").count() == 3, "our own"
+        assert page.locator("main :is(img, iframe, object, embed, base, style, hx-partial, meta, link)").count() == 0
+
+
+def test_the_exported_page_executes_nothing(server: UIServer, page: Page, tmp_path: Path) -> None:
+    server.call(store_hostile_run(server.app.store, "hostile-file"))
+    file = tmp_path / "run.html"
+    file.write_text(httpx.get(f"{server.url}/runs/hostile-file/export.html").text)
+    page.goto(file.as_uri())
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("script, img, iframe").count() == 0
+
+
+def test_holdfast_ui_prints_a_link_whose_token_is_exchanged_for_a_cookie(
+    server: UIServer, page: Page, tmp_path: Path
+) -> None:
+    store = f"sqlite:{tmp_path / 'runs.db'}"
+    with UIServer(store) as other:
+        other.submit("greeter", "Hello?", "greeting")
+        other.wait_for("greeting", "done")
+    command = [sys.executable, "-m", "holdfast", "ui", "--store", store, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        link = process.stdout.readline().strip()
+        address = link.partition("/login")[0]
+        assert httpx.get(address).status_code == 401
+        assert httpx.get(f"{address}/login?token=guess").status_code == 401
+        page.goto(link)
+        expect(page.locator("#row-greeting")).to_be_visible()
+        expect(page).to_have_url(f"{address}/")
+        [cookie] = page.context.cookies()
+        assert (cookie.get("sameSite"), cookie.get("httpOnly")) == ("Strict", True)
+        page.goto("about:blank")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        process.stdout.close()
