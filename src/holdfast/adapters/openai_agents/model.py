@@ -8,7 +8,8 @@ from agents.exceptions import UserError
 from agents.items import TResponseStreamEvent
 from agents.retry import ModelRetryAdvice, ModelRetryAdviceRequest
 
-from holdfast.adapters.openai_agents.stream import Draft, read_stream
+from holdfast.adapters.openai_agents.stream import read_stream
+from holdfast.core.reply_stream import ReplyStream
 
 #: Asks a model once.
 Ask = Callable[[], Awaitable[ModelResponse]]
@@ -27,7 +28,7 @@ class ReplyRecorder(Protocol):
 class ModelRecorder:
     """Wraps models and providers for one attempt of a run."""
 
-    def __init__(self, replies: ReplyRecorder, draft: Draft | None) -> None:
+    def __init__(self, replies: ReplyRecorder, draft: ReplyStream | None) -> None:
         """Record with `replies`. With a draft, models are asked for streams, whose text goes there."""
         self._replies, self._draft = replies, draft
 
@@ -54,7 +55,7 @@ class _RecordedProvider(ModelProvider):
 class _RecordedModel(Model):
     """Asks another model unless the reply is recorded. With a draft, it asks for the reply as a stream."""
 
-    def __init__(self, model: Model, name: str, replies: ReplyRecorder, draft: Draft | None) -> None:
+    def __init__(self, model: Model, name: str, replies: ReplyRecorder, draft: ReplyStream | None) -> None:
         self._model, self._replies, self._draft = model, replies, draft
         self._name = name or str(getattr(model, "model", ""))
 

@@ -1,7 +1,7 @@
 """The complete response of a model that streams it."""
 
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Any
 
 from agents import ModelResponse, Usage
 from agents.exceptions import ModelBehaviorError
@@ -16,16 +16,10 @@ from openai.types.responses import (
     ResponseUsage,
 )
 
-
-class Draft(Protocol):
-    """Gets a reply as it arrives. A `StepContext` is one."""
-
-    async def emit_text(self, text: str) -> None: ...
-
-    async def emit_reasoning(self, text: str) -> None: ...
+from holdfast.core.reply_stream import ReplyStream
 
 
-async def read_stream(events: AsyncIterator[TResponseStreamEvent], draft: Draft) -> ModelResponse:
+async def read_stream(events: AsyncIterator[TResponseStreamEvent], reply: ReplyStream) -> ModelResponse:
     """Return the response once it is complete.
 
     Raises:
@@ -35,9 +29,9 @@ async def read_stream(events: AsyncIterator[TResponseStreamEvent], draft: Draft)
     items: list[Any] = []
     async for event in events:
         if isinstance(event, ResponseTextDeltaEvent):
-            await draft.emit_text(event.delta)
+            await reply.emit_text(event.delta)
         elif isinstance(event, ResponseReasoningTextDeltaEvent | ResponseReasoningSummaryTextDeltaEvent):
-            await draft.emit_reasoning(event.delta)
+            await reply.emit_reasoning(event.delta)
         elif isinstance(event, ResponseOutputItemDoneEvent):
             items.append(event.item)
         elif isinstance(event, ResponseCompletedEvent):
