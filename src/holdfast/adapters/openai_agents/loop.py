@@ -177,7 +177,7 @@ def durable(
         bounds: the bounds of the whole run, resumes included. They take the place of the SDK's `max_turns`.
         compact: gets the input items before a step and returns fewer, or `None` to keep them.
         missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
-        stream: request replies as streams, and emit their text as it arrives, as `text` events of the listener.
+        stream: request replies as streams; `App.events` and listeners get their text as it arrives.
         run_config: the SDK's, for every run. `group_id` is the run id unless it is given.
         hooks: the SDK's run hooks.
         cost: the cost of a reply in US dollars, from the name of the model and the usage of the reply.

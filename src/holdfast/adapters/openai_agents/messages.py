@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from agents import ItemHelpers, ModelResponse, TResponseInputItem, Usage
+from agents import ItemHelpers, ModelResponse, Usage
 from agents.items import TResponseOutputItem
 from openai.types.responses import ResponseFunctionToolCall
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
@@ -207,7 +207,7 @@ def to_input_item(output: ToolOutput) -> dict[str, Any]:
     return dict(ItemHelpers.tool_call_output_item(call, output.value))
 
 
-def to_input_items(messages: Sequence[Any]) -> list[TResponseInputItem]:
+def to_input_items(messages: Sequence[Any]) -> list[Any]:
     """Return a conversation in the form in which the SDK takes it as input."""
     items: list[Any] = []
     for index, message in enumerate(messages):

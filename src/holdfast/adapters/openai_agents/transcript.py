@@ -49,7 +49,7 @@ class Transcript:
         self.is_last_step_counted = len(replies) <= context.state.phase_steps
         #: Whether the results of the first reply to the prompt are recorded.
         self.has_first_results = len(replies) > (self.open_reply is not None)
-        self.items: list[Any] = list(to_input_items(self._history[:place]))
+        self.items: list[Any] = to_input_items(self._history[:place])
         #: The SDK's list when it was seen last, and the response since then.
         self._sdk_items: list[Any] | None = None
         self._last_response: ModelResponse | None = None
