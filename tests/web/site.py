@@ -1,7 +1,7 @@
 """The program of the server under test: `python -m tests.web.site FOLDER STORE KIND PORT` prints its URL and serves.
 
 KIND is `users` (an authorize function; the API is mounted under `/some/prefix`), `viewer` (the same, but it executes no
-runs), `local` (no authorize) or `worker` (no server).
+runs), `local` (no authorize), `chat` (the protocols of front ends) or `worker` (no server).
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from holdfast import (
     tool,
     wait_for,
 )
+from holdfast.core.agent import AgentSource
 from holdfast.web.api import make_api
 from holdfast.web.auth import ALL_SCOPES, Principal, Scope
 from holdfast.web.server import serve_locally
@@ -112,7 +113,21 @@ def make_agents(folder: Path) -> list[Agent]:
         call = ToolCall(id=f"c{done}", name="curse", arguments={"number": done})
         return Reply(text=HOSTILE[done][:1000], tool_calls=[call])
 
+    async def chat_model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        """Answer the last message: `pay` asks for the tool, other text is repeated."""
+        place = max(place for place, message in enumerate(messages) if isinstance(message, User))
+        asked, since = messages[place], messages[place + 1 :]
+        assert isinstance(asked, User)
+        with (folder / "requests").open("a") as file:
+            file.write(f"{asked.text} {len(since)}\n")
+        if asked.text in ("note", "gate", "pay") and not since:
+            return Reply(text="wait", tool_calls=[ToolCall(id=f"{asked.text}-{place}", name=asked.text)])
+        if asked.text == "fail":
+            raise RuntimeError("no answer")
+        return Reply(text=f"you said {asked.text}")
+
     return [
+        Agent(name="talker", model=chat_model, tools=[note, gate, pay]),
         Agent(name="clerk", model=model, tools=[note, gate, pay, fail, render, wait_for]),
         Agent(name="curser", model=curse_model, tools=[curse]),
     ]
@@ -135,6 +150,10 @@ async def authorize(request: Request) -> Principal | None:
 def make_site(app: App, kind: str) -> ASGIApp:
     if kind == "local":
         return make_api(app)
+    if kind == "chat":
+        from holdfast.web.protocols import make_chat
+
+        return make_chat(app)
 
     site = FastAPI()
     site.mount("/some/prefix", make_api(app, authorize=authorize, allowed_origins=["https://chat.example"]))
@@ -143,13 +162,18 @@ def make_site(app: App, kind: str) -> ASGIApp:
 
 async def main(folder: str, store: str, kind: str, port: str) -> None:
     worker = WorkerSettings(take_runs=kind != "viewer")
-    async with App(make_agents(Path(folder)), store, worker=worker) as app:
+    agents: list[AgentSource] = [*make_agents(Path(folder))]
+    if kind == "chat":  # loads pydantic-ai
+        from tests.web.protocols.assistant import make_assistant
+
+        agents.append(make_assistant(Path(folder)))
+    async with App(agents, store, worker=worker) as app:
         if kind == "worker":
             print("ready", flush=True)
             await app.serve()
             return
         async with serve_locally(make_site(app, kind), int(port)) as url:
-            print(url + ("" if kind == "local" else "/some/prefix"), flush=True)
+            print(url + ("/some/prefix" if kind in ("users", "viewer") else ""), flush=True)
             await asyncio.Event().wait()
 
 
