@@ -113,7 +113,7 @@ class Delta:
     def _encode_step(self, progress: Progress, state: RunState, clock: Clock) -> bytes:
         then = progress.at_step_end(state.step_end)
         encoded = self.progress if then is progress else _encode(then)
-        return _encode(Step(at=clock.now(), progress=msgspec.Raw(encoded)))
+        return _encode(Step(at=clock.now(), progress=msgspec.Raw(encoded), times=state.step_end.times))
 
     def is_empty(self, watermark: Watermark) -> bool:
         """Whether there is nothing to write."""

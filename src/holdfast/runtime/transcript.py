@@ -13,7 +13,7 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.message import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.state import PhaseOutput
+from holdfast.core.state import PhaseOutput, StepTimes
 from holdfast.core.waiting import WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
 
@@ -76,6 +76,8 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     usage: Usage = NO_USAGE
     #: Of a step: the run's retries at that time.
     retries: int = 0
+    #: Of a step: how long its parts took, if that was measured.
+    times: StepTimes | None = None
 
 
 class Transcript:
@@ -220,6 +222,7 @@ def _read_step(entry: Entry) -> TranscriptItem:
         at=step.at,
         usage=progress.usage,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
+        times=step.times,
     )
 
 

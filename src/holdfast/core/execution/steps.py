@@ -23,6 +23,7 @@ from holdfast.core.execution.attempts import ModelRetries
 from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.execution.step_timer import StepTimer
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
@@ -57,6 +58,7 @@ class StepContext:
         self.run, self.state = run, run.state
         self.model_retries = ModelRetries(run, profile.retry)
         self.waits = Waits(run)
+        self._times = StepTimer(run.clock)
         #: Calls of the current batch without a result.
         self._outstanding = 0
         self._in_doubt = _NO_CALLS
@@ -90,6 +92,7 @@ class StepContext:
         """
         run, state = self.run, self.state
         run.raise_if_stopped()
+        self._times.begin()
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
         if state.steps >= bounds.max_steps:
             raise StepsExceeded(self.run_id, bounds.max_steps)
@@ -144,7 +147,7 @@ class StepContext:
         force = self._has_once_call
         if self._cancel_intent():
             force = force or self._has_idempotent_call
-        state.finish_step()
+        state.finish_step(self._times.end())
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
         self._not_started.clear()
         self.waits.clear()
@@ -172,6 +175,7 @@ class StepContext:
                 is in doubt.
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
         """
+        self._times.reply()
         # What these notices are about is found by the calls that start the children again.
         self.run.mailbox.take_all(CHILD_TOPIC)
         results = self.state.results
@@ -304,7 +308,7 @@ class StepContext:
             )
             if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
                 await run.verify_claim()
-        started_at = run.clock.monotonic() if run.recorder is not None else 0.0
+        started_at = run.clock.monotonic()
         self._not_started.discard(request.call_id)
         run.calls_in_progress += 1
         try:
@@ -313,6 +317,7 @@ class StepContext:
                 return result
             # Recorded before any port runs: an error of a port does not undo the call.
             self._record_result(request, result, children, ONE_TOOL_CALL)
+            self._times.add_call(request.call_id, started_at)
         finally:
             run.calls_in_progress -= 1
         run.end_pauses()
