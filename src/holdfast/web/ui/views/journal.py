@@ -15,8 +15,8 @@ from holdfast.runtime.transcript import Transcript
 from holdfast.web.ui.views.formatting import cut_text, format_value
 from holdfast.web.ui.views.steps import Steps, build_steps, find_content
 
-#: Entries of a window: some 80 steps with one call each.
-WINDOW = 250
+#: Entries of a window: some 65 steps with one call each.
+WINDOW = 200
 _MAX_HITS = 50
 _SNIPPET = 160
 
