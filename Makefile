@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.bench-ready
 FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
-.PHONY: help demo postgresql chromium front-end-clients test check chaos bench bench-peers docs clean
+.PHONY: help demo postgresql chromium front-end-clients test check chaos bench bench-peers screenshots docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machi
 
 bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (hours)
 	$(BIN)/python -m bench --peers --report
+
+screenshots: $(READY) chromium ## Render the pictures of the web page for the docs
+	$(BIN)/python -m tests.web.ui.screenshots docs/images
 
 docs: $(READY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --quiet --strict

@@ -13,7 +13,7 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.execution.waits import read_decisions, read_waits
 from holdfast.core.message import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.state import PhaseOutput
+from holdfast.core.state import PhaseOutput, StepTimes
 from holdfast.core.turn import TurnInput, TurnRecord
 from holdfast.core.waiting import Decision, WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
@@ -92,6 +92,8 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     usage: Usage = NO_USAGE
     #: Of a step: the run's retries at that time.
     retries: int = 0
+    #: Of a step: how long its parts took, if that was measured.
+    times: StepTimes | None = None
 
 
 class Transcript:
@@ -158,7 +160,7 @@ class Transcript:
                 step = decode(entry.body, Step)
                 progress = decode(bytes(step.progress), Progress)
                 self._record_decisions(progress.annotations)
-                yield _make_step_item(entry.seq, step.at, progress)
+                yield _make_step_item(entry.seq, step, progress)
             case EntryKind.PHASE:
                 phase = decode(entry.body, PhaseOutput)
                 yield TranscriptItem(
@@ -245,14 +247,15 @@ class Transcript:
             call.result = content
 
 
-def _make_step_item(seq: int, at: datetime, progress: Progress) -> TranscriptItem:
+def _make_step_item(seq: int, step: Step, progress: Progress) -> TranscriptItem:
     return TranscriptItem(
         seq=seq,
         kind="step",
         step=progress.steps,
-        at=at,
+        at=step.at,
         usage=progress.usage,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
+        times=step.times,
     )
 
 
