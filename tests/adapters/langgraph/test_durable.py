@@ -24,9 +24,9 @@ from tests.simulated_host import SimulatedHost
 from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo
 from holdfast.adapters.langgraph import durable, record_tool_call
 from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
+from holdfast.core.events import Event, TextDelta
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.message import Usage
-from holdfast.core.ports import RunEvent
 from holdfast.stores.memory import MemoryStore
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -153,8 +153,8 @@ async def test_the_text_of_replies_is_emitted_as_it_arrives() -> None:
     texts: list[str] = []
 
     class Listener:
-        async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-            if event.kind == "text":
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, TextDelta):
                 texts.append(event.text)
 
         async def on_output(self, info: RunInfo, output: Any) -> None: ...

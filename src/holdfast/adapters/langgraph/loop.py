@@ -25,7 +25,6 @@ from holdfast.core.execution.loop import FinishedCall, PendingCall
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec, User
-from holdfast.core.ports import RunEvent
 from holdfast.core.retry import Retry
 
 Graph = Pregel[Any, Any, Any, Any]
@@ -170,8 +169,7 @@ class LangGraphLoop:
                 if mode == "values" and not ns:
                     output = chunk
                 elif mode == "messages" and isinstance(chunk[0], AIMessageChunk) and chunk[0].text:
-                    text = str(chunk[0].text)
-                    await context.run.emit(RunEvent(kind="text", step=context.state.steps + 1, text=text))
+                    await context.emit_text(str(chunk[0].text))
         return output
 
 

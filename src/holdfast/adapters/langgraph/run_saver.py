@@ -15,8 +15,9 @@ from holdfast.adapters.langgraph.saver.batch import RowBatch
 from holdfast.adapters.langgraph.saver.database import SaverDatabase
 from holdfast.adapters.langgraph.saver.requests import WriteRequest, get_thread
 from holdfast.adapters.langgraph.saver.schema import make_schema
+from holdfast.core.execution.native import make_prompt_message
 from holdfast.core.execution.steps import StepContext
-from holdfast.core.message import Usage, User
+from holdfast.core.message import Usage
 from holdfast.db.sqlite import transaction
 from holdfast.db.tables import Cursor, Schema, TablesError
 
@@ -186,5 +187,4 @@ class RunSaver(HoldfastSaver):
 
 async def begin_step(context: StepContext) -> None:
     """Begin a step. Messages that were sent to the run go into the history: they are the input of the next turn."""
-    for text in await context.begin_step():
-        context.state.history.append(User(text))
+    context.state.history.extend(map(make_prompt_message, await context.begin_step()))

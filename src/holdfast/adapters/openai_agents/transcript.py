@@ -142,9 +142,9 @@ class Transcript:
         self._history.extend(self._context.state.results.values())
         self._history.append(Final())
 
-    def add_messages(self, texts: Sequence[str]) -> None:
+    def add_messages(self, contents: Sequence[str | list[Any]]) -> None:
         """Record messages that were sent to the run."""
-        added = [{"role": "user", "content": text} for text in texts]
+        added = [{"role": "user", "content": content} for content in contents]
         self._history.append(Input(items=added))
         self.items.extend(added)
 
