@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
+from tests.probe_store import ProbeStore
 from tests.scripted_model import call, tool_reply
 
 from holdfast import (
@@ -31,9 +33,11 @@ from holdfast import (
     tool,
 )
 from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunNotFound, TurnConflict
+from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError, RunCancelled, TurnFailed
 from holdfast.core.execution.turns import CLOSED_CALL
+from holdfast.core.turn import TURN_TOPIC, TurnMessage
 from holdfast.stores.memory import MemoryStore
 
 
@@ -470,6 +474,25 @@ async def test_a_closed_conversation_refuses_messages_and_keeps_its_results(dura
         assert await chat.send("one", id="m1") == turn
         assert (await chat.result("m2")).output == "2 two"
         assert (await app.get(chat.run_id)).expires_at is not None
+
+
+async def test_a_message_that_arrives_while_the_conversation_closes_is_answered() -> None:
+    store = MemoryStore()
+    probe = ProbeStore(store)
+    async with App([Agent(name="a", model=Echo())], probe, worker=False) as app:
+        chat = app.conversation("a", "k")
+        await chat.send("one")
+
+        async def post_late(method: str) -> None:
+            if method == "release":
+                probe.before = None
+                body = msgspec.json.encode(TurnMessage(content="late"))
+                await store.post(chat.run_id, Mail(mail_id="late", topic=TURN_TOPIC, body=body))
+
+        probe.before = post_late
+        await chat.close()
+        assert (await chat.result("late")).output == "2 late"
+        assert (await app.get(chat.run_id)).status is RunStatus.DONE
 
 
 async def test_a_cancelled_conversation_ends() -> None:
