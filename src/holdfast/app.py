@@ -25,7 +25,7 @@ from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
-from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
+from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs

@@ -12,7 +12,7 @@ from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark, is_rewritten
 from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import NewRun, Release, RunStatus
+from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.config import CheckpointSettings
@@ -44,6 +44,10 @@ class CheckpointerOwner(Protocol):
 
     async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
         """Cancel the unfinished child runs of a run that is about to be cancelled, unless it `continues`."""
+        ...
+
+    def keep_journal(self, meta: RunMeta, state: RunState, created_at: datetime, watermark: Watermark) -> None:
+        """Keep the decoded journal of a conversation for its next turn."""
         ...
 
 
@@ -86,6 +90,8 @@ class StoreCheckpointer:
         self._timer: Timer | None = None
         self._flush_tasks: set[asyncio.Task[None]] = set()
         self._latest_state: RunState | None = None
+        #: Known if the run was resumed.
+        self._created_at: datetime | None = None
         self._progressed = False
         self._owner = owner
         self._pending_release: _FinalWrite | None = None
@@ -95,21 +101,22 @@ class StoreCheckpointer:
         cls,
         claim: Claim,
         watermark: Watermark,
-        progress: bytes,
+        record: RunRecord,
         store: CheckpointStore,
         meta: RunMeta,
         *,
         state: RunState | None = None,
         **options: Any,
     ) -> "StoreCheckpointer":
-        """Make the checkpointer of a claimed run, of which the store holds `watermark` and `progress`.
+        """Make the checkpointer of a claimed run, of which the store holds `watermark` and `record`.
 
         Args:
             state: the run as it was loaded. Its end is written even if it was not saved before.
         """
         checkpointer = cls(store, meta, claim.worker_id, **options)
         checkpointer._latest_state = state
-        checkpointer._claim, checkpointer._watermark, checkpointer._progress = claim, watermark, progress
+        checkpointer._claim, checkpointer._watermark, checkpointer._progress = claim, watermark, record.progress
+        checkpointer._created_at = record.created_at
         return checkpointer
 
     @property
@@ -273,7 +280,16 @@ class StoreCheckpointer:
             wake_at=wake_at,
             wake_on=wake_on,
         )
-        return await self._finalize_unless_mail(release)
+        is_waiting = await self._finalize_unless_mail(release)
+        self._keep_journal()
+        return is_waiting
+
+    def _keep_journal(self) -> None:
+        """Keep the journal of a conversation between two turns for the next one."""
+        state = self._latest_state
+        is_between_turns = bool(self._meta.conversation) and state is not None and state.turn is None
+        if is_between_turns and state is not None and self._owner is not None and self._created_at is not None:
+            self._owner.keep_journal(self._meta, state, self._created_at, self._watermark)
 
     async def _finalize_unless_mail(self, write: _FinalWrite) -> bool:
         """End the claim with `write`. If unread mail refuses that, leave the run to be resumed, and return False."""
@@ -419,38 +435,43 @@ class StoreCheckpointer:
         wake_at: datetime | None = None,
         wake_on: Sequence[str] = (),
     ) -> None:
-        entries, progress, consumed = self._unsaved_delta()
+        delta = self._unsaved_delta()
+        entries = [] if delta is None else list(delta.entries)
         if outcome is not None:
             seq = self._watermark.next_seq + len(entries)
-            entries = [*entries, Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome)]
+            entries.append(Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome))
         release = Release(
             status=status,
             # Stores need not be able to keep half a surrogate pair or a NUL.
             reason=reason.encode(errors="replace").decode().replace("\0", "\ufffd"),
             entries=entries,
-            progress=progress,
+            progress=None if delta is None else delta.progress,
             strikes=strikes,
             delay=delay,
             retention=retention,
-            consumed=consumed,
+            consumed=() if delta is None else delta.consumed,
             wake_at=wake_at,
             wake_on=wake_on,
         )
         await self._store.release(claim, release)
+        if delta is not None:
+            self._watermark = delta.next_watermark
 
-    def _unsaved_delta(self) -> tuple[list[Entry], bytes | None, Sequence[str]]:
-        """Return the entries, progress and consumed mail since the last save; nothing if they cannot be appended."""
+    def _unsaved_delta(self) -> Delta | None:
+        """Return what is new since the last save; `None` if it cannot be appended."""
         if self._latest_state is None:
-            return [], None, ()
+            return None
         try:
             delta = Delta(self._watermark, self._latest_state, self._meta, self._clock)
         except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
             log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
-            return [], None, ()
+            return None
         limit = self._settings.max_transcript_bytes
-        if delta.rewrite or (limit is not None and delta.next_watermark.size > limit):
-            return [], None, ()
-        return list(delta.entries), delta.progress, delta.consumed
+        is_too_large = limit is not None and delta.next_watermark.size > limit
+        # The result of a turn may exceed the limit: the next turn is refused.
+        if delta.rewrite or (is_too_large and not self._meta.conversation):
+            return None
+        return delta
 
     async def _retry_until_timeout(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `store_timeout`."""

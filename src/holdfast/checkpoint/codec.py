@@ -355,20 +355,24 @@ def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: Messa
     reader = JournalReader(begin.meta.run_id, codec)
     for entry in entries[1:]:
         reader.read(entry)
-    history = History(reader.messages)
-    history.turn_start = reader.turn_start
-    state = RunState(
+    state = make_state(codec, progress, reader.messages, reader.turns)
+    state.history.turn_start = reader.turn_start
+    state.phases = reader.phases
+    state.results = {call: result for call, (step, result) in reader.results.items() if step == progress.steps}
+    return Checkpoint(meta=begin.meta, state=state, outcome=reader.outcome)
+
+
+def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], turns: list[TurnRecord]) -> RunState:
+    """Return the state of a run with this progress, without phases and open results."""
+    return RunState(
         codec=codec,
-        history=history,
+        history=History(messages),
         steps=progress.steps,
-        phases=reader.phases,
         phase=progress.phase,
-        results={call: result for call, (step, result) in reader.results.items() if step == progress.steps},
         own_usage=progress.own_usage,
         child_usage=progress.child_usage,
         elapsed=progress.elapsed,
         annotations=progress.annotations,
-        turns=reader.turns,
+        turns=turns,
         turn=progress.turn,
     )
-    return Checkpoint(meta=begin.meta, state=state, outcome=reader.outcome)

@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
@@ -21,6 +22,7 @@ from holdfast.checkpoint.errors import (
     UnknownVersion,
 )
 from holdfast.checkpoint.null import NullCheckpointer
+from holdfast.checkpoint.recent import RecentConversations
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunFilter, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.turns import StoredTurns
@@ -56,6 +58,7 @@ class StoreCheckpoints:
         self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
         #: By run id: releases of children whose caller was cancelled while they were being claimed.
         self._child_releases: dict[str, asyncio.Task[None]] = {}
+        self._recent = RecentConversations(store)
         self._open_lock = asyncio.Lock()
         self._is_open = False
 
@@ -90,13 +93,25 @@ class StoreCheckpoints:
             owner=self,
         )
 
+    async def load(self, run_id: str) -> StoredRun:
+        """Load a run for `resume`: without its journal, if this process has it from the last turn of a conversation.
+
+        Raises:
+            CheckpointError: as `CheckpointStore.load`.
+        """
+        return await self._recent.load(run_id)
+
+    def keep_journal(self, meta: RunMeta, state: RunState, created_at: datetime, watermark: Watermark) -> None:
+        """Keep the decoded journal of a conversation for its next turn."""
+        self._recent.put(meta, state, created_at, watermark.next_seq, watermark.size)
+
     def resume(self, claim: Claim, stored: StoredRun, codec: MessageCodec) -> Resumption:
         """Read a claimed run so that it can be resumed.
 
         Raises:
             CheckpointError: the run cannot be read. It was left unchanged.
         """
-        checkpoint = read_checkpoint(stored, codec)
+        checkpoint = self._recent.read(stored, codec) or read_checkpoint(stored, codec)
         turns = StoredTurns.from_progress(decode(stored.record.progress, Progress))
         watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size, turns)
         checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark, checkpoint.state)
@@ -113,7 +128,7 @@ class StoreCheckpoints:
         return StoreCheckpointer.resume(
             claim,
             watermark,
-            stored.record.progress,
+            stored.record,
             self._store,
             meta,
             state=state,

@@ -14,6 +14,7 @@ from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.execution.waits import read_decisions, read_waits
 from holdfast.core.message import Reply, System, ToolCall, ToolResult, User
 from holdfast.core.state import PhaseOutput
+from holdfast.core.turn import TurnInput, TurnRecord
 from holdfast.core.waiting import Decision, WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
 
@@ -53,7 +54,19 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 ItemKind = Literal[
-    "begin", "system", "user", "thinking", "reply", "result", "resolution", "message", "step", "phase", "outcome"
+    "begin",
+    "system",
+    "user",
+    "thinking",
+    "reply",
+    "result",
+    "resolution",
+    "message",
+    "step",
+    "phase",
+    "outcome",
+    "input",
+    "turn",
 ]
 
 
@@ -69,9 +82,10 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     call_id: str = ""
     tool: str = ""
     error: bool = False
-    #: A result's content, an unknown message, a phase's or the run's output.
+    #: A result's content, an unknown message, the output of a phase, a turn or the run.
     content: Any = None
-    #: Of a step: its number, the time it finished, and the run's usage at that time.
+    #: Of a step: its number, the time it finished, and the run's usage at that time. Of the beginning of a turn
+    #: (`input`, its text is the id) and of its end: the number of the turn and the time.
     step: int = 0
     at: datetime | None = None
     tokens: int = 0
@@ -156,6 +170,11 @@ class Transcript:
                 yield TranscriptItem(
                     seq=entry.seq, kind="outcome", content=outcome.output, text=error, error=bool(error)
                 )
+            case EntryKind.INPUT:
+                turn = decode(entry.body, TurnInput)
+                yield TranscriptItem(seq=entry.seq, kind="input", text=turn.turn_id, step=turn.number, at=turn.at)
+            case EntryKind.TURN:
+                yield _read_turn(entry)
             case EntryKind.ADOPT:
                 return
 
@@ -233,6 +252,19 @@ def _make_step_item(seq: int, at: datetime, progress: Progress) -> TranscriptIte
         tokens=usage.total_tokens,
         cost_usd=usage.cost_usd,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
+    )
+
+
+def _read_turn(entry: Entry) -> TranscriptItem:
+    record = decode(entry.body, TurnRecord)
+    return TranscriptItem(
+        seq=entry.seq,
+        kind="turn",
+        step=record.input.number,
+        at=record.at,
+        content=record.output,
+        text=record.error,
+        error=record.status != "done",
     )
 
 

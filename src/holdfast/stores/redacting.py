@@ -19,6 +19,10 @@ from holdfast.stores.wrapper import StoreWrapper
 _REDACTED_FIELDS = ("prompt", "labels", "inputs", "content")
 
 
+#: The fields of a turn that are ids of messages, or digests.
+_TURN_FIELDS = ("turn_id", "joined", "digest", "recent_turns")
+
+
 class RedactingStore(StoreWrapper):
     """Wraps another `CheckpointStore`. A resumed run reads its conversation redacted.
 
@@ -37,14 +41,14 @@ class RedactingStore(StoreWrapper):
             run,
             labels=summary.labels,
             meta=encode(summary),
-            progress=self._redact_body(run.progress),
+            progress=self._redact_progress(run.progress),
             entries=entries,
         )
         return await self._store.create(redacted, worker_id=worker_id)
 
     async def append(self, claim: Claim, write: Append) -> None:
         redacted = msgspec.structs.replace(
-            write, entries=self._redact_entries(write.entries), progress=self._redact_body(write.progress)
+            write, entries=self._redact_entries(write.entries), progress=self._redact_progress(write.progress)
         )
         await self._store.append(claim, redacted)
 
@@ -53,12 +57,13 @@ class RedactingStore(StoreWrapper):
             release,
             reason=self._redact(release.reason),
             entries=self._redact_entries(release.entries),
-            progress=None if release.progress is None else self._redact_body(release.progress),
+            progress=None if release.progress is None else self._redact_progress(release.progress),
         )
         await self._store.release(claim, redacted)
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
-        return await self._store.post(run_id, msgspec.structs.replace(mail, body=self._redact_body(mail.body)))
+        body = self._redact_data(msgspec.json.decode(mail.body))
+        return await self._store.post(run_id, msgspec.structs.replace(mail, body=msgspec.json.encode(body)))
 
     def stored_meta(self, meta: RunMeta) -> RunMeta:
         """Return `meta` as this store keeps it."""
@@ -82,7 +87,24 @@ class RedactingStore(StoreWrapper):
         return {**meta, **redacted}
 
     def _redact_body(self, body: bytes) -> bytes:
-        return msgspec.json.encode(self._redact(msgspec.json.decode(body)))
+        data = msgspec.json.decode(body)
+        redacted = self._redact_data(data)
+        if isinstance(data, dict) and "input" in data:  # a turn that has ended
+            redacted["input"] = self._redact_data(data["input"])
+        return msgspec.json.encode(redacted)
+
+    def _redact_progress(self, body: bytes) -> bytes:
+        data = msgspec.json.decode(body)
+        redacted = self._redact_data(data)
+        if "turn" in data:
+            redacted["turn"] = self._redact_data(data["turn"])
+        return msgspec.json.encode(redacted)
+
+    def _redact_data(self, data: Any) -> Any:
+        """Redact an object, except the ids of messages: turns are found by them."""
+        redacted: Any = self._redact(data)
+        kept = {name: data[name] for name in _TURN_FIELDS if name in data} if isinstance(data, dict) else {}
+        return {**redacted, **kept} if kept else redacted
 
 
 def stored_meta(store: CheckpointStore, meta: RunMeta) -> RunMeta:
