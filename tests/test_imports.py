@@ -67,6 +67,8 @@ PUBLIC = {
     "sleep",
     "wait_for",
     "current_call",
+    "emit_reasoning",
+    "emit_text",
     "store_from_url",
     "tool",
 }

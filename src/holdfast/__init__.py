@@ -11,6 +11,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.ports import Ports
+from holdfast.core.reply_stream import emit_reasoning, emit_text
 from holdfast.core.result import Result
 from holdfast.core.retry import Retry
 from holdfast.core.tool import Tool, ToolSchema, tool
@@ -71,6 +72,8 @@ __all__ = [
     "WorkerSettings",
     "ask_person",
     "current_call",
+    "emit_reasoning",
+    "emit_text",
     "sleep",
     "store_from_url",
     "tool",

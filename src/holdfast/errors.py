@@ -20,7 +20,7 @@ HoldfastError
 ├── TablesError                 errors of the batteries' tables: `holdfast.db.errors`
 ├── FanoutError                 errors of the fan-out: `holdfast.fanout.errors`
 └── others, beside the code that raises them: AuditError, BudgetError, CriticError, ScheduleError,
-    DefinitionStoreError, RecipeError, CommandError
+    DefinitionStoreError, RecipeError, CommandError, ReaderTooSlow
 """
 
 

@@ -29,9 +29,9 @@ from holdfast.checkpoint.errors import TurnConflict
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agent_tools import AgentToolProvider
 from holdfast.core.errors import RunParked
+from holdfast.core.events import Event, TurnStarted
 from holdfast.core.execution.native import NativeLoop
 from holdfast.core.execution.steps import StepContext
-from holdfast.core.ports import RunEvent
 from holdfast.core.redaction import Redactor
 from holdfast.stores.memory import MemoryStore
 
@@ -76,9 +76,11 @@ async def test_a_listener_gets_each_turn() -> None:
         def __init__(self) -> None:
             self.events: list[tuple[str, str]] = []
 
-        async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-            if event.kind in ("turn", "resumed"):
-                self.events.append((event.kind, f"{event.name} {event.text}"))
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, TurnStarted):
+                self.events.append(("turn", f"{event.turn_id} {event.prompt}"))
+            elif event.type == "status":
+                self.events.append(("resumed", ""))
 
         async def on_output(self, info: RunInfo, output: Any) -> None:
             self.events.append(("output", output))

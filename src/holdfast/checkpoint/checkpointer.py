@@ -124,6 +124,11 @@ class StoreCheckpointer:
         """The claim of this checkpointer; `None` before the first save. Its token never changes."""
         return self._claim
 
+    @property
+    def next_seq(self) -> int:
+        """The number of the next journal entry."""
+        return self._watermark.next_seq
+
     # -- saving -------------------------------------------------------------------------------------------------
 
     async def save(self, state: RunState, *, force: bool = False) -> None:
@@ -189,6 +194,7 @@ class StoreCheckpointer:
         await (self._retry_until_timeout(send) if retry else send())
         self._watermark, self._progress = delta.next_watermark, delta.progress
         _forget_consumed(state, delta.consumed)
+        del state.notes[: delta.note_count]  # more may have been added during the write
         self._progressed = self._progressed or delta.step_finished
         self._claim_checked_at = self._sent_at
         self._saved_at = self._clock.monotonic()

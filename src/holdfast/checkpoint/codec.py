@@ -169,16 +169,19 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     progress: msgspec.Raw
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
+class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of the `BEGIN` entry, the first of a journal."""
 
     version: int
     meta: RunMeta
+    #: Of a rewritten journal: how many of its first messages take the place of earlier ones.
+    repeated: int = 0
 
     @classmethod
-    def from_meta(cls, meta: RunMeta) -> "Begin":
+    def from_meta(cls, meta: RunMeta, repeated: int = 0) -> "Begin":
         """Return the entry for a new journal, of the oldest version that can hold it."""
-        return cls(version=3 if meta.conversation else 2 if meta.content else 1, meta=meta)
+        version = 3 if meta.conversation else 2 if meta.content else 1
+        return cls(version=version, meta=meta, repeated=repeated)
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,7 +68,7 @@ def is_rewritten(watermark: Watermark, state: RunState) -> bool:
 class Delta:
     """The entries that bring the store from a watermark to the current state, and the next watermark."""
 
-    __slots__ = ("consumed", "entries", "next_watermark", "progress", "rewrite", "step_finished")
+    __slots__ = ("consumed", "entries", "next_watermark", "note_count", "progress", "rewrite", "step_finished")
 
     def __init__(self, watermark: Watermark, state: RunState, meta: RunMeta, clock: Clock) -> None:
         history = state.history
@@ -77,7 +77,8 @@ class Delta:
         since = Watermark() if self.rewrite else watermark
         bodies: list[_EncodedEntry] = []
         if since.history is None:
-            bodies.append((EntryKind.BEGIN, encode(Begin.from_meta(meta))))
+            repeated = history.rewritten_count if self.rewrite else 0
+            bodies.append((EntryKind.BEGIN, encode(Begin.from_meta(meta, repeated))))
         if len(state.phases) > since.phases:
             bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
         turns: TurnDelta | None = None
@@ -91,6 +92,9 @@ class Delta:
         later = start + len(messages) - history.finished_count if self.step_finished else 0
         # A finished phase drops its recorded results.
         saved = since.results if same_history else _EMPTY
+        self.note_count = len(state.notes)
+        if state.notes:
+            bodies += [(EntryKind.NOTE, body) for before, body in state.notes if before <= start]
         if saved and messages:
             bodies += _encode_messages(saved, since.steps, state, messages[: len(messages) - later])
             messages = messages[len(messages) - later :]
@@ -101,6 +105,8 @@ class Delta:
         self.progress = _encode(msgspec.structs.replace(progress, recent_turns=recent) if recent else progress)
         if self.step_finished:
             bodies.insert(len(bodies) - later, (_STEP, self._encode_step(progress, state, clock)))
+        if state.notes:
+            bodies += [(EntryKind.NOTE, body) for before, body in state.notes if before > start]
         if state.results:
             bodies += _encode_new_results(saved, since.steps, state)
         if turns is not None:

@@ -30,6 +30,8 @@ class EntryKind(StrEnum):
     INPUT = "input"
     #: A turn has ended, with its output or error.
     TURN = "turn"
+    #: An event for watchers, such as a retry. It is no part of the run's state.
+    NOTE = "note"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):

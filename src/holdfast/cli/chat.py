@@ -17,8 +17,16 @@ from holdfast.cli.progress import ProgressListener
 from holdfast.cli.runner import SignalHandler
 from holdfast.cli.waiting import format_answer_command
 from holdfast.core.errors import TurnFailed
+from holdfast.core.events import (
+    DraftRetracted,
+    Event,
+    ReplyAdded,
+    RetryScheduled,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
 from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunEvent
 from holdfast.core.turn import INPUT_TOPICS
 from holdfast.core.waiting import Answer, Approve, Deny, RunWaiting, Value, WaitingCall, describe_waits
 from holdfast.runtime.conversations.conversation import Conversation
@@ -47,20 +55,22 @@ class ChatDisplay(ProgressListener):
         #: The text of the last reply, if it was printed.
         self.last_reply: str | None = None
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
         if info.run_id != self.run_id:
             return
-        match event.kind:
-            case "text":
+        match event:
+            case TextDelta():
                 self._print_delta(event.text)
-            case "reply":
+            case DraftRetracted():
+                self.print_note("the reply was cut off, and is asked for again", "yellow")
+            case ReplyAdded():
                 self._end_reply(event.text)
-            case "tool_start":
-                self.print_note(f"{event.name} …")
-            case "tool_end" if event.error:
-                self.print_note(f"{event.name} failed", "yellow")
-            case "retry":
-                self.print_note(f"{event.name or 'the model'} failed, retry in {event.delay}: {event.text}", "yellow")
+            case ToolCalled():
+                self.print_note(f"{event.tool} …")
+            case ToolReturned() if event.error:
+                self.print_note(f"{event.tool} failed: {format_value(event.content)}", "yellow")
+            case RetryScheduled():
+                self.print_note(f"{event.tool or 'the model'} failed, retry in {event.delay}: {event.error}", "yellow")
 
     def _print_delta(self, text: str) -> None:
         if not self._in_text:

@@ -18,13 +18,15 @@ class History(Sequence[Any]):
     length are new.
     """
 
-    __slots__ = ("_messages", "finished_count", "rewrites", "turn_start")
+    __slots__ = ("_messages", "finished_count", "rewrites", "rewritten_count", "turn_start")
 
     def __init__(self, messages: Iterable[Any] = ()) -> None:
         self._messages = list(messages)
         #: The length when the last step was finished, or after the last rewrite.
         self.finished_count = len(self._messages)
         self.rewrites = 0
+        #: The length after the last rewrite.
+        self.rewritten_count = 0
         #: Where the messages of the present turn begin; after a rewrite, the messages since then.
         self.turn_start = 0
 
@@ -37,8 +39,7 @@ class History(Sequence[Any]):
     def rewrite(self, messages: Iterable[Any]) -> None:
         """Replace all messages: for compaction."""
         self._messages = list(messages)
-        self.finished_count = len(self._messages)
-        self.turn_start = len(self._messages)
+        self.finished_count = self.rewritten_count = self.turn_start = len(self._messages)
         self.rewrites += 1
 
     @overload
@@ -104,6 +105,8 @@ class RunState:
     annotations: dict[str, Any] = field(default_factory=dict)
     #: Ids of mail that the next save consumes, in the same write as the entries that use it.
     consumed: list[str] = field(default_factory=list)
+    #: Events for watchers that the next save adds to the journal: the number of messages before each, and its body.
+    notes: list[tuple[int, bytes]] = field(default_factory=list)
     #: The last step that was finished in this process.
     step_end: StepEnd = _NO_STEP
     #: Of a conversation: the turns that have ended, and the present one.

@@ -12,7 +12,7 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.execution.waits import read_decisions, read_waits
-from holdfast.core.message import Reply, System, ToolCall, ToolResult, User
+from holdfast.core.message import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.state import PhaseOutput
 from holdfast.core.turn import TurnInput, TurnRecord
 from holdfast.core.waiting import Decision, WaitingCall, WaitKind
@@ -84,12 +84,12 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     error: bool = False
     #: A result's content, an unknown message, the output of a phase, a turn or the run.
     content: Any = None
-    #: Of a step: its number, the time it finished, and the run's usage at that time. Of the beginning of a turn
-    #: (`input`, its text is the id) and of its end: the number of the turn and the time.
+    #: Of a step: its number, and the time it finished. Of the beginning of a turn (`input`, its text is the id) and of
+    #: its end: the number of the turn and the time.
     step: int = 0
     at: datetime | None = None
-    tokens: int = 0
-    cost_usd: float = 0.0
+    #: Of a step or an outcome: the run's usage at that time, its child runs included.
+    usage: Usage = NO_USAGE
     #: Of a step: the run's retries at that time.
     retries: int = 0
 
@@ -168,15 +168,18 @@ class Transcript:
                 outcome = decode(entry.body, Outcome)
                 error = outcome.error or ""
                 yield TranscriptItem(
-                    seq=entry.seq, kind="outcome", content=outcome.output, text=error, error=bool(error)
+                    seq=entry.seq,
+                    kind="outcome",
+                    content=outcome.output,
+                    text=error,
+                    error=bool(error),
+                    usage=outcome.usage,
                 )
             case EntryKind.INPUT:
                 turn = decode(entry.body, TurnInput)
                 yield TranscriptItem(seq=entry.seq, kind="input", text=turn.turn_id, step=turn.number, at=turn.at)
             case EntryKind.TURN:
                 yield _read_turn(entry)
-            case EntryKind.ADOPT:
-                return
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
         messages = read_message(body)
@@ -243,14 +246,12 @@ class Transcript:
 
 
 def _make_step_item(seq: int, at: datetime, progress: Progress) -> TranscriptItem:
-    usage = progress.usage
     return TranscriptItem(
         seq=seq,
         kind="step",
         step=progress.steps,
         at=at,
-        tokens=usage.total_tokens,
-        cost_usd=usage.cost_usd,
+        usage=progress.usage,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
     )
 

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Begin, RunMeta, decode, encode
+from holdfast.checkpoint.draft import Draft
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import NewRun, Release
@@ -65,6 +66,9 @@ class RedactingStore(StoreWrapper):
         body = self._redact_data(msgspec.json.decode(mail.body))
         return await self._store.post(run_id, msgspec.structs.replace(mail, body=msgspec.json.encode(body)))
 
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        await self._store.put_draft(claim, None if draft is None else self._redact_draft(draft))
+
     def stored_meta(self, meta: RunMeta) -> RunMeta:
         """Return `meta` as this store keeps it."""
         return msgspec.convert(self._redact_meta(msgspec.to_builtins(meta)), RunMeta)
@@ -86,6 +90,12 @@ class RedactingStore(StoreWrapper):
         redacted: Any = self._redact({name: meta[name] for name in _REDACTED_FIELDS if name in meta})
         return {**meta, **redacted}
 
+    def _redact_draft(self, body: bytes) -> bytes:
+        """Redact a draft. Its last words may be the beginning of a secret: they are left out until a space follows."""
+        draft = msgspec.json.decode(body, type=Draft)
+        text, reasoning = self._redact(_cut_last_word(draft.text)), self._redact(_cut_last_word(draft.reasoning))
+        return msgspec.json.encode(msgspec.structs.replace(draft, text=text, reasoning=reasoning))
+
     def _redact_body(self, body: bytes) -> bytes:
         data = msgspec.json.decode(body)
         redacted = self._redact_data(data)
@@ -105,6 +115,11 @@ class RedactingStore(StoreWrapper):
         redacted: Any = self._redact(data)
         kept = {name: data[name] for name in _TURN_FIELDS if name in data} if isinstance(data, dict) else {}
         return {**redacted, **kept} if kept else redacted
+
+
+def _cut_last_word(text: str) -> str:
+    *_, last = text.split()[-1:] or [""]
+    return text if text[-1:].isspace() else text[: len(text) - len(last)]
 
 
 def stored_meta(store: CheckpointStore, meta: RunMeta) -> RunMeta:

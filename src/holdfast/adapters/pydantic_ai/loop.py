@@ -235,7 +235,7 @@ def durable(
             only `bounds` hold.
         compact: gets the messages before a step and returns fewer, or `None` to keep them.
         missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
-        stream: request replies as streams, and emit their text as it arrives, as `text` events of the listener.
+        stream: request replies as streams, and show their text as it arrives, to watchers and the listener.
 
     Raises:
         DefinitionError: the agent has no name, or the options contradict each other.

@@ -21,12 +21,12 @@ from holdfast.core.errors import (
     Shutdown,
     convert_process_exit,
 )
+from holdfast.core.events import PhaseStarted, StatusChanged
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.execution.turns import end_turn, ends_turn, open_turn
 from holdfast.core.mail import Mail
-from holdfast.core.ports import RunEvent
 from holdfast.core.result import CheckpointAction, Result
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool
@@ -66,7 +66,7 @@ async def _execute(run: RunExecution, source: AgentSource) -> StoredResult:
         loop = run.loop = run.services.get_loop(agent)
         run.state.codec = loop.codec
         if run.resumed and turn_mail is None:
-            await run.emit(RunEvent(kind="resumed", step=run.state.steps))
+            await run.emit(StatusChanged(run_id=run.info.run_id, step=run.state.steps, status="running", resumed=True))
         timer = _start_watch(agent, run)
         if ports.budget is not None:
             await ports.budget.check(run.info, run.state)
@@ -160,7 +160,7 @@ class _Pipeline:
             await self._drop_messages()
         for phase in phases[len(finished) :]:
             run.state.phase = phase.name
-            await run.emit(RunEvent(kind="phase", step=run.state.steps, name=phase.name))
+            await run.emit(PhaseStarted(run_id=info.run_id, step=run.state.steps, name=phase.name))
             await self._run_phase(phase, phase.render(info, tuple(finished)), last=len(finished) == len(phases) - 1)
         return self._loop.load_output(finished[-1].output)
 
@@ -252,6 +252,7 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
         result: if the run succeeded.
     """
     action = run.classify_error(error)
+    run.close_draft()
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
         await _call_port(run, _commit_budget(run, action))

@@ -39,6 +39,7 @@ from holdfast.core.message import (
     User,
 )
 from holdfast.core.prompt import dump_json_parts, summarize_prompt
+from holdfast.core.reply_stream import CURRENT_REPLY
 from holdfast.core.tool import Tool
 from holdfast.core.waiting import ApprovalRequest, Deferred, Suspend
 
@@ -174,7 +175,7 @@ class _Conversation:
         reply = await self._request_reply(context.profile.model)
         self._history.append(reply)
         context.add_usage(_ensure_request_counted(reply.usage))
-        if self._run.has_listeners:
+        if self._run.has_listeners or self._run.draft is not None:
             await context.emit_reply(reply.text)
         if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
             raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)
@@ -184,6 +185,7 @@ class _Conversation:
         """Call the model until it replies, as the agent's `Retry` says."""
         retries = self._context.model_retries
         while True:
+            token = CURRENT_REPLY.set(self._context)
             try:
                 reply = await model(self._history, self._schemas)
             except Exception as exc:  # a provider may raise anything
@@ -191,6 +193,8 @@ class _Conversation:
             else:
                 retries.on_reply()
                 return _validate_reply(reply)
+            finally:
+                CURRENT_REPLY.reset(token)
 
     async def _compact(self) -> None:
         compact = self._context.profile.compact

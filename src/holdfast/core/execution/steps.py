@@ -10,6 +10,16 @@ import msgspec
 from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect
 from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded, convert_process_exit
+from holdfast.core.events import (
+    MessageAdded,
+    ReasoningDelta,
+    ReplyAdded,
+    StepStarted,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+    TurnStarted,
+)
 from holdfast.core.execution.attempts import ModelRetries
 from holdfast.core.execution.calls import (
     IN_DOUBT_KEY,
@@ -23,9 +33,7 @@ from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC, Mail
-from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
-from holdfast.core.ports import RunEvent
-from holdfast.core.prompt import summarize_prompt
+from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
@@ -91,7 +99,15 @@ class StepContext:
         await self.run.save(force=True)
         if self.state.turn is not None and self.run.has_listeners:
             turn = self.state.turn
-            await self.run.emit(RunEvent(kind="turn", step=self.state.steps + 1, name=turn.turn_id, text=turn.prompt))
+            await self.run.emit(
+                TurnStarted(
+                    run_id=self.run_id,
+                    step=self.state.steps + 1,
+                    turn_id=turn.turn_id,
+                    number=turn.number,
+                    prompt=turn.prompt,
+                )
+            )
 
     async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str | list[Any]]:
         """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.
@@ -113,23 +129,45 @@ class StepContext:
         if run.ports.budget is not None:
             await run.ports.budget.check(run.info, state)
         if run.has_listeners:
-            await run.emit(RunEvent(kind="step", step=state.steps + 1))
+            await run.emit(StepStarted(run_id=self.run_id, step=state.steps + 1))
         if prepare is not None:
             await prepare()
         # Taken last: an error before this point must not lose the messages.
         if not run.has_messages:
             return []
         for content in run.peek_messages():
-            await run.emit(RunEvent(kind="message", step=state.steps + 1, text=summarize_prompt(content)))
+            await run.emit(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=content))
         return run.take_messages()
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
         self.state.own_usage = self.state.own_usage + usage
 
+    async def emit_text(self, text: str) -> None:
+        """Show further text of the reply under way to watchers and listeners. It is not recorded."""
+        run = self.run
+        if text and (draft := run.open_draft()) is not None:
+            draft.add(text=text)
+        if text and run.has_listeners:
+            await run.emit(TextDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+
+    async def emit_reasoning(self, text: str) -> None:
+        """Show further reasoning that precedes the reply, as `emit_text` does."""
+        run = self.run
+        if text and (draft := run.open_draft()) is not None:
+            draft.add(reasoning=text)
+        if text and run.has_listeners:
+            await run.emit(ReasoningDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+
+    def restart_draft(self) -> None:
+        """Withdraw the text that was emitted: the model is asked again."""
+        self.run.restart_draft()
+
     async def emit_reply(self, text: str) -> None:
+        """Show the complete reply, which is in the history: its draft ends."""
+        self.run.close_draft()
         if self.run.has_listeners:
-            await self.run.emit(RunEvent(kind="reply", step=self.state.steps + 1, text=text))
+            await self.run.emit(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def end_step(self) -> None:
         """Finish and save the step: the reply and all its tool results are in the history."""
@@ -288,7 +326,15 @@ class StepContext:
         if request.effect is _ONCE:
             await run.verify_claim()
         if run.has_listeners:
-            await run.emit(RunEvent(kind="tool_start", step=step, name=request.tool, call_id=request.call_id))
+            await run.emit(
+                ToolCalled(
+                    run_id=self.run_id,
+                    step=step,
+                    call_id=request.call_id,
+                    tool=request.tool,
+                    arguments=request.arguments,
+                )
+            )
             if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
                 await run.verify_claim()
         started_at = run.clock.monotonic() if run.recorder is not None else 0.0
@@ -307,11 +353,18 @@ class StepContext:
             took = timedelta(seconds=run.clock.monotonic() - started_at)
             run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
         if run.has_listeners:
-            error = request.is_error(result)
-            await run.emit(
-                RunEvent(kind="tool_end", step=step, name=request.tool, call_id=request.call_id, error=error)
-            )
+            await run.emit(self._make_result_event(request, context, result))
         return result
+
+    def _make_result_event(self, request: ExecutableCall, context: ToolContext, result: Any) -> ToolReturned:
+        return ToolReturned(
+            run_id=self.run_id,
+            step=context.step,
+            call_id=request.call_id,
+            tool=request.tool,
+            content=result.content if isinstance(result, ToolResult) else None,
+            error=request.is_error(result),
+        )
 
     async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         """Make the call and return its result, once its child runs have ended."""

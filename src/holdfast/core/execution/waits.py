@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.core.events import CallDecided
 from holdfast.core.execution.calls import ExecutableCall
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.json_value import to_json_value
@@ -187,6 +188,9 @@ class Waits:
     def set_decision(self, call: WaitingCall, decision: Decision) -> None:
         """Record the decision about a call."""
         self._set(msgspec.structs.replace(call, decision=decision))
+        self._run.note(
+            CallDecided(run_id=call.run_id, step=call.step, call_id=call.call_id, tool=call.tool, decision=decision)
+        )
         if self._run.recorder is not None and call.kind in _RECORDED_KINDS:
             self._run.recorder.event("decision", f"{call.tool} ({call.call_id}) {describe_decision(decision)}")
 
