@@ -182,8 +182,6 @@ async def test_bad_messages_are_refused_and_nothing_is_stored() -> None:
                 await chat.send(**bad)
         with pytest.raises(DefinitionError, match="when"):
             await chat.send("x", when="later")  # type: ignore[arg-type]
-        with pytest.raises(DefinitionError, match="text"):
-            await chat.send(["parts"], when="steer")
         with pytest.raises(DefinitionError, match="key"):
             app.conversation("a", "")
         assert await chat.history() == []

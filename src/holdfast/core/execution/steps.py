@@ -34,6 +34,7 @@ from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC, Mail
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
+from holdfast.core.prompt import summarize_prompt
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
@@ -136,7 +137,8 @@ class StepContext:
         if not run.has_messages:
             return []
         for content in run.peek_messages():
-            await run.emit(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=content))
+            text = summarize_prompt(content)
+            await run.emit(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
         return run.take_messages()
 
     def add_usage(self, usage: Usage) -> None:
