@@ -105,8 +105,9 @@ async def run_watched_elsewhere(app: App, watchers: int) -> float:
 
 
 async def _wait_until_running(app: App, run_id: str) -> None:
-    while (await app.get(run_id)).status == "queued":
-        await asyncio.sleep(0.001)
+    async for event in app.watch():
+        if event.run_id == run_id and event.status != "queued":
+            return
 
 
 async def run_later(app: App) -> float:

@@ -55,7 +55,7 @@ def read_lines(path: Path) -> list[str]:
 
 def make_agent(ledger: Ledger) -> DurableAgent[str]:
     """An agent that calls four tools: one needs nothing, two an approval, one a result from outside."""
-    agent = Agent(ScriptedModel(BATCH, "done").model, name="clerk")
+    agent: Agent[None, str] = Agent(ScriptedModel(BATCH, "done").model, name="clerk")
 
     @agent.tool_plain
     async def look() -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.probe_store import ProbeStore
-from tests.waiting.both_loops import Waiter
+from tests.waiting.both_loops import Batch, Waiter
 
 from holdfast import App, Approve, RunWaiting, Value
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
@@ -17,7 +17,7 @@ from holdfast.runtime.mailer import Mailer, NotWaiting
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.clock import ManualClock
 
-BATCH = [("1", "pay", {"amount": 200}), ("2", "ask_person", {"question": "Which?"}), ("3", "render", {})]
+BATCH: Batch = [("1", "pay", {"amount": 200}), ("2", "ask_person", {"question": "Which?"}), ("3", "render", {})]
 LARGE = "x" * 5_000_000
 
 pytestmark = pytest.mark.parametrize("loop", ["native", "pydantic_ai"])

@@ -17,7 +17,15 @@ from holdfast.cli.progress import ProgressListener
 from holdfast.cli.runner import SignalHandler
 from holdfast.cli.waiting import format_answer_command
 from holdfast.core.errors import TurnFailed
-from holdfast.core.events import Event, ReplyAdded, RetryScheduled, TextDelta, ToolCalled, ToolReturned
+from holdfast.core.events import (
+    DraftRetracted,
+    Event,
+    ReplyAdded,
+    RetryScheduled,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
 from holdfast.core.info import RunInfo
 from holdfast.core.turn import INPUT_TOPICS
 from holdfast.core.waiting import Answer, Approve, Deny, RunWaiting, Value, WaitingCall, describe_waits
@@ -53,12 +61,14 @@ class ChatDisplay(ProgressListener):
         match event:
             case TextDelta():
                 self._print_delta(event.text)
+            case DraftRetracted():
+                self.print_note("the reply was cut off, and is asked for again", "yellow")
             case ReplyAdded():
                 self._end_reply(event.text)
             case ToolCalled():
                 self.print_note(f"{event.tool} …")
             case ToolReturned() if event.error:
-                self.print_note(f"{event.tool} failed", "yellow")
+                self.print_note(f"{event.tool} failed: {format_value(event.content)}", "yellow")
             case RetryScheduled():
                 self.print_note(f"{event.tool or 'the model'} failed, retry in {event.delay}: {event.error}", "yellow")
 

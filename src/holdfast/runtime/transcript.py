@@ -49,7 +49,7 @@ class Call(msgspec.Struct, kw_only=True):
     result: Any = None
     #: Of a call that waits for an answer: what its tool says about it.
     metadata: Any = None
-    #: Of a call that waited for a person or a result: the answer, who gave it, and when. `expire`: nobody did in time.
+    #: Of a call that waited for a person or a result: the answer, who gave it, and when. `expire`: none came in time.
     decision: Decision | None = None
 
 

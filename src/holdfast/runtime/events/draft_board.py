@@ -29,19 +29,20 @@ class LocalDraft:
     def __init__(self, board: "DraftBoard", claim: Claim, seq: int) -> None:
         self._board, self.claim, self._seq = board, claim, seq
         self._number = board.take_number()
-        self._text = self._reasoning = ""
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
 
     def add(self, *, text: str = "", reasoning: str = "") -> None:
         if text:
-            self._text += _replace_surrogates(text)
+            self._text.append(text)
         if reasoning:
-            self._reasoning += _replace_surrogates(reasoning)
+            self._reasoning.append(reasoning)
         self._board.on_change(self)
 
     def restart(self) -> None:
         if self._text or self._reasoning:
             self._number = self._board.take_number()
-            self._text = self._reasoning = ""
+            self._text, self._reasoning = [], []
             self._board.on_change(self)
 
     def close(self) -> None:
@@ -53,8 +54,8 @@ class LocalDraft:
             token=self.claim.token,
             seq=self._seq,
             number=self._number,
-            text=self._text[:max_length],
-            reasoning=self._reasoning[:max_length],
+            text=_join(self._text)[:max_length],
+            reasoning=_join(self._reasoning)[:max_length],
         )
 
 
@@ -161,6 +162,7 @@ class DraftBoard:
             self._requested = requested
 
 
-def _replace_surrogates(text: str) -> str:
-    """Replace halves of surrogate pairs, which cannot be encoded."""
+def _join(parts: list[str]) -> str:
+    """Return the parts as one text. Halves of surrogate pairs, which cannot be encoded, are replaced."""
+    text = "".join(parts)
     return text if text.isascii() else text.encode(errors="replace").decode()
