@@ -31,9 +31,10 @@ postgresql:
 		|| echo "PostgreSQL could not be installed: the tests use the embedded one"; \
 	fi
 
+# One worker more than two cores: many tests wait for processes, timeouts and disks.
 test: $(READY) postgresql ## Check and run all tests
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: $(READY) ## Check lint, types and import contracts
 	$(BIN)/ruff check .
