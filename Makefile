@@ -48,9 +48,10 @@ chromium:
 		|| echo "chromium could not be installed: the tests of the web page fail"; \
 	fi
 
+# One worker more than two cores: many tests wait for processes, timeouts and disks.
 test: $(READY) postgresql chromium front-end-clients ## Check and run all tests
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: $(READY) ## Check lint, types and import contracts
 	$(BIN)/ruff check .
