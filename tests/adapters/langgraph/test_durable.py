@@ -27,6 +27,7 @@ from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, 
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.message import Usage
 from holdfast.core.ports import RunEvent
+from holdfast.runtime.transcript import Transcript
 from holdfast.stores.memory import MemoryStore
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -78,6 +79,20 @@ async def test_a_worker_runs_what_was_submitted_and_another_process_reads_the_ou
     async with App([trip], store, worker=False) as app:
         assert (await app.result(run_id)).output == output
     assert get_tool_texts(output)[-2:] == ["paid in Faro", "signed in Faro"]
+
+
+async def test_a_reader_without_langgraph_sees_prompt_calls_results_and_replies() -> None:
+    agent = durable(build_agent(script([("pay", "Lyon")])).compile(name="agent"))
+    store = MemoryStore()
+    async with App([agent], store) as app:
+        run_id = (await app.run(agent, "go")).run_id
+        items = Transcript().read((await store.load(run_id)).entries)
+    assert [(item.kind, item.text or item.content) for item in items if item.kind in ("user", "reply", "result")] == [
+        ("user", "go"),
+        ("reply", None),
+        ("result", "paid in Lyon"),
+        ("reply", "done"),
+    ]
 
 
 async def test_inputs_become_the_state_and_context_is_made_for_each_attempt() -> None:

@@ -1,6 +1,7 @@
 """The checkpointer of a durable graph: it writes to the journal of the run."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import apsw
@@ -9,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.adapters.langgraph.entries import CheckpointRows, make_batch
+from holdfast.adapters.langgraph.entries import CheckpointRows, ReplyEntry, make_batch
 from holdfast.adapters.langgraph.saver import HoldfastSaver
 from holdfast.adapters.langgraph.saver.batch import RowBatch
 from holdfast.adapters.langgraph.saver.database import SaverDatabase
@@ -104,7 +105,8 @@ class RunSaver(HoldfastSaver):
         self.database = RunDatabase(context)
         super().__init__(self.database, serde=serde)
         self._context, self._triggers = context, triggers
-        self._counted: set[str] = set()
+        #: The ids of replies that were counted.
+        self._seen: set[str] = set()
 
     async def aput(
         self,
@@ -119,7 +121,7 @@ class RunSaver(HoldfastSaver):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Store what a task wrote, and count the usage of the model's replies in it."""
+        """Store what a task wrote. Replies of a model in it are shown to readers, and their usage is counted."""
         await self._database.run(self._put_writes(config, writes, task_id, task_path))
 
     def put(
@@ -161,27 +163,36 @@ class RunSaver(HoldfastSaver):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> None:
         await super().aput_writes(config, writes, task_id, task_path)
-        for _, value in writes:
-            self._count_usage(value)
+        replies = self._find_replies(writes)
+        for reply in replies:
+            self._count_usage(reply)
+            if reply.text:
+                self._context.state.history.append(ReplyEntry(text=str(reply.text)))
         await self._context.run.save()
+        for reply in replies:
+            await self._context.emit_reply(str(reply.text))
 
-    def _count_usage(self, value: Any) -> None:
-        for message in value if isinstance(value, list) else [value]:
-            if not isinstance(message, AIMessage) or message.usage_metadata is None or message.id in self._counted:
-                continue
-            if message.id is not None:
-                self._counted.add(message.id)
-            usage = message.usage_metadata
-            reasoning = usage.get("output_token_details", {}).get("reasoning", 0)
-            self._context.add_usage(
-                Usage(
-                    input_tokens=usage["input_tokens"],
-                    output_tokens=usage["output_tokens"],
-                    reasoning_tokens=reasoning,
-                    requests=1,
-                )
+    def _find_replies(self, writes: Sequence[tuple[str, Any]]) -> list[AIMessage]:
+        """Return the replies of a model among the writes of a task that were not seen before."""
+        values = [value if isinstance(value, list) else [value] for _, value in writes]
+        replies = [message for message in chain.from_iterable(values) if isinstance(message, AIMessage)]
+        new = [message for message in replies if message.id is None or message.id not in self._seen]
+        self._seen.update(message.id for message in new if message.id is not None)
+        return new
+
+    def _count_usage(self, reply: AIMessage) -> None:
+        usage = reply.usage_metadata
+        if usage is None:
+            return
+        self._context.add_usage(
+            Usage(
+                input_tokens=usage["input_tokens"],
+                output_tokens=usage["output_tokens"],
+                reasoning_tokens=usage.get("output_token_details", {}).get("reasoning", 0),
+                requests=1,
             )
-            self._context.model_retries.on_reply()
+        )
+        self._context.model_retries.on_reply()
 
 
 async def begin_step(context: StepContext) -> None:
