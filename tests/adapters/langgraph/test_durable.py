@@ -12,6 +12,7 @@ import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
@@ -27,6 +28,7 @@ from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, 
 from holdfast.core.events import Event, TextDelta
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.message import Usage
+from holdfast.runtime.transcript import Transcript
 from holdfast.stores.memory import MemoryStore
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -80,6 +82,20 @@ async def test_a_worker_runs_what_was_submitted_and_another_process_reads_the_ou
     assert get_tool_texts(output)[-2:] == ["paid in Faro", "signed in Faro"]
 
 
+async def test_a_reader_without_langgraph_sees_prompt_calls_results_and_replies() -> None:
+    agent = durable(build_agent(script([("pay", "Lyon")])).compile(name="agent"))
+    store = MemoryStore()
+    async with App([agent], store) as app:
+        run_id = (await app.run(agent, "go")).run_id
+        items = Transcript().read((await store.load(run_id)).entries)
+    assert [(item.kind, item.text or item.content) for item in items if item.kind in ("user", "reply", "result")] == [
+        ("user", "go"),
+        ("reply", None),
+        ("result", "paid in Lyon"),
+        ("reply", "done"),
+    ]
+
+
 async def test_inputs_become_the_state_and_context_is_made_for_each_attempt() -> None:
     @dataclass
     class Context:
@@ -119,7 +135,9 @@ async def test_a_message_that_is_sent_to_the_run_is_its_next_turn() -> None:
         await started.wait()
         await app.send(run_id, "two")
         go_on.set()
-        texts = [message.text for message in (await app.result(run_id)).output["messages"]]
+        result = await app.result(run_id)
+    texts = [message.text for message in result.output["messages"]]
+    assert result.steps == 2
     assert texts == ["one", "answer to one", "two", "answer to two"]
 
 
@@ -198,6 +216,23 @@ async def test_a_crash_repeats_no_finished_node_and_no_finished_call_of_a_batch(
     result = await crash.run(durable(graph, effects={"slow": "pure"}))
     assert Counter(crash.passed) == {"model": 1, "quick": 1, "slow": 2, "second node": 2}
     assert get_tool_texts(result.output) == ["quick", "slow"]
+
+
+async def test_a_crash_repeats_no_finished_task_of_an_entrypoint() -> None:
+    crash = Crash("second")
+
+    @task
+    async def visit(place: str) -> str:
+        await crash.reach(place)
+        return place.upper()
+
+    @entrypoint()
+    async def tour(places: list[str]) -> list[str]:
+        return [await visit(place) for place in places]
+
+    result = await crash.run(durable(tour, input=lambda info: ["first", "second", "third"]))
+    assert result.output == ["FIRST", "SECOND", "THIRD"]
+    assert crash.passed == ["first", "second", "second", "third"]
 
 
 async def test_a_once_call_in_doubt_is_reported_to_the_model() -> None:

@@ -29,6 +29,11 @@ class CheckpointRows(
     #: The graph has got its input: the messages before this entry are in its state.
     starts_turn: bool = False
 
+    @property
+    def has_own_checkpoint(self) -> bool:
+        """Whether there is a checkpoint of the graph itself among the rows, and not only of a subgraph."""
+        return any(row[0] == "" for row in self.checkpoints)
+
     @classmethod
     def from_batch(cls, batch: RowBatch, *, starts_turn: bool = False) -> "CheckpointRows":
         """Return the rows that a batch has written."""
@@ -42,14 +47,18 @@ class CheckpointRows(
         )
 
 
-class CallsAnnounced(
+class ReplyEntry(
     msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="reply", omit_defaults=True
 ):
-    """Calls that a `ToolNode` is about to make. Readers that do not know LangGraph see a reply that asks for them."""
+    """The text of a model's reply, for readers that do not know LangGraph; or calls that a `ToolNode` is about to make.
 
-    tool_calls: tuple[ToolCall, ...]
+    Such readers see a reply of the native loop.
+    """
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     #: The task that makes each call: a `ToolNode` in one step of a graph or subgraph.
-    tasks: tuple[str, ...]
+    tasks: tuple[str, ...] = ()
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True):
@@ -72,7 +81,7 @@ class CallInterrupted(msgspec.Struct, frozen=True, gc=False, tag_field="role", t
 
 
 #: `User` is the prompt or a message that was sent to the run.
-Entry = User | CallsAnnounced | CallResult | CallInterrupted | CheckpointRows
+Entry = User | ReplyEntry | CallResult | CallInterrupted | CheckpointRows
 
 
 class JournalCodec:
@@ -133,7 +142,7 @@ class CallLog:
         #: Finished calls, each with its result.
         self.finished: list[tuple[ToolCall, CallResult]] = []
         for entry in entries:
-            if isinstance(entry, CallsAnnounced):
+            if isinstance(entry, ReplyEntry):
                 for call, task in zip(entry.tool_calls, entry.tasks, strict=True):
                     self.pending[call.id], self.tasks[call.id] = call, task
                     self.interrupted.discard(call.id)

@@ -1,6 +1,7 @@
 """The checkpointer of a durable graph: it writes to the journal of the run."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import apsw
@@ -8,8 +9,10 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.constants import START
+from langgraph.pregel import Pregel
 
-from holdfast.adapters.langgraph.entries import CheckpointRows, make_batch
+from holdfast.adapters.langgraph.entries import CheckpointRows, ReplyEntry, make_batch
 from holdfast.adapters.langgraph.saver import HoldfastSaver
 from holdfast.adapters.langgraph.saver.batch import RowBatch
 from holdfast.adapters.langgraph.saver.database import SaverDatabase
@@ -96,16 +99,15 @@ class RunSaver(HoldfastSaver):
     A superstep of the graph is a step of the run. Checkpoints of subgraphs and the writes of tasks are saved within it.
     """
 
-    def __init__(self, context: StepContext, serde: SerializerProtocol, triggers: Mapping[str, Any]) -> None:
-        """Make a saver for one run.
-
-        Args:
-            triggers: the channels that start nodes.
-        """
+    def __init__(self, context: StepContext, serde: SerializerProtocol, graph: Pregel[Any, Any, Any, Any]) -> None:
         self.database = RunDatabase(context)
         super().__init__(self.database, serde=serde)
-        self._context, self._triggers = context, triggers
-        self._counted: set[str] = set()
+        self._context, self._triggers = context, graph.trigger_to_nodes
+        #: The graph spreads its input over its channels in a superstep of its own, which is not counted.
+        self._has_start_node = START in graph.nodes
+        self._starts_turn = _starts_turn(context.state.history)
+        #: The ids of replies that were counted.
+        self._seen: set[str] = set()
 
     async def aput(
         self,
@@ -120,7 +122,7 @@ class RunSaver(HoldfastSaver):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Store what a task wrote, and count the usage of the model's replies in it."""
+        """Store what a task wrote. Replies of a model in it are shown to readers, and their usage is counted."""
         await self._database.run(self._put_writes(config, writes, task_id, task_path))
 
     def put(
@@ -147,8 +149,7 @@ class RunSaver(HoldfastSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         stored = await super().aput(config, checkpoint, metadata, new_versions)
-        is_step = get_thread(config)[1] == "" and metadata.get("source") == "loop" and metadata.get("step", 0) > 0
-        if not is_step:
+        if not self._ends_step(get_thread(config)[1], metadata):
             await self._context.run.save()
             return stored
         state = self._context.state
@@ -158,31 +159,54 @@ class RunSaver(HoldfastSaver):
             await begin_step(self._context)
         return stored
 
+    def _ends_step(self, ns: str, metadata: CheckpointMetadata) -> bool:
+        """Return whether a checkpoint ends a step of the run. Those of subgraphs do not."""
+        if ns:
+            return False
+        is_start = self._starts_turn and self._has_start_node
+        self._starts_turn = metadata.get("source") == "input"
+        return metadata.get("source") == "loop" and not is_start
+
     async def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> None:
         await super().aput_writes(config, writes, task_id, task_path)
-        for _, value in writes:
-            self._count_usage(value)
+        replies = self._find_replies(writes)
+        for reply in replies:
+            self._count_usage(reply)
+            if reply.text:
+                self._context.state.history.append(ReplyEntry(text=str(reply.text)))
         await self._context.run.save()
+        for reply in replies:
+            await self._context.emit_reply(str(reply.text))
 
-    def _count_usage(self, value: Any) -> None:
-        for message in value if isinstance(value, list) else [value]:
-            if not isinstance(message, AIMessage) or message.usage_metadata is None or message.id in self._counted:
-                continue
-            if message.id is not None:
-                self._counted.add(message.id)
-            usage = message.usage_metadata
-            reasoning = usage.get("output_token_details", {}).get("reasoning", 0)
-            self._context.add_usage(
-                Usage(
-                    input_tokens=usage["input_tokens"],
-                    output_tokens=usage["output_tokens"],
-                    reasoning_tokens=reasoning,
-                    requests=1,
-                )
+    def _find_replies(self, writes: Sequence[tuple[str, Any]]) -> list[AIMessage]:
+        """Return the replies of a model among the writes of a task that were not seen before."""
+        values = [value if isinstance(value, list) else [value] for _, value in writes]
+        replies = [message for message in chain.from_iterable(values) if isinstance(message, AIMessage)]
+        new = [message for message in replies if message.id is None or message.id not in self._seen]
+        self._seen.update(message.id for message in new if message.id is not None)
+        return new
+
+    def _count_usage(self, reply: AIMessage) -> None:
+        usage = reply.usage_metadata
+        if usage is None:
+            return
+        self._context.add_usage(
+            Usage(
+                input_tokens=usage["input_tokens"],
+                output_tokens=usage["output_tokens"],
+                reasoning_tokens=usage.get("output_token_details", {}).get("reasoning", 0),
+                requests=1,
             )
-            self._context.model_retries.on_reply()
+        )
+        self._context.model_retries.on_reply()
+
+
+def _starts_turn(history: Iterable[Any]) -> bool:
+    """Return whether the last checkpoint of the graph itself has its input."""
+    own = [entry for entry in history if isinstance(entry, CheckpointRows) and entry.has_own_checkpoint]
+    return bool(own) and own[-1].starts_turn
 
 
 async def begin_step(context: StepContext) -> None:

@@ -14,7 +14,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolNode
 from langgraph.pregel import Pregel
 
-from holdfast.adapters.langgraph.entries import CallInterrupted, CallLog, CallResult, CallsAnnounced
+from holdfast.adapters.langgraph.entries import CallInterrupted, CallLog, CallResult, ReplyEntry
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import DefinitionError, PayloadError, RunError
 from holdfast.core.execution.calls import CallRequest
@@ -160,7 +160,7 @@ class ToolCalls:
         new = [call for call in calls if call.call_id not in self._unresolved]
         if new:
             context.state.history.append(
-                CallsAnnounced(
+                ReplyEntry(
                     tool_calls=tuple(
                         ToolCall(id=call.call_id, name=call.tool, arguments=call.arguments) for call in new
                     ),
