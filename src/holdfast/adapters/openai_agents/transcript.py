@@ -12,6 +12,7 @@ from holdfast.adapters.openai_agents.messages import (
     ToolOutput,
     list_call_items,
     make_response,
+    make_user_item,
     to_input_item,
     to_input_items,
 )
@@ -142,9 +143,9 @@ class Transcript:
         self._history.extend(self._context.state.results.values())
         self._history.append(Final())
 
-    def add_messages(self, texts: Sequence[str]) -> None:
+    def add_messages(self, contents: Sequence[str | list[Any]]) -> None:
         """Record messages that were sent to the run."""
-        added = [{"role": "user", "content": text} for text in texts]
+        added = [make_user_item(content) for content in contents]
         self._history.append(Input(items=added))
         self.items.extend(added)
 
