@@ -17,6 +17,7 @@ from holdfast.adapters.openai_agents.messages import (
     ToolOutput,
     list_call_items,
     make_output,
+    make_user_item,
     parse_arguments,
     to_input_items,
 )
@@ -114,10 +115,7 @@ class OpenAIAgentsLoop:
 def _make_prompt_items(context: StepContext) -> list[Any]:
     instructions = context.profile.instructions if not context.state.history else ""
     before = [{"role": "developer", "content": instructions}] if instructions else []
-    if isinstance(context.prompt, str):
-        return [*before, {"role": "user", "content": context.prompt}]
-    parts = [{"type": "input_text", "text": part} if isinstance(part, str) else part for part in context.prompt]
-    return [*before, {"role": "user", "content": parts}]
+    return [*before, make_user_item(context.prompt)]
 
 
 async def _make_context(given: Any, info: RunInfo, stack: AsyncExitStack) -> Any:

@@ -169,6 +169,14 @@ def parse_arguments(arguments: str | None) -> Any:
         return arguments
 
 
+def make_user_item(content: str | list[Any]) -> dict[str, Any]:
+    """Return a message of the user: text, or text and content parts of the Responses API."""
+    if isinstance(content, str):
+        return {"role": "user", "content": content}
+    parts = [{"type": "input_text", "text": part} if isinstance(part, str) else part for part in content]
+    return {"role": "user", "content": parts}
+
+
 def make_output(call_id: str, tool: str, value: Any, *, typed: bool = False) -> ToolOutput:
     """Return the result of a tool that returned `value`.
 

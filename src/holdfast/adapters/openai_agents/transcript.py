@@ -12,6 +12,7 @@ from holdfast.adapters.openai_agents.messages import (
     ToolOutput,
     list_call_items,
     make_response,
+    make_user_item,
     to_input_item,
     to_input_items,
 )
@@ -144,7 +145,7 @@ class Transcript:
 
     def add_messages(self, contents: Sequence[str | list[Any]]) -> None:
         """Record messages that were sent to the run."""
-        added = [{"role": "user", "content": content} for content in contents]
+        added = [make_user_item(content) for content in contents]
         self._history.append(Input(items=added))
         self.items.extend(added)
 

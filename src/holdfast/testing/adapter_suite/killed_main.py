@@ -1,7 +1,7 @@
 """Processes that run an agent of the suite until they are killed: `python -m ... DRIVER FOLDER POINT...`.
 
-There is one for each point, forked after the framework was imported, with the store `FOLDER/POINT/runs.db`. It writes its
-process id to the standard output when the run is at the point, and stays there.
+There is one for each point, forked after the framework was imported, with the store `FOLDER/POINT/runs.db`. It writes
+its process id to the standard output when the run is at the point, and stays there.
 """
 
 import asyncio
