@@ -1,7 +1,8 @@
 """The program of the server under test: `python -m tests.web.site FOLDER STORE KIND PORT` prints its URL and serves.
 
 KIND is `users` (an authorize function; the API is mounted under `/some/prefix`), `viewer` (the same, but it executes no
-runs), `local` (no authorize), `chat` (the protocols of front ends) or `worker` (no server).
+runs), `local` (no authorize), `chat` (the protocols of front ends), `chat-viewer` (the same, but it
+executes no runs), or `worker` and `chat-worker` (no server).
 """
 
 import asyncio
@@ -147,13 +148,20 @@ async def authorize(request: Request) -> Principal | None:
     return Principal(caller_id="operator", sees_all=True) if user == "operator" else None
 
 
+def authorize_guest(request: Request) -> Principal | None:
+    """The header `x-user` names the user; a request without it is that of a guest."""
+    user = request.headers.get("x-user", "guest")
+    scopes: set[Scope] = {"read"} if user == "reader" else {"read", "send", "answer"}
+    return None if user == "nobody" else Principal(caller_id=user, scopes=scopes)
+
+
 def make_site(app: App, kind: str) -> ASGIApp:
     if kind == "local":
         return make_api(app)
-    if kind == "chat":
+    if kind.startswith("chat"):
         from holdfast.web.protocols import make_chat
 
-        return make_chat(app)
+        return make_chat(app, authorize=authorize_guest)
 
     site = FastAPI()
     site.mount("/some/prefix", make_api(app, authorize=authorize, allowed_origins=["https://chat.example"]))
@@ -161,14 +169,14 @@ def make_site(app: App, kind: str) -> ASGIApp:
 
 
 async def main(folder: str, store: str, kind: str, port: str) -> None:
-    worker = WorkerSettings(take_runs=kind != "viewer")
+    worker = WorkerSettings(take_runs=not kind.endswith("viewer"))
     agents: list[AgentSource] = [*make_agents(Path(folder))]
-    if kind == "chat":  # loads pydantic-ai
+    if kind.startswith("chat"):  # loads pydantic-ai
         from tests.web.protocols.assistant import make_assistant
 
         agents.append(make_assistant(Path(folder)))
     async with App(agents, store, worker=worker) as app:
-        if kind == "worker":
+        if kind.endswith("worker"):
             print("ready", flush=True)
             await app.serve()
             return

@@ -54,6 +54,12 @@ class Client:
         return messages
 
 
+def read_ledger(site: Site) -> str:
+    """What the tools have done."""
+    ledger = site.folder / "ledger"
+    return ledger.read_text() if ledger.exists() else ""
+
+
 def use(site: Site, protocol: str, agent: str, chat: str, *steps: list[Any]) -> list[dict[str, Any]]:
     return Client(site, protocol, agent, chat, list(steps)).finish()
 
@@ -87,15 +93,14 @@ REOPEN: dict[str, list[list[Any]]] = {"ag-ui": [["attach"]], "vercel-ai": [["loa
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_chat_of_two_turns_with_an_approval_is_restored(chat_site: Site, protocol: str, agent: str) -> None:
-    before = (chat_site.folder / "ledger").read_text() if (chat_site.folder / "ledger").exists() else ""
+    before = read_ledger(chat_site)
     said = {"assistant": "You said {}.", "talker": "you said {}"}[agent]
     chat = f"chat-{agent}-{protocol}"
     shown = use(chat_site, protocol, agent, chat, ["send", "m1", "hello"], ["send", "m2", "pay"], ["approve", True])
     answers = get_texts(shown)
     assert (answers[0], answers[-1]) == (said.format("hello"), said.format("pay"))
     assert len(answers) == 3, "a text is shown twice"
-    after = (chat_site.folder / "ledger").read_text()
-    assert after.removeprefix(before).count("\n") == 1, "the tool was called once"
+    assert read_ledger(chat_site).removeprefix(before).count("\n") == 1, "the tool was called once"
     again = use(
         chat_site, protocol, agent, chat, *([["load"], ["resume"]] if protocol == "vercel-ai" else [["attach"]])
     )
@@ -117,10 +122,58 @@ def test_a_request_that_is_repeated_is_not_executed_again(chat_site: Site, proto
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_denied_call_is_not_made(chat_site: Site, protocol: str) -> None:
-    before = (chat_site.folder / "ledger").read_text() if (chat_site.folder / "ledger").exists() else ""
+    before = read_ledger(chat_site)
     shown = use(chat_site, protocol, "assistant", f"deny-{protocol}", ["send", "m1", "pay"], ["approve", False])
     assert get_texts(shown)[-1] == "You said pay."
-    assert ((chat_site.folder / "ledger").read_text() if before else before) == before
+    assert read_ledger(chat_site) == before
+
+
+def make_body(protocol: str, chat: str) -> dict[str, Any]:
+    """A message `hello` to a chat, as the clients send it."""
+    if protocol == "ag-ui":
+        message: dict[str, Any] = {"id": "m1", "role": "user", "content": "hello"}
+        fixed: dict[str, Any] = {"state": {}, "tools": [], "context": [], "forwardedProps": {}}
+        return {"threadId": chat, "runId": "r1", "messages": [message], **fixed}
+    message = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+    return {"trigger": "submit-message", "id": chat, "messages": [message]}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_the_chat_of_another_user_does_not_exist(chat_site: Site, protocol: str) -> None:
+    chat, path = f"owned-{protocol}", f"/{protocol}/talker"
+    async with chat_site.client("ann") as ann:
+        assert "you said hello" in (await ann.post(path, json=make_body(protocol, chat))).text
+        assert (await ann.post(path, json={"messages": []})).status_code == 422
+        foreign = {"sec-fetch-site": "cross-site"}
+        assert (await ann.post(path, json=make_body(protocol, chat), headers=foreign)).status_code == 403
+        assert (await ann.post(f"/{protocol}/none", json=make_body(protocol, chat))).status_code == 422
+    reads = [f"{path}/{chat}/messages"] + ([f"{path}/{chat}/stream"] if protocol == "vercel-ai" else [])
+    for user, expected in (("bob", 404), ("nobody", 401)):
+        async with chat_site.client(user) as other:
+            assert (await other.post(path, json=make_body(protocol, chat))).status_code == expected
+            assert [(await other.get(read)).status_code for read in reads] == [expected] * len(reads)
+    async with chat_site.client("reader") as reader:
+        assert (await reader.post(path, json=make_body(protocol, "readers"))).status_code == 403
+
+
+def test_a_tab_that_stays_open_gets_the_whole_reply_when_the_worker_is_killed(own_site: Site) -> None:
+    worker = own_site.start("chat-worker")
+    own_site.start("chat-viewer")
+    tabs = {
+        protocol: Client(own_site, protocol, "assistant", protocol, [["send", "m1", "slow"]]) for protocol in PROTOCOLS
+    }
+    for tab in tabs.values():
+        tab.wait_for_text("You")
+    own_site.kill(worker)
+    (own_site.folder / "open").touch()
+    own_site.start("chat-worker")
+    assert get_texts(tabs["ag-ui"].finish()) == ["You said slow."], "the half reply was not taken back"
+    parts = [part for part in tabs["vercel-ai"].finish()[-1]["parts"] if part["type"] != "step-start"]
+    assert [(part["type"], part.get("text", "").strip()) for part in parts] == [
+        ("text", "You"),
+        ("data-draft-retracted", ""),
+        ("text", "You said slow."),
+    ]
 
 
 def test_the_answer_is_complete_after_the_tab_is_closed_and_the_server_killed(own_site: Site) -> None:
@@ -144,4 +197,4 @@ def test_the_answer_is_complete_after_the_tab_is_closed_and_the_server_killed(ow
     requests = Counter((own_site.folder / "requests").read_text().splitlines())
     # Of each chat only the reply that was cut off is asked for again.
     assert requests == {"pay 0": 2, "pay 2": 2, "slow 0": 4}
-    assert (own_site.folder / "ledger").read_text() == "paid 5\n" * 2
+    assert read_ledger(own_site) == "paid 5\n" * 2
