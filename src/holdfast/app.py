@@ -14,7 +14,7 @@ from holdfast.concurrency import close_with_timeout
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
-from holdfast.core.events import Event
+from holdfast.core.events import Event, StatusChanged
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
@@ -26,6 +26,7 @@ from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
+from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
@@ -451,6 +452,35 @@ class App:
         """
         await self._stored.mailer.complete_call(token, result)
 
+    # -- conversations ------------------------------------------------------------------------------------------
+
+    def conversation(
+        self, agent: AgentSource[OutputT] | str, key: str, **labels: Unpack[RunLabels]
+    ) -> Conversation[OutputT]:
+        """Return the conversation of this agent with this key, from any process. It begins with its first message.
+
+        Args:
+            key: such as the id of a chat or a user.
+            labels: of the conversation, if this call begins it.
+
+        Raises:
+            DefinitionError: the agent is not known, or the key is not text.
+        """
+        parts = self._stored
+        return Conversation(
+            self._resolve_agent(agent),
+            key,
+            labels,
+            client=parts.client,
+            attacher=parts.attacher,
+            janitor=parts.janitor,
+        )
+
+    async def conversations(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+        """Return a page of conversations, newest first. Arguments and errors as for `list`."""
+        query["labels"] = {**(query.get("labels") or {}), **CONVERSATION_LABEL}
+        return await self.list(limit=limit, cursor=cursor, **query)
+
     # -- reading runs -------------------------------------------------------------------------------------------
 
     async def get(self, run_id: str) -> RunDetails:
@@ -494,6 +524,21 @@ class App:
             StoreClosed: the App was closed.
         """
         return self._stored.hub.stream(run_id, after)
+
+    def watch(self, **query: Unpack[RunQuery]) -> AsyncGenerator[StatusChanged, None]:
+        """Watch the status of many runs: an async iterator that ends with the App.
+
+        First comes the status of each run that fits and is not terminal, then each change. A watcher that is slow gets
+        the present status of a run, not each change in between.
+
+        Args:
+            query: as for `list`. With `status`, only changes to these statuses.
+
+        Raises:
+            DefinitionError: an argument has a wrong type or value.
+            StoreClosed: the App was closed.
+        """
+        return self._stored.hub.watch(**query)
 
     # -- web ----------------------------------------------------------------------------------------------------
 

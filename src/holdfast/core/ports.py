@@ -48,10 +48,15 @@ class Checkpointer(Protocol):
         """
         ...
 
-    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
         """Let the run wait, without an owner, for a time or for mail of these topics.
 
         Returns False if such mail has arrived: the run is left to be resumed at once.
+
+        Args:
+            cancel_children: the turn that started them has failed.
         """
         ...
 

@@ -60,6 +60,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: Calls that were made again after a transient error, and the last such error.
     retries: int
     retry_error: str
+    #: The key of a conversation, and the number of its turns that have ended. Empty and zero for other runs.
+    conversation: str
+    turns: int
 
     @property
     def waits_for(self) -> str:
@@ -144,13 +147,7 @@ async def list_records(
     *,
     limit: int,
     cursor: str | None = None,
-    status: RunStatus | str | Iterable[RunStatus | str] | None = None,
-    agent: str | None = None,
-    caller: str | None = None,
-    parent: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    **query: Unpack[RunQuery],
 ) -> RunRecords:
     """Return a page of records, newest first. Never reads journals.
 
@@ -158,16 +155,7 @@ async def list_records(
         DefinitionError: an argument has a wrong type or value.
         InvalidCursor: the cursor is not one that this store has returned.
     """
-    wanted = _parse_statuses(status)
-    run_filter = RunFilter(
-        statuses=_to_stored_statuses(wanted),
-        agent_name=_check_text("agent", agent),
-        caller_id=_check_text("caller", caller),
-        parent_run_id=_check_text("parent", parent),
-        labels=_check_labels(labels),
-        created_after=_check_time("since", since),
-        created_before=_check_time("until", until),
-    )
+    run_filter, wanted = make_filter(**query)
     _check_text("cursor", cursor)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise DefinitionError(f"limit is {limit!r:.80}: give a number of runs, at least 1")
@@ -179,6 +167,25 @@ async def list_records(
         cursor = page.cursor
         if cursor is None or len(found) >= limit:
             return RunRecords(records=tuple(found), cursor=cursor)
+
+
+def make_filter(**query: Unpack[RunQuery]) -> tuple[RunFilter, frozenset[RunStatus] | None]:
+    """Return the filter of stored runs for a query, and the statuses that it asks for.
+
+    Raises:
+        DefinitionError: an argument has a wrong type or value.
+    """
+    wanted = _parse_statuses(query.get("status"))
+    run_filter = RunFilter(
+        statuses=_to_stored_statuses(wanted),
+        agent_name=_check_text("agent", query.get("agent")),
+        caller_id=_check_text("caller", query.get("caller")),
+        parent_run_id=_check_text("parent", query.get("parent")),
+        labels=_check_labels(query.get("labels")),
+        created_after=_check_time("since", query.get("since")),
+        created_before=_check_time("until", query.get("until")),
+    )
+    return run_filter, wanted
 
 
 def present_status(record: RunRecord) -> RunStatus:
@@ -244,6 +251,8 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
         "cancel_requested": record.cancel_requested,
         "retries": retry.get("count", 0),
         "retry_error": retry.get("error", ""),
+        "conversation": meta.conversation,
+        "turns": progress.turns,
     }
 
 

@@ -14,6 +14,7 @@ from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.message import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.state import PhaseOutput, StepTimes
+from holdfast.core.turn import TurnInput, TurnRecord
 from holdfast.core.waiting import WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
 
@@ -51,7 +52,19 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 ItemKind = Literal[
-    "begin", "system", "user", "thinking", "reply", "result", "resolution", "message", "step", "phase", "outcome"
+    "begin",
+    "system",
+    "user",
+    "thinking",
+    "reply",
+    "result",
+    "resolution",
+    "message",
+    "step",
+    "phase",
+    "outcome",
+    "input",
+    "turn",
 ]
 
 
@@ -67,9 +80,10 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     call_id: str = ""
     tool: str = ""
     error: bool = False
-    #: A result's content, an unknown message, a phase's or the run's output.
+    #: A result's content, an unknown message, the output of a phase, a turn or the run.
     content: Any = None
-    #: Of a step: its number, and the time it finished.
+    #: Of a step: its number, and the time it finished. Of the beginning of a turn (`input`, its text is the id) and of
+    #: its end: the number of the turn and the time.
     step: int = 0
     at: datetime | None = None
     #: Of a step or an outcome: the run's usage at that time, its child runs included.
@@ -147,6 +161,11 @@ class Transcript:
                     error=bool(error),
                     usage=outcome.usage,
                 )
+            case EntryKind.INPUT:
+                turn = decode(entry.body, TurnInput)
+                yield TranscriptItem(seq=entry.seq, kind="input", text=turn.turn_id, step=turn.number, at=turn.at)
+            case EntryKind.TURN:
+                yield _read_turn(entry)
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
         messages = read_message(body)
@@ -223,6 +242,19 @@ def _read_step(entry: Entry) -> TranscriptItem:
         usage=progress.usage,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
         times=step.times,
+    )
+
+
+def _read_turn(entry: Entry) -> TranscriptItem:
+    record = decode(entry.body, TurnRecord)
+    return TranscriptItem(
+        seq=entry.seq,
+        kind="turn",
+        step=record.input.number,
+        at=record.at,
+        content=record.output,
+        text=record.error,
+        error=record.status != "done",
     )
 
 

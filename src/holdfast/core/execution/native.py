@@ -114,8 +114,9 @@ class NativeLoop:
 
     async def run(self, context: StepContext) -> Any:
         """Return the text of the first reply that asks for no tools."""
-        if not context.state.history:
-            system = [System(context.profile.instructions)] if context.profile.instructions else []
+        if context.begins:
+            instructions = context.profile.instructions if not context.state.history else ""
+            system = [System(instructions)] if instructions else []
             await context.start([*system, _make_prompt_message(context.prompt)])
         conversation = _Conversation(context)
         reply = conversation.pending_reply()
@@ -143,9 +144,7 @@ class _Conversation:
         self._tools = context.profile.tools
         self._schemas = tuple(tool.schema for tool in self._tools.values())
         self._max_repeats = context.profile.max_repeats
-        self._repeats = RepeatCounter(
-            _list_requested_calls(message) for message in self._history if isinstance(message, Reply)
-        )
+        self._repeats = RepeatCounter(map(_list_requested_calls, self._replies))
 
     def pending_reply(self) -> Reply | None:
         """Return the reply that ends a saved conversation: a tool has no result, or it is the answer."""
@@ -158,7 +157,12 @@ class _Conversation:
 
         If compaction removed replies, the step counts as finished: it must not be counted twice.
         """
-        return sum(isinstance(message, Reply) for message in self._history) <= self._context.state.phase_steps
+        return len(self._replies) <= self._context.state.phase_steps
+
+    @property
+    def _replies(self) -> list[Reply]:
+        """The replies of this turn."""
+        return [message for message in self._history[self._history.turn_start :] if isinstance(message, Reply)]
 
     async def ask_model(self) -> Reply:
         """Append the model's next reply to the history and return it."""

@@ -33,6 +33,7 @@ from holdfast.core.ports import DraftWriter, Ports, Recorder, Resumption, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
 from holdfast.core.tool_threads import ToolThreads
+from holdfast.core.turn import TurnMessage
 
 log = logging.getLogger("holdfast.run")
 
@@ -90,6 +91,8 @@ class RunExecution:
         self.state = RunState() if resumption is None else resumption.state
         self.checkpointer = None if resumption is None else resumption.checkpointer
         self.resumed = resumption is not None
+        #: Executes the agent; known before the agent is built.
+        self.loop: Loop = services.default_loop
         self.services, self.ports, self.clock = services, services.ports, services.clock
         self.stop_state = StopState()
         self.mailbox = Mailbox(self.state.consumed, () if resumption is None else resumption.mail)
@@ -117,6 +120,7 @@ class RunExecution:
         #: When the run would have started if it had never been interrupted.
         self._started_at = self.clock.monotonic() - self.state.elapsed.total_seconds()
         self._steps_at_start = self.state.steps
+        self._had_history = bool(self.state.history)
 
     # -- stop ---------------------------------------------------------------------------------------------------
 
@@ -280,7 +284,11 @@ class RunExecution:
     def take_messages(self) -> list[str]:
         """Return and remove the messages. The loop puts them into the history before it awaits anything."""
         nudges = self.state.annotations.pop(STEERING_KEY, ())
-        return [*nudges, *(decode_message(mail) for mail in self.mailbox.take_all(MESSAGE_TOPIC))]
+        messages = self.mailbox.take_all(MESSAGE_TOPIC)
+        if messages and (turn := self.state.turn) is not None:
+            joined = {mail.mail_id: TurnMessage.from_mail(mail).digest for mail in messages}
+            self.state.turn = msgspec.structs.replace(turn, joined={**turn.joined, **joined})
+        return [*nudges, *map(decode_message, messages)]
 
     @property
     def steering(self) -> Sequence[str]:
@@ -298,6 +306,11 @@ class RunExecution:
     def unproven_since_resume(self) -> bool:
         """Whether the run was resumed and has not finished a step since: it may be what ended its last process."""
         return self.resumed and self.state.steps == self._steps_at_start
+
+    @property
+    def is_repeating_step(self) -> bool:
+        """Whether an earlier process may have begun the current step, and made calls in it."""
+        return self._had_history and self.state.steps == self._steps_at_start
 
     def update_elapsed(self) -> None:
         self.state.elapsed = timedelta(seconds=self.clock.monotonic() - self._started_at)

@@ -18,14 +18,16 @@ from holdfast.core.events import (
     TextDelta,
     ToolCalled,
     ToolReturned,
+    TurnStarted,
 )
 from holdfast.core.execution.attempts import ModelRetries
-from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall
+from holdfast.core.execution.calls import IN_DOUBT_KEY, NOT_STARTED_KEY, AnnouncedCall, ExecutableCall
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.step_timer import StepTimer
+from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import WAITING, Waits
-from holdfast.core.mail import CHILD_TOPIC
+from holdfast.core.mail import CHILD_TOPIC, Mail
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
@@ -36,12 +38,6 @@ UNKNOWN_OUTCOME = (
     "It may or may not have taken effect. Check before you call it again."
 )
 
-#: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
-IN_DOUBT_KEY = "in_doubt"
-
-#: Among the annotations of an interrupted run: the step, and its announced `once` calls that were never started.
-NOT_STARTED_KEY = "not_started"
-
 _NO_CALLS: frozenset[str] = frozenset()
 
 #: Constants, because Python 3.11 looks up a member of an enum 20 times more slowly than a global name.
@@ -49,12 +45,20 @@ _ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
 
 
 class StepContext:
-    """One conversation of one run: the whole run, or one phase of it."""
+    """The whole run, one phase of it, or one turn of a conversation."""
 
-    def __init__(self, run: RunExecution, profile: Profile, prompt: str | list[Any]) -> None:
-        #: The prompt: text, or content parts as `PromptEncoder.dump_prompt` made them.
+    def __init__(
+        self, run: RunExecution, profile: Profile, prompt: str | list[Any], *, turn_mail: Mail | None = None
+    ) -> None:
+        """Make the context of a new or a resumed phase or turn.
+
+        Args:
+            turn_mail: the message that begins a turn of a conversation. `None`: the turn has begun.
+        """
+        #: The prompt: text, or content parts as `PromptEncoder.dump_prompt` made them. Empty for a resumed turn.
         self.prompt = prompt
         self.profile = profile
+        self._turn_mail = turn_mail
         self.run, self.state = run, run.state
         self.model_retries = ModelRetries(run, profile.retry)
         self.waits = Waits(run)
@@ -77,10 +81,29 @@ class StepContext:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
+    @property
+    def begins(self) -> bool:
+        """Whether the prompt is new: the loop adds it to the history with `start`."""
+        return self._turn_mail is not None if self.run.info.conversation else not self.state.history
+
     async def start(self, messages: Iterable[Any]) -> None:
-        """Begin the conversation. Returns when the run is in the store, before the first model call."""
+        """Add the prompt to the history. Returns when it is in the store, before the first model call."""
+        if self._turn_mail is not None:
+            begin_turn(self.run, self._turn_mail)
+            self._turn_mail = None
         self.state.history.extend(messages)
         await self.run.save(force=True)
+        if self.state.turn is not None and self.run.has_listeners:
+            turn = self.state.turn
+            await self.run.emit(
+                TurnStarted(
+                    run_id=self.run_id,
+                    step=self.state.steps + 1,
+                    turn_id=turn.turn_id,
+                    number=turn.number,
+                    prompt=turn.prompt,
+                )
+            )
 
     async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str]:
         """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.
@@ -93,8 +116,9 @@ class StepContext:
         run, state = self.run, self.state
         run.raise_if_stopped()
         self._times.begin()
+        raise_if_interrupted(run)
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
-        if state.steps >= bounds.max_steps:
+        if state.turn_steps >= bounds.max_steps:
             raise StepsExceeded(self.run_id, bounds.max_steps)
         if phase_bounds is not None and state.phase_steps >= phase_bounds.max_steps:
             raise StepsExceeded(self.run_id, phase_bounds.max_steps)
