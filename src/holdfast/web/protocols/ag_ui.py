@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.events import Event
-from holdfast.runtime.conversations import Conversation
+from holdfast.runtime.conversations.conversation import Conversation
 from holdfast.web.api.body import InvalidBody
 from holdfast.web.protocols.chat import ChatServer, NewMessage, encode_frames, make_json, read_input
 from holdfast.web.protocols.translation import ProtocolEvent, Translator
