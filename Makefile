@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.bench-ready
 FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
-.PHONY: help demo postgresql chromium front-end-clients test check chaos bench bench-peers docs clean
+.PHONY: help demo postgresql chromium front-end-clients test check chaos bench bench-peers screenshots docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,9 +48,10 @@ chromium:
 		|| echo "chromium could not be installed: the tests of the web page fail"; \
 	fi
 
+# One worker more than two cores: many tests wait for processes, timeouts and disks.
 test: $(READY) postgresql chromium front-end-clients ## Check and run all tests
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: $(READY) ## Check lint, types and import contracts
 	$(BIN)/ruff check .
@@ -68,6 +69,9 @@ bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machi
 
 bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (hours)
 	$(BIN)/python -m bench --peers --report
+
+screenshots: $(READY) chromium ## Render the pictures of the web page for the docs
+	$(BIN)/python -m tests.web.ui.screenshots docs/images
 
 docs: $(READY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --quiet --strict

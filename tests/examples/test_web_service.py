@@ -47,9 +47,11 @@ class Server:
     def request(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         """Return the status and the content of the response. GET, or POST with a body."""
         data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
         try:
-            with urllib.request.urlopen(self.url + path, data, timeout=TIMEOUT) as answer:
-                return answer.status, json.loads(answer.read())
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                content = answer.read()
+                return answer.status, json.loads(content) if content else None
         except urllib.error.HTTPError as exc:
             with exc:
                 return exc.code, exc.read().decode()

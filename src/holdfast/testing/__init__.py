@@ -1,6 +1,6 @@
-"""For tests of code that uses holdfast: crash tests for agents, the contract of stores as tests, a manual clock.
+"""For tests of code that uses holdfast: crash tests for agents, the contracts of stores and adapters as tests, a clock.
 
-Only `holdfast.testing.store_suite` and `holdfast.testing.pytest_plugin` need pytest.
+Only the suites and `holdfast.testing.pytest_plugin` need pytest.
 """
 
 from holdfast.testing.clock import ManualClock

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.core.message import Usage
 from holdfast.core.turn import TurnStatus
 from holdfast.core.waiting import Answer, Approve, Deny, Value, WaitingCall
-from holdfast.runtime.conversations import When
+from holdfast.runtime.conversations.conversation import When
 
 #: The media type of errors (RFC 9457).
 PROBLEM_JSON = "application/problem+json"

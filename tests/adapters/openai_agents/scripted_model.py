@@ -1,13 +1,13 @@
 """A model of the Agents SDK that follows a script, from any process: it looks at the conversation, not at a counter."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from agents import Model, ModelResponse, Usage
 from agents.testing import ScriptedModel as OneReply
 from agents.testing import assistant_message, function_call
 
-Step = str | Sequence[Any]
+Step = str | list[Any]
 
 
 def call(call_id: str, tool: str, **arguments: Any) -> Any:

@@ -13,5 +13,6 @@ THOROUGH = "HOLDFAST_TEST_THOROUGH" in os.environ
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["trip", "desk", "stopping"])
 def test_an_agent_that_is_killed_anywhere_goes_on(name: str) -> None:
-    report = crash_everywhere(f"tests.adapters.openai_agents.crash_agents:{name}", "go", sample=None if THOROUGH else 6)
+    agent = f"tests.adapters.openai_agents.crash_agents:{name}"
+    report = crash_everywhere(agent, "go", sample=None if THOROUGH else 4, max_concurrency=1)
     assert len(report.points) >= 8

@@ -15,7 +15,7 @@ from tests.adapters.openai_server import Request
 from tests.core.null_listener import NullListener
 
 from holdfast import App, Retry, RunInfo
-from holdfast.core.ports import RunEvent
+from holdfast.core.events import RunEvent, TextDelta
 
 TURNS = ([("c1", "look", {"city": "Lyon"}), ("c2", "pay", {"city": "Lyon"})], [("c3", "pay", {"city": "Faro"})], "paid")
 DONE = ["look Lyon", "pay Lyon", "pay Faro"]
@@ -29,7 +29,7 @@ class Texts(NullListener):
         self.texts: list[str] = []
 
     async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        if event.kind == "text":
+        if isinstance(event, TextDelta):
             self.texts.append(event.text)
 
 

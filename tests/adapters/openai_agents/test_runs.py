@@ -171,3 +171,13 @@ def test_stored_messages_are_readable_without_the_sdk() -> None:
 
 def _make_response(*output: Any) -> Any:
     return ModelResponse(output=list(output), usage=Usage(), response_id=None)
+
+
+async def test_a_prompt_of_content_parts_reaches_the_model() -> None:
+    model = ScriptedModel("done")
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "auto"}
+    async with App([durable(Agent(name="a", model=model))], "memory:") as app:
+        await app.run("a", ["What is this?", picture])
+    assert model.requests[0] == [
+        {"role": "user", "content": [{"type": "input_text", "text": "What is this?"}, picture]}
+    ]

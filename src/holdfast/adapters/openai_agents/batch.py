@@ -217,7 +217,7 @@ class Batch:
         return call.get_target(await self._make(call))
 
     async def _make(self, call: Call) -> ToolOutput:
-        """Make a call in a task of its own, which goes on if the SDK cancels the call because another one waits."""
+        """Make a call in a task of its own, which continues if the SDK cancels the call because another one waits."""
         task = asyncio.create_task(self._context.try_call(call))
         self._tasks.add(task)
         try:

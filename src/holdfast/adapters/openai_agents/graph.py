@@ -119,7 +119,7 @@ class ExecutedAgents:
         async def get_mcp_tools(context: RunContextWrapper[Any]) -> list[Tool]:
             return [self._wrap(tool) for tool in await agent.get_mcp_tools(context)]
 
-        copied.get_mcp_tools = get_mcp_tools  # type: ignore[method-assign]
+        copied.get_mcp_tools = get_mcp_tools  # type: ignore[assignment,method-assign]
         return copied
 
     def _wrap(self, tool: Tool) -> Tool:

@@ -17,6 +17,7 @@ from holdfast.adapters.openai_agents.messages import (
     ToolOutput,
     list_call_items,
     make_output,
+    make_user_item,
     parse_arguments,
     to_input_items,
 )
@@ -114,10 +115,7 @@ class OpenAIAgentsLoop:
 def _make_prompt_items(context: StepContext) -> list[Any]:
     instructions = context.profile.instructions if not context.state.history else ""
     before = [{"role": "developer", "content": instructions}] if instructions else []
-    if isinstance(context.prompt, str):
-        return [*before, {"role": "user", "content": context.prompt}]
-    parts = [{"type": "input_text", "text": part} if isinstance(part, str) else part for part in context.prompt]
-    return [*before, {"role": "user", "content": parts}]
+    return [*before, make_user_item(context.prompt)]
 
 
 async def _make_context(given: Any, info: RunInfo, stack: AsyncExitStack) -> Any:
@@ -177,7 +175,7 @@ def durable(
         bounds: the bounds of the whole run, resumes included. They take the place of the SDK's `max_turns`.
         compact: gets the input items before a step and returns fewer, or `None` to keep them.
         missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
-        stream: request replies as streams, and emit their text as it arrives, as `text` events of the listener.
+        stream: request replies as streams; `App.events` and listeners get their text as it arrives.
         run_config: the SDK's, for every run. `group_id` is the run id unless it is given.
         hooks: the SDK's run hooks.
         cost: the cost of a reply in US dollars, from the name of the model and the usage of the reply.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from agents import ItemHelpers, ModelResponse, TResponseInputItem, Usage
+from agents import ItemHelpers, ModelResponse, Usage
 from agents.items import TResponseOutputItem
 from openai.types.responses import ResponseFunctionToolCall
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
@@ -169,6 +169,14 @@ def parse_arguments(arguments: str | None) -> Any:
         return arguments
 
 
+def make_user_item(content: str | list[Any]) -> dict[str, Any]:
+    """Return a message of the user: text, or text and content parts of the Responses API."""
+    if isinstance(content, str):
+        return {"role": "user", "content": content}
+    parts = [{"type": "input_text", "text": part} if isinstance(part, str) else part for part in content]
+    return {"role": "user", "content": parts}
+
+
 def make_output(call_id: str, tool: str, value: Any, *, typed: bool = False) -> ToolOutput:
     """Return the result of a tool that returned `value`.
 
@@ -207,7 +215,7 @@ def to_input_item(output: ToolOutput) -> dict[str, Any]:
     return dict(ItemHelpers.tool_call_output_item(call, output.value))
 
 
-def to_input_items(messages: Sequence[Any]) -> list[TResponseInputItem]:
+def to_input_items(messages: Sequence[Any]) -> list[Any]:
     """Return a conversation in the form in which the SDK takes it as input."""
     items: list[Any] = []
     for index, message in enumerate(messages):

@@ -9,6 +9,7 @@ from agents.items import TResponseStreamEvent
 from agents.retry import ModelRetryAdvice, ModelRetryAdviceRequest
 
 from holdfast.adapters.openai_agents.stream import read_stream
+from holdfast.core.reply_stream import ReplyStream
 
 #: Asks a model once.
 Ask = Callable[[], Awaitable[ModelResponse]]
@@ -23,20 +24,17 @@ class ReplyRecorder(Protocol):
         """Return the recorded reply, or ask the model and record what it says."""
         ...
 
-    async def emit_text(self, text: str) -> None:
-        """Report text of the reply under way."""
-        ...
-
 
 class ModelRecorder:
     """Wraps models and providers for one attempt of a run."""
 
-    def __init__(self, replies: ReplyRecorder, *, stream: bool) -> None:
-        self._replies, self._stream = replies, stream
+    def __init__(self, replies: ReplyRecorder, draft: ReplyStream | None) -> None:
+        """Record with `replies`. With a draft, models are asked for streams, whose text goes there."""
+        self._replies, self._draft = replies, draft
 
     def wrap(self, model: Model, name: str = "") -> Model:
         """Return a model whose replies are recorded."""
-        return _RecordedModel(model, name, self._replies, stream=self._stream)
+        return _RecordedModel(model, name, self._replies, self._draft)
 
     def wrap_provider(self, provider: ModelProvider) -> ModelProvider:
         """Return a provider whose models are recorded."""
@@ -55,10 +53,10 @@ class _RecordedProvider(ModelProvider):
 
 
 class _RecordedModel(Model):
-    """Asks another model unless the reply is recorded. With `stream`, it asks for the reply as a stream."""
+    """Asks another model unless the reply is recorded. With a draft, it asks for the reply as a stream."""
 
-    def __init__(self, model: Model, name: str, replies: ReplyRecorder, *, stream: bool) -> None:
-        self._model, self._replies, self._stream = model, replies, stream
+    def __init__(self, model: Model, name: str, replies: ReplyRecorder, draft: ReplyStream | None) -> None:
+        self._model, self._replies, self._draft = model, replies, draft
         self._name = name or str(getattr(model, "model", ""))
 
     async def close(self) -> None:
@@ -69,9 +67,9 @@ class _RecordedModel(Model):
 
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
         async def ask() -> ModelResponse:
-            if not self._stream:
+            if self._draft is None:
                 return await self._model.get_response(*args, **options)
-            return await read_stream(self._model.stream_response(*args, **options), self._replies.emit_text)
+            return await read_stream(self._model.stream_response(*args, **options), self._draft)
 
         tools, handoffs = options.get("tools", ()), options.get("handoffs", ())
         return await self._replies.get_reply(ask, self._name, tools, handoffs)

@@ -29,7 +29,6 @@ from holdfast.adapters.openai_agents.transcript import Transcript
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.message import Usage as RunUsage
-from holdfast.core.ports import RunEvent
 from holdfast.core.tool_context import _CURRENT_CALL
 
 #: Returns the cost of a reply in US dollars, for the name of its model and its usage.
@@ -63,7 +62,7 @@ class Session:
         self._transcript = Transcript(context, answered=answered)
         self._sdk_context = RunContextWrapper(user_context, usage=self._load_usage())
         self._batch = Batch(context, options.policies, self._sdk_context)
-        self._recorder = ModelRecorder(self, stream=options.stream)
+        self._recorder = ModelRecorder(self, context if options.stream else None)
         self._skips_guardrails = answered or self._transcript.has_first_results
         self._agents = ExecutedAgents(
             graph,
@@ -237,11 +236,6 @@ class Session:
             else:
                 retries.on_reply()
                 return response
-
-    async def emit_text(self, text: str) -> None:
-        """Report text of the reply under way."""
-        run = self._context.run
-        await run.emit(RunEvent(kind="text", step=run.state.steps + 1, text=text))
 
     def _count(self, model: str, usage: Usage) -> None:
         cost = self._options.cost

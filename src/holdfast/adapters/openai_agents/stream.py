@@ -1,6 +1,6 @@
 """The complete response of a model that streams it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from agents import ModelResponse, Usage
@@ -10,15 +10,16 @@ from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
     ResponseOutputItemDoneEvent,
+    ResponseReasoningSummaryTextDeltaEvent,
+    ResponseReasoningTextDeltaEvent,
     ResponseTextDeltaEvent,
     ResponseUsage,
 )
 
-#: Gets the text of a reply as it arrives.
-OnText = Callable[[str], Awaitable[None]]
+from holdfast.core.reply_stream import ReplyStream
 
 
-async def read_stream(events: AsyncIterator[TResponseStreamEvent], on_text: OnText) -> ModelResponse:
+async def read_stream(events: AsyncIterator[TResponseStreamEvent], reply: ReplyStream) -> ModelResponse:
     """Return the response once it is complete.
 
     Raises:
@@ -28,7 +29,9 @@ async def read_stream(events: AsyncIterator[TResponseStreamEvent], on_text: OnTe
     items: list[Any] = []
     async for event in events:
         if isinstance(event, ResponseTextDeltaEvent):
-            await on_text(event.delta)
+            await reply.emit_text(event.delta)
+        elif isinstance(event, ResponseReasoningTextDeltaEvent | ResponseReasoningSummaryTextDeltaEvent):
+            await reply.emit_reasoning(event.delta)
         elif isinstance(event, ResponseOutputItemDoneEvent):
             items.append(event.item)
         elif isinstance(event, ResponseCompletedEvent):

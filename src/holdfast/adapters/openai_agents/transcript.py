@@ -12,6 +12,7 @@ from holdfast.adapters.openai_agents.messages import (
     ToolOutput,
     list_call_items,
     make_response,
+    make_user_item,
     to_input_item,
     to_input_items,
 )
@@ -49,7 +50,7 @@ class Transcript:
         self.is_last_step_counted = len(replies) <= context.state.phase_steps
         #: Whether the results of the first reply to the prompt are recorded.
         self.has_first_results = len(replies) > (self.open_reply is not None)
-        self.items: list[Any] = list(to_input_items(self._history[:place]))
+        self.items: list[Any] = to_input_items(self._history[:place])
         #: The SDK's list when it was seen last, and the response since then.
         self._sdk_items: list[Any] | None = None
         self._last_response: ModelResponse | None = None
@@ -142,9 +143,9 @@ class Transcript:
         self._history.extend(self._context.state.results.values())
         self._history.append(Final())
 
-    def add_messages(self, texts: Sequence[str]) -> None:
+    def add_messages(self, contents: Sequence[str | list[Any]]) -> None:
         """Record messages that were sent to the run."""
-        added = [{"role": "user", "content": text} for text in texts]
+        added = [make_user_item(content) for content in contents]
         self._history.append(Input(items=added))
         self.items.extend(added)
 

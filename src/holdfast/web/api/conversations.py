@@ -8,7 +8,7 @@ from starlette.responses import Response
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
 from holdfast.checkpoint.turns import JournaledTurn, read_turns
 from holdfast.core.execution.native import get_loop
-from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
+from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.reading import RunList
 from holdfast.web.api.operation import Context, Operation, Parameter
 from holdfast.web.api.parameters import DEFAULT_WAIT, LIST_PARAMETERS, MAX_WAIT, describe_number, read_number

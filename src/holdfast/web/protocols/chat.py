@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from holdfast.app import App
 from holdfast.core.waiting import Answer, Approve, Deny
-from holdfast.runtime.conversations import Conversation
+from holdfast.runtime.conversations.conversation import Conversation
 from holdfast.runtime.mailer import AlreadyAnswered, NotWaiting
 from holdfast.web.api.body import InvalidBody, read_body
 from holdfast.web.api.conversations import open_conversation

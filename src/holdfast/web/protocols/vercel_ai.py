@@ -9,7 +9,7 @@ from pydantic_ai.ui.vercel_ai.response_types import DataChunk
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.runtime.conversations import Conversation
+from holdfast.runtime.conversations.conversation import Conversation
 from holdfast.web.api.body import InvalidBody
 from holdfast.web.protocols.chat import ChatServer, NewMessage, encode_frames, make_json, read_input
 from holdfast.web.protocols.translation import Translator

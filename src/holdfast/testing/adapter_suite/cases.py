@@ -1,0 +1,83 @@
+"""Approvals, streams and conversations."""
+
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+import pytest
+
+from holdfast.app import App
+from holdfast.core.effects import Effect
+from holdfast.core.events import RunEvent, TextDelta
+from holdfast.core.info import RunInfo
+from holdfast.core.waiting import Approve, Deny, RunWaiting
+from holdfast.testing.adapter_suite.agents import import_driver
+from holdfast.testing.adapter_suite.features import tests_feature
+from holdfast.testing.adapter_suite.script import AgentScript, CallLog, ScriptedCall
+
+
+class _Texts:
+    """A listener that keeps the text of replies as it arrives."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+        if isinstance(event, TextDelta):
+            self.texts.append(event.text)
+
+    async def on_output(self, info: RunInfo, output: Any) -> None: ...
+
+    async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
+
+
+class CaseTests:
+    """What adapters have in common beside surviving."""
+
+    driver: ClassVar[str]
+
+    def _make_bank(self, log: CallLog) -> Any:
+        steps = ([ScriptedCall("c1", "pay", "Lyon"), ScriptedCall("c2", "look", "Lyon")], "done")
+        tools = [log.make_tool("pay", needs_approval=True), log.make_tool("look", Effect.PURE)]
+        script = AgentScript(steps=steps, tools=tools, on_request=log.on_request)
+        return import_driver(self.driver).make_agent(script)
+
+    @tests_feature("approvals")
+    @pytest.mark.parametrize("approved", [True, False])
+    async def test_a_call_waits_for_a_person_and_its_siblings_do_not(self, approved: bool) -> None:
+        log = CallLog()
+        async with App([self._make_bank(log)], "memory:") as app:
+            with pytest.raises(RunWaiting) as raised:
+                await app.run("scripted", "go", run_id="r")
+            [waiting] = raised.value.calls
+            assert (waiting.call_id, waiting.tool, waiting.arguments) == ("c1", "pay", {"city": "Lyon"})
+            assert await app.pending() == [waiting]
+            assert log.calls == ["look Lyon"]
+            await app.answer("r", "c1", Approve() if approved else Deny(reason="too much"))
+            assert (await app.result("r")).output == "done"
+        assert log.calls == (["look Lyon", "pay Lyon"] if approved else ["look Lyon"])
+        assert log.requests == [0, 1]
+
+    @tests_feature("streams")
+    async def test_the_text_of_a_reply_is_shown_as_it_arrives(self) -> None:
+        listener = _Texts()
+        agent = import_driver(self.driver).make_agent(AgentScript(steps=["one two three"], stream=True))
+        async with App([agent], "memory:", listener=listener) as app:
+            result = await app.run(agent, "go", run_id="r")
+            async with aclosing(app.events("r")) as events:
+                replies = [event async for event in events if event.type == "reply"]
+        assert "".join(listener.texts).split() == result.output.split() == ["one", "two", "three"]
+        assert len(listener.texts) >= 3
+        assert len(replies) == 1
+
+    @tests_feature("conversations")
+    async def test_each_message_is_answered_with_the_history_before_it(self) -> None:
+        log = CallLog()
+        steps = ([ScriptedCall("c1", "look", "Lyon")], "first", "second")
+        script = AgentScript(steps=steps, tools=[log.make_tool("look", Effect.PURE)], on_request=log.on_request)
+        async with App([import_driver(self.driver).make_agent(script)], "memory:") as app:
+            conversation = app.conversation("scripted", "ann")
+            assert (await conversation.send("one")).output == "first"
+            # The call of the first turn is in the history, so the model does not ask for it again.
+            assert (await conversation.send("two")).output == "first"
+        assert log.calls == ["look Lyon"]
+        assert log.requests == [0, 1, 1]
