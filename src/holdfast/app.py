@@ -444,7 +444,7 @@ class App:
         tool: str | None = None,
         older_than: timedelta | None = None,
     ) -> builtins.list[WaitingCall]:
-        """Return the calls of all runs that wait for a person's approval or answer."""
+        """Return the calls of all runs that only `answer` ends: they wait for a person, or for an external result."""
         return await self._stored.mailer.list_pending(agent=agent, caller=caller, tool=tool, older_than=older_than)
 
     async def answer(

@@ -1,48 +1,29 @@
 """The tool calls of one reply: announced together, made once, recorded one by one; some of them wait."""
 
-import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import nullcontext
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_ai import RunContext
-from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.capabilities.abstract import WrapToolExecuteHandler
-from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
 from pydantic_ai.exceptions import ToolFailed as ModelVisibleError
 from pydantic_ai.messages import ModelRequest, ModelRequestPart, ModelResponse, ToolCallPart, UserPromptPart
 from pydantic_ai.tool_manager import ToolManager
 
-from holdfast.adapters.pydantic_ai.deferred import DeferredCalls, add_reason, dump_metadata
+from holdfast.adapters.pydantic_ai.deferred import DeferredCalls
+from holdfast.adapters.pydantic_ai.execution import ToolExecution, invoke, runs_in_thread
 from holdfast.adapters.pydantic_ai.results import (
-    ToolResultBuilder,
-    await_outcome,
     get_return_part,
     get_value,
-    is_error,
 )
 from holdfast.adapters.pydantic_ai.state import AdapterState
 from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, OpenCall, ToolPolicies
-from holdfast.core.approval import ApprovalRequest
 from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
-from holdfast.core.execution.attempts import retry_call
-from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.execution.waits import WAITING
 from holdfast.core.tool import request_approval
-from holdfast.core.tool_context import current_call
-from holdfast.core.waiting import Deferred
-
-#: Exceptions by which a tool answers the model or waits for a person. Their cause may be a transient error.
-_OUTCOMES = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
-
-
-class _ApprovedCall(CallRequest):
-    """A call of pydantic-ai, which has validated edited arguments before it makes the call."""
-
-    def replace_arguments(self, arguments: Any) -> Any:
-        return None
 
 
 class Batch:
@@ -164,47 +145,15 @@ class Batch:
         args: dict[str, Any],
         handler: WrapToolExecuteHandler,
     ) -> Any:
-        results = ToolResultBuilder(call.tool, call.call_id, call.definition)
-        seen = None
         own = self._context.profile.tools.get(call.tool)
-        in_thread = _runs_in_thread(ctx, call.tool) if own is None else own.in_thread
-
-        async def execute() -> ModelRequest | Deferred:
-            nonlocal seen
-            run, policy = self._context.run, call.policy
-
-            def attempt() -> Awaitable[Any]:
-                work = _invoke(handler, args)
-                # The thread of a holdfast tool is awaited within.
-                return run.await_uninterruptible(work) if in_thread and own is None else work
-
-            if policy.retry is None:
-                work = attempt()
-            else:
-                work = retry_call(run, policy.retry, call.tool, call.call_id, attempt, outcomes=_OUTCOMES)
-            try:
-                seen, result = await await_outcome(work, results)
-            except CallDeferred as exc:
-                return _make_deferred(exc)
-            if isinstance(result, Deferred):
-                return result
-            if is_error(result) and run.is_stopping and not in_thread:
-                raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
-            self.count_usage()
-            return result
-
-        request = _ApprovedCall(
-            call_id=call.call_id,
-            tool=call.tool,
-            arguments=part.args_as_dict(),
-            effect=call.effect,
-            execute=execute,
-            error_result=results.make_error_result,
-            reconciled_result=results.make_result,
-            reconcile=call.policy.reconcile,
-            in_doubt=call.policy.in_doubt,
-            is_error=is_error,
-            in_thread=in_thread,
+        request = ToolExecution(
+            self._context.run,
+            call,
+            part,
+            own_tool=own,
+            in_thread=runs_in_thread(ctx, call.tool) if own is None else own.in_thread,
+            attempt=functools.partial(invoke, handler, args),
+            count_usage=self.count_usage,
         )
         try:
             result = await self._context.try_call(request)
@@ -218,10 +167,10 @@ class Batch:
             raise
         if result is WAITING:
             raise CallDeferred  # pydantic-ai makes the other calls, and ends its run
-        if seen is not None:
-            return seen()
+        if request.outcome is not None:
+            return request.outcome()
         if get_return_part(result).outcome == "retried" and ctx.tool_manager is not None:
-            ctx.tool_manager.failed_tools.add(call.part.tool_name)
+            ctx.tool_manager.failed_tools.add(call.tool)
         return get_value(result)
 
     def _record_approval(self, call: OpenCall, error: ApprovalRequired) -> None:
@@ -269,25 +218,6 @@ class Batch:
         self._calls = self.deferred.calls = {}
         self._adapter_state.end_batch()
         return [*messages, *_make_requests(loose)]
-
-
-def _make_deferred(error: CallDeferred) -> Deferred:
-    metadata = dump_metadata(error.metadata)
-    return Deferred(reason=add_reason(ApprovalRequest(), metadata).reason, metadata=metadata)
-
-
-async def _invoke(handler: WrapToolExecuteHandler, args: dict[str, Any]) -> Any:
-    threads = current_call().threads
-    with AbstractAgent.using_thread_executor(threads) if threads is not None else nullcontext():
-        return await handler(args)
-
-
-def _runs_in_thread(ctx: RunContext[Any], name: str) -> bool:
-    """Whether the tool is a sync function, whose thread cannot be cancelled."""
-    tool: Any = (ctx.tool_manager.tools or {}).get(name) if ctx.tool_manager is not None else None
-    while (inner := getattr(tool, "source_tool", None)) is not None:  # as part of a combined toolset
-        tool = inner
-    return getattr(tool, "is_async", True) is False
 
 
 def _find_user_prompts(result: ModelRequest) -> list[UserPromptPart]:
