@@ -1,6 +1,7 @@
 """Cancelling a run that is driven, while runs that it has started are not."""
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 from tests.probe_store import ProbeStore
@@ -8,8 +9,10 @@ from tests.runtime.conftest import ProcessHarness, load_records
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, current_call, tool
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import StoreFull
-from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunStatus
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.errors import RunParked
 from holdfast.stores.url import store_from_url
 
@@ -135,6 +138,56 @@ async def test_so_they_do_if_the_store_refuses_something_meanwhile(harness: Proc
         await recovery
     await store.inner.close()
     assert calls > nth
+    async with App(family.agents, harness.url, worker=False) as app:
+        assert await all_are_cancelled(app)
+
+
+class SlowUndoStore(ProbeStore):
+    """Lets a claim that is given back wait until another call has tried to claim."""
+
+    def __init__(self, inner: CheckpointStore) -> None:
+        super().__init__(inner)
+        self.claimed = asyncio.Event()
+
+    async def claim(
+        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+    ) -> Claim:
+        try:
+            return await super().claim(run_id, worker_id, statuses=statuses, steal=steal)
+        finally:
+            self.claimed.set()
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        if release.status is RunStatus.INTERRUPTED:
+            await self.claimed.wait()
+        await super().release(claim, release)
+
+
+async def test_so_they_do_if_the_app_closes_while_a_refused_cancel_is_tried_again(harness: ProcessHarness) -> None:
+    await left_family(harness.url)
+    family, store = Family(), SlowUndoStore(store_from_url(harness.url))
+    half_way, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stop_half_way(method: str) -> None:
+        if method == "load":
+            half_way.set()
+            await go_on.wait()
+
+    async with App(family.agents, store, worker=False) as app:
+        while "purge" not in store.calls:  # noqa: ASYNC110  the janitor is quiet after its first round
+            await asyncio.sleep(0.01)
+        recovery = asyncio.create_task(app.recover())
+        await family.begun.wait()
+        store.fail("claim", StoreFull("no room"))
+        await app.cancel("r")
+        await recovery
+        store.before = stop_half_way
+        retry = asyncio.create_task(app._stored.checkpoints.retry_pending_releases())  # as the janitor does
+        await half_way.wait()
+        store.claimed.clear()
+        retry.cancel()  # as closing the janitor does
+        go_on.set()
+    await store.inner.close()
     async with App(family.agents, harness.url, worker=False) as app:
         assert await all_are_cancelled(app)
 

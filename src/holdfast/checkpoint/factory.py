@@ -56,6 +56,7 @@ class StoreCheckpoints:
         self.worker_id = f"w-{secrets.token_hex(8)}"
         #: Failed releases of runs that this process no longer executes.
         self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
+        self._retry: asyncio.Task[None] | None = None
         #: By run id: releases of children whose caller was cancelled while they were being claimed.
         self._child_releases: dict[str, asyncio.Task[None]] = {}
         self._recent = RecentConversations(store)
@@ -281,7 +282,15 @@ class StoreCheckpoints:
             log.warning("run %s: could not release its claim, will retry: %s", claim.run_id, exc)
 
     async def retry_pending_releases(self) -> None:
-        """Repeat the releases that failed. Until they succeed, this live worker owns runs that it does not execute."""
+        """Repeat the releases that failed. Until they succeed, this live worker owns runs that it does not execute.
+
+        A retry outlives its caller, and there is one at a time: half of a cancelled tree would be left to recovery.
+        """
+        if self._retry is None or self._retry.done():
+            self._retry = run_in_background(self._retry_each())
+        await asyncio.shield(self._retry)
+
+    async def _retry_each(self) -> None:
         for write in list(self._pending_releases):
             try:
                 await write()
@@ -298,6 +307,8 @@ class StoreCheckpoints:
             self._is_open = False
             try:
                 # Before deregistering: after it, a run that has ended would count as interrupted.
+                if self._retry is not None:
+                    await asyncio.wait([self._retry])  # it may not know of the releases that failed last
                 await self.retry_pending_releases()
                 if not keep_claims:
                     await self._store.deregister_worker(self.worker_id)
