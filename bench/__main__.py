@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.figures import figures
 from bench.guard import GuardResult, accept, baseline, compare, format_results
 from bench.measurement import measure
-from bench.plan import AXES, FULL, SHORT
+from bench.plan import FULL, SHORT, WORKLOADS
 from bench.records import Results, join_results, read, write
 from bench.report import page_part, put_into, tables
 
@@ -64,8 +64,8 @@ def _measure(asked: argparse.Namespace) -> Results:
 
 def _workloads(text: str) -> list[str]:
     wanted = text.split(",")
-    if unknown := set(wanted) - set(AXES):
-        raise argparse.ArgumentTypeError(f"no workload {', '.join(sorted(unknown))}: there are {', '.join(AXES)}")
+    if unknown := set(wanted) - set(WORKLOADS):
+        raise argparse.ArgumentTypeError(f"no workload {', '.join(sorted(unknown))}: there are {', '.join(WORKLOADS)}")
     return wanted
 
 

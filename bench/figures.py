@@ -38,6 +38,16 @@ def _timed(name: str) -> Callable[[dict[str, Any], dict[str, int]], float]:
     return lambda result, numbers: float(result[name])
 
 
+def _compared(name: str, title: str, unit: str = "ms", factor: float = 1e3) -> tuple[Measure, Measure]:
+    """A call on a store with many runs, and its ratio to the same call with a few."""
+    return (
+        Measure(name, title, unit, lambda r, n: r["many"][name] * factor, ratio="none"),
+        Measure(
+            f"{name} ratio", f"{title}, many / few", "×", lambda r, n: r["many"][name] / r["few"][name], ratio="itself"
+        ),
+    )
+
+
 _STEP = Measure("step", "a step", "ms", _step)
 _FIRST = Measure("first steps", "first hundred", "ms", lambda r, n: r["first_steps"] * 1e3, ratio="none")
 _LAST = Measure("last steps", "last hundred", "ms", lambda r, n: r["last_steps"] * 1e3, ratio="none")
@@ -71,6 +81,13 @@ MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("rate", "steps a second", "/s", _rate, "more", "none"),
         Measure("busy", "processors busy", "%", lambda r, n: r["machine_busy"] * 100, ratio="none"),
     ),
+    "w8": (
+        *_compared("wake", "signal to next model call"),
+        *_compared("result", "submit to result"),
+        *_compared("page", "first page"),
+        *_compared("cpu_share", "idle worker, of one processor", "%", 100),
+    ),
+    "w9": (*_compared("claim", "a claim"), *_compared("page", "first page")),
 }
 
 

@@ -2,19 +2,6 @@
 
 from dataclasses import dataclass, field
 
-#: By workload: the unit of its size.
-AXES = {"w1": "steps", "w2": "runs", "w3": "runs", "w4": "steps", "w5": "steps", "w6": "runs", "w7": "workers"}
-
-TITLES = {
-    "w1": "W1: one long run",
-    "w2": "W2: many runs at once",
-    "w3": "W3: recovery",
-    "w4": "W4: three tool calls a step",
-    "w5": "W5: a pydantic-ai agent",
-    "w6": "W6: runs that wait",
-    "w7": "W7: a fleet",
-}
-
 OURS = ("raw", "holdfast", "pydantic_ai")
 
 _STORES = ("sqlite", "postgres")
@@ -25,15 +12,31 @@ _LANGGRAPH = ("sqlite", "sqlite-delta", "postgres", "postgres-delta")
 
 _PEERS = {"langgraph": _LANGGRAPH, "dbos": ("sqlite", "postgres"), "restate": ("server",)}
 
-#: By workload: the variants of each system that run it, if the system's program supports it.
-SYSTEMS: dict[str, dict[str, tuple[str, ...]]] = {
-    "w1": {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS},
-    "w2": {"raw": _GROUPS, "holdfast": _FORMS, **_PEERS},
-    "w3": {"raw": ("file", "sqlite-1", "postgres-1"), "holdfast": _STORES, **_PEERS},
-    "w4": {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS},
-    "w5": {"pydantic_ai": ("bare", "holdfast-sqlite"), "dbos": ("dbos-sqlite",)},
-    "w6": {"holdfast": _STORES, **_PEERS},
-    "w7": {"holdfast": ("postgres",)},
+
+@dataclass(frozen=True)
+class Workload:
+    """One workload: what is measured, the unit of its size, and the systems that run it."""
+
+    title: str
+    axis: str
+    #: The variants of each system, if the system's program supports the workload.
+    systems: dict[str, tuple[str, ...]]
+    #: Whether there is a raw limit to compare with.
+    has_limit: bool = True
+
+
+WORKLOADS = {
+    "w1": Workload("W1: one long run", "steps", {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS}),
+    "w2": Workload("W2: many runs at once", "runs", {"raw": _GROUPS, "holdfast": _FORMS, **_PEERS}),
+    "w3": Workload("W3: recovery", "runs", {"raw": ("file", "sqlite-1", "postgres-1"), "holdfast": _STORES, **_PEERS}),
+    "w4": Workload("W4: three tool calls a step", "steps", {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS}),
+    "w5": Workload(
+        "W5: a pydantic-ai agent", "steps", {"pydantic_ai": ("bare", "holdfast-sqlite"), "dbos": ("dbos-sqlite",)}
+    ),
+    "w6": Workload("W6: runs whose tools wait", "runs", {"holdfast": _STORES, **_PEERS}, has_limit=False),
+    "w7": Workload("W7: a fleet", "workers", {"holdfast": ("postgres",)}, has_limit=False),
+    "w8": Workload("W8: a store with many waiting runs", "runs", {"holdfast": _STORES}, has_limit=False),
+    "w9": Workload("W9: a store with many queued runs", "runs", {"holdfast": _STORES}, has_limit=False),
 }
 
 #: Larger sizes are not measured: the cost grows with the square of the history.
@@ -45,7 +48,7 @@ class Size:
     """One workload in one size, and the number of repeats."""
 
     workload: str
-    #: In the unit of `AXES`.
+    #: In the unit of the workload's axis.
     number: int
     repeats: int = 5
     #: The other sizes of the job.
@@ -53,7 +56,7 @@ class Size:
 
     def numbers(self) -> dict[str, int]:
         """Return the sizes of the job, as its program gets them."""
-        return {"bytes": 1000, **self.others, AXES[self.workload]: self.number}
+        return {"bytes": 1000, **self.others, WORKLOADS[self.workload].axis: self.number}
 
 
 _W2 = {"steps": 20}
@@ -63,11 +66,13 @@ _W7 = {"runs": 500, "steps": 20}
 SHORT = (
     Size("w1", 100), Size("w1", 1000), Size("w1", 5000, 2),
     Size("w2", 1, 5, _W2), Size("w2", 128, 5, _W2), Size("w2", 1000, 3, _W2),
-    Size("w3", 200, 3, _W3),
+    Size("w3", 200, 3, _W3), Size("w3", 1000, 1, _W3),
     Size("w4", 300),
     Size("w5", 50),
     Size("w6", 1000, 1, {"seconds": 5}),
     Size("w7", 1, 3, _W7), Size("w7", 2, 3, _W7), Size("w7", 4, 3, _W7),
+    Size("w8", 100_000, 1, {"seconds": 5}),
+    Size("w9", 200_000, 1),
 )  # fmt: skip
 
 FULL = (
@@ -78,6 +83,8 @@ FULL = (
     Size("w5", 10), Size("w5", 100), Size("w5", 300),
     Size("w6", 1000, 3, {"seconds": 10}),
     Size("w7", 1, 5, _W7), Size("w7", 2, 5, _W7), Size("w7", 4, 5, _W7),
+    Size("w8", 1000, 3, {"seconds": 10}), Size("w8", 100_000, 3, {"seconds": 10}),
+    Size("w9", 1000, 3), Size("w9", 200_000, 3),
 )  # fmt: skip
 
 
@@ -103,7 +110,7 @@ def subjects(workload: str, *, peers: bool) -> list[Subject]:
     """Return the systems and variants that run a workload."""
     return [
         Subject(system, variant)
-        for system, variants in SYSTEMS[workload].items()
+        for system, variants in WORKLOADS[workload].systems.items()
         if peers or system in OURS
         for variant in variants
     ]
@@ -111,7 +118,7 @@ def subjects(workload: str, *, peers: bool) -> list[Subject]:
 
 def limit_of(workload: str, subject: Subject) -> Subject | None:
     """Return the raw limit of a subject: the same store, with the number of commits a step that it makes."""
-    if subject.kind == "limit" or workload in ("w6", "w7"):
+    if subject.kind == "limit" or not WORKLOADS[workload].has_limit:
         return None
     if workload == "w5":
         return Subject("pydantic_ai", "bare")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.plan import AXES, Subject
+from bench.plan import WORKLOADS, Subject
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -29,7 +29,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def size(self) -> int:
-        return self.numbers[AXES[self.workload]]
+        return self.numbers[WORKLOADS[self.workload].axis]
 
 
 class Results(msgspec.Struct, kw_only=True):

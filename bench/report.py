@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.figures import MEASURES, Figure, Spread, figures
-from bench.plan import AXES, CAPS, TITLES, Subject
+from bench.plan import CAPS, WORKLOADS, Subject
 from bench.records import Record, Results
 from bench.targets import Outcome, outcomes
 
@@ -32,11 +32,11 @@ def tables(results: Results) -> str:
     """Return the machine, the targets, and a table for each workload."""
     known = figures(results.records)
     parts = [_machine(results), "## Targets", _targets(outcomes(known))]
-    for workload, title in TITLES.items():
+    for workload, about in WORKLOADS.items():
         records = [record for record in results.records if record.workload == workload]
         if records:
             found = [figure for figure in known if figure.workload == workload]
-            parts += [f"## {title}", _table(workload, found, records), _notes(workload, records)]
+            parts += [f"## {about.title}", _table(workload, found, records), _notes(workload, records)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -78,7 +78,9 @@ def _table(workload: str, found: Sequence[Figure], records: Sequence[Record]) ->
     subjects = list(dict.fromkeys(sorted((r.subject for r in records), key=_order)))
     columns = _columns(workload, found)
     titles = {measure.name: measure.title for measure in MEASURES[workload]}
-    head = [titles[name] + (f", {_format_count(size, AXES[workload])}" if size else "") for name, size in columns]
+    head = [
+        titles[name] + (f", {_format_count(size, WORKLOADS[workload].axis)}" if size else "") for name, size in columns
+    ]
     rows = [
         [str(subject), *(_cell(workload, subject, name, size, found, records) for name, size in columns)]
         for subject in subjects
@@ -140,18 +142,17 @@ def _number(value: float) -> str:
 def _notes(workload: str, records: Sequence[Record]) -> str:
     """List caveats, failures, and sizes that were not measured."""
     lines: dict[str, None] = {}
+    axis = WORKLOADS[workload].axis
     for record in records:
         caveat = (record.result or {}).get("caveat")
         if caveat:
             lines[f"- {record.system}: {caveat}"] = None
         if record.failed:
-            lines[f"- {record.subject} at {_format_count(record.size, AXES[workload])} failed: `{record.failed}`"] = (
-                None
-            )
+            lines[f"- {record.subject} at {_format_count(record.size, axis)} failed: `{record.failed}`"] = None
     there = {record.subject for record in records}
     for (capped, system, variant), cap in CAPS.items():
         if capped == workload and Subject(system, variant) in there:
-            lines[f"- {system} {variant} is measured up to {cap:,} {AXES[workload]}: its cost is quadratic."] = None
+            lines[f"- {system} {variant} is measured up to {cap:,} {axis}: its cost is quadratic."] = None
     return "\n".join(lines)
 
 

@@ -63,6 +63,11 @@ TARGETS = (
         "recovery: the first resumed step within 0.5 s of the process's start",
         "w3", (1000,), _ours("sqlite", "postgres"), "first", "bound", 0.5, "less",
     ),
+    Target("100,000 waiting runs: one is woken within 50 ms", "w8", (100_000,), _TWO, "wake", "bound", 50, "less"),
+    Target(
+        "100,000 waiting runs: an idle worker uses no more than beside a few",
+        "w8", (100_000,), _TWO, "cpu_share ratio", "bound", 1.5, "less",
+    ),
 )  # fmt: skip
 
 #: A fleet that grows by less than this misses its target, unless the processors are FULL percent busy.

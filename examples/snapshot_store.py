@@ -141,8 +141,9 @@ class Contents(msgspec.Struct):
         return [run for run in self.runs.values() if (run.record.status, run.record.owner) == held]
 
     def remove(self, run_id: str) -> None:
-        """Remove the run and the runs it started."""
-        self.runs.pop(run_id, None)
+        """Remove the run and the runs it started. Without it, runs that name it as their parent stay."""
+        if self.runs.pop(run_id, None) is None:
+            return
         for child_id in [run.record.run_id for run in self.runs.values() if run.record.parent_run_id == run_id]:
             self.remove(child_id)
         self.changes += 1

@@ -64,7 +64,7 @@ async def open_saver(name: str, url: str) -> AsyncIterator[Saver]:
     else:
         settings = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
         async with AsyncConnectionPool(url, min_size=4, max_size=16, kwargs=settings) as pool:
-            postgres = AsyncPostgresSaver(pool)  # type: ignore[arg-type]
+            postgres = AsyncPostgresSaver(pool)
             await postgres.setup()
             yield postgres
 

@@ -19,7 +19,8 @@ from holdfast.core.tool_context import ToolContext, current_call
 from holdfast.core.waiting import ApprovalRequest, Approve, Deferred, Deny, RunWaiting, Value, WaitingCall
 from holdfast.core.waiting_tools import ask_person, sleep, wait_for
 from holdfast.errors import HoldfastError
-from holdfast.runtime.conversations import Conversation, Turn
+from holdfast.runtime.conversations.conversation import Conversation
+from holdfast.runtime.conversations.turns import Turn
 from holdfast.runtime.reading import RunDetails, RunList, RunSummary
 from holdfast.stores.url import store_from_url
 

@@ -14,7 +14,7 @@ from holdfast.concurrency import close_with_timeout
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
-from holdfast.core.events import Event
+from holdfast.core.events import Event, StatusChanged
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
@@ -26,7 +26,7 @@ from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
-from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
+from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
@@ -544,6 +544,21 @@ class App:
             StoreClosed: the App was closed.
         """
         return self._stored.hub.stream(run_id, after)
+
+    def watch(self, **query: Unpack[RunQuery]) -> AsyncGenerator[StatusChanged, None]:
+        """Watch the status of many runs: an async iterator that ends with the App.
+
+        First comes the status of each run that fits and is not terminal, then each change. A watcher that is slow gets
+        the present status of a run, not each change in between.
+
+        Args:
+            query: as for `list`. With `status`, only changes to these statuses.
+
+        Raises:
+            DefinitionError: an argument has a wrong type or value.
+            StoreClosed: the App was closed.
+        """
+        return self._stored.hub.watch(**query)
 
     # -- web ----------------------------------------------------------------------------------------------------
 

@@ -259,7 +259,8 @@ async def test_a_waiting_run_stays_in_the_store(durable_store_url: str) -> None:
         with pytest.raises(RunWaiting):
             await app.run(agent, "go", run_id=RUN)
     async with App([agent], durable_store_url, worker=False) as app:
-        for call_id, answer in {"c2": Approve(), "c3": Approve(), "c4": Value(3)}.items():
+        answers: dict[str, Answer] = {"c2": Approve(), "c3": Approve(), "c4": Value(3)}
+        for call_id, answer in answers.items():
             await app.answer(RUN, call_id, answer)
         await app.recover()
         assert (await app.get(RUN)).status is RunStatus.DONE

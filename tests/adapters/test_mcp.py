@@ -18,6 +18,9 @@ from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 
+#: Each test starts several processes that import pydantic-ai and the MCP library.
+pytestmark = pytest.mark.timeout(300)
+
 #: Calls of the batch that have taken effect, and whose answers never come.
 HELD = ["look Bonn", "reserve Bonn", "pay Bonn", "ship Bonn"]
 #: Calls of the batch that are answered.

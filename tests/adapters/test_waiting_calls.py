@@ -21,6 +21,7 @@ from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.codec import Progress, decode, encode
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.core.waiting import Answer
 from holdfast.runtime.mailer import NotWaiting
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.clock import ManualClock
@@ -44,11 +45,8 @@ def above_100(arguments: dict[str, Any]) -> bool | ApprovalRequest:
 
 
 async def test_durable_asks_for_approvals_of_tools_that_know_nothing_of_them() -> None:
-    script, paid, store = (
-        ScriptedModel([call("1", "pay", amount=50), call("2", "pay", amount=200)], "done"),
-        [],
-        MemoryStore(),
-    )
+    script = ScriptedModel([call("1", "pay", amount=50), call("2", "pay", amount=200)], "done")
+    paid, store = list[int](), MemoryStore()
     agent = durable(spender(script, paid), approvals={"pay": above_100})
     [asked] = await waiting(agent, store)
     assert (asked.reason, asked.audience, paid) == ("much money", "finance", [50])
@@ -83,7 +81,7 @@ async def test_holdfast_tools_wait_in_the_run_of_another_loop() -> None:
     agent = durable(Agent(script.model, name="editor"), tools=[publish, ask_person, sleep])
     calls = await waiting(agent, store)
     assert sorted((each.call_id, each.kind) for each in calls) == [("1", "approval"), ("2", "question")]
-    answers = {"1": Approve(arguments={"text": "hello"}), "2": Value("red")}
+    answers: dict[str, Answer] = {"1": Approve(arguments={"text": "hello"}), "2": Value("red")}
     assert (await answered(agent, store, answers)).output == "done"
     assert asked == ["hello"]
     assert returns(script) == ["published", "red", "The time has come."]

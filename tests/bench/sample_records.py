@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.plan import AXES
+from bench.plan import WORKLOADS
 from bench.records import Record, Results
 
 MACHINE: dict[str, str | int] = {
@@ -14,7 +14,7 @@ MACHINE: dict[str, str | int] = {
 def record(
     workload: str, system: str, variant: str, size: int, *, repeat: int = 0, failed: str | None = None, **result: Any
 ) -> Record:
-    numbers = {"steps": 20, AXES[workload]: size}
+    numbers = {"steps": 20, WORKLOADS[workload].axis: size}
     return Record(
         workload=workload, system=system, variant=variant, numbers=numbers, repeat=repeat, took=1.0,
         result=None if failed else result, failed=failed,

@@ -33,12 +33,12 @@ def build_two():
     return [greeter, Agent(name="other", model=model)]
 
 def test_it_survives(crash_everywhere):
-    report = crash_everywhere(greeter, "hi")
+    report = crash_everywhere(greeter, "hi", sample={sample})
     assert len(report.points) >= 10
 
 def test_a_function_that_builds_it(crash_everywhere):
-    report = crash_everywhere(build_two, "hi", sample=2)
-    assert len(report.trials) == 2
+    report = crash_everywhere(build_two, "hi", sample=1)
+    assert len(report.trials) == 1
 
 def test_it_fails(crash_everywhere, tmp_path):
     local = Agent(name="local", model=model)
@@ -65,13 +65,13 @@ def _pytest(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_fixture_finds_agents_in_the_test_file_itself(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_greeter.py").write_text(TESTS.format(threads=False))
+    (tmp_path / "test_greeter.py").write_text(TESTS.format(threads=False, sample=None))
     done = _pytest(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_agent_whose_import_starts_threads_gets_a_new_interpreter_for_each_attempt(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_greeter.py").write_text(TESTS.format(threads=True))
+    (tmp_path / "test_greeter.py").write_text(TESTS.format(threads=True, sample=3))
     done = _pytest(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

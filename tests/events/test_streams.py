@@ -1,21 +1,20 @@
 """`App.events` on each store: what a watcher sees of a run, here and from another App on the same store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence
 from contextlib import aclosing
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from tests.events.watching import CountingStore, collect, get_types, look, wait_for
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.store_kinds import get_kind
 
-from holdfast import Agent, App, Approve, Phase, Reply, emit_reasoning, emit_text, tool
+from holdfast import Agent, App, Approve, Deferred, Phase, Reply, User, tool
 from holdfast.checkpoint.errors import InvalidCursor, RunDamaged, RunNotFound, StoreClosed
-from holdfast.checkpoint.record import StoredRun
 from holdfast.config import CheckpointSettings, Retention
-from holdfast.core.agent import failover
 from holdfast.core.errors import ModelUnavailable
-from holdfast.core.redaction import Redactor
 from holdfast.core.retry import Retry
 from holdfast.core.tool_context import current_call
 from holdfast.events import (
@@ -23,38 +22,12 @@ from holdfast.events import (
     CallsWaiting,
     ChildFinished,
     ChildStarted,
-    Event,
+    HistoryRewritten,
     ReaderTooSlow,
-    ReplyAdded,
     RetryScheduled,
     StatusChanged,
-    TextDelta,
 )
 from holdfast.runtime.events import subscription
-from holdfast.stores.memory import MemoryStore
-from holdfast.stores.shared import SharedStore
-from holdfast.stores.wrapper import StoreWrapper
-
-
-@tool(effect="pure")
-async def look(city: str) -> str:
-    return f"{city} is warm"
-
-
-async def collect(events: AsyncIterator[Event]) -> list[Event]:
-    return [event async for event in events]
-
-
-def get_types(events: list[Event], *, durable: bool = True) -> list[str]:
-    return [event.type for event in events if (event.cursor is not None) is durable]
-
-
-async def wait_for(events: AsyncIterator[Event], fits: Callable[[Event], bool]) -> Event:
-    async for event in events:
-        if fits(event):
-            return event
-    raise AssertionError("the stream has ended")
-
 
 TURNS = (tool_reply(call("1", "look", city="Rome"), text="let me see"), "Rome is warm")
 DURABLE_TYPES = ["message", "reply", "tool_call", "tool_result", "step_finished", "reply", "step_finished", "output"]
@@ -90,11 +63,11 @@ async def test_what_is_no_cursor_of_the_run_is_refused(store_url: str) -> None:
 
 
 async def test_a_damaged_run_is_reported(durable_store_url: str) -> None:
-    async with App([Agent(name="a", model=ScriptedModel("the answer"))], durable_store_url) as app:
+    async with App([Agent(name="a", model=ScriptedModel(*TURNS), tools=[look])], durable_store_url) as app:
         result = await app.run("a", "go")
     damage = get_kind(durable_store_url).damage
     assert damage is not None
-    damage(durable_store_url, result.run_id, b"the answer")
+    damage(durable_store_url, result.run_id, b"let me see")
     async with App([], durable_store_url) as app:
         with pytest.raises(RunDamaged):
             await collect(app.events(result.run_id))
@@ -112,7 +85,7 @@ async def test_waits_decisions_retries_and_children_are_events() -> None:
 
     @tool(effect="pure")
     async def delegate() -> str:
-        return str((await current_call().start(child, "do it")).output)
+        return str((await current_call().run(child, "do it")).output)
 
     @tool(approval=True)
     async def pay(amount: int) -> str:
@@ -125,10 +98,12 @@ async def test_waits_decisions_retries_and_children_are_events() -> None:
         run_id = await app.submit("a", "go")
         async with aclosing(app.events(run_id)) as events:
             retry = await wait_for(events, lambda event: isinstance(event, RetryScheduled))
-            assert isinstance(retry, RetryScheduled) and retry.cursor and retry.at
+            assert isinstance(retry, RetryScheduled)
+            assert None not in (retry.cursor, retry.at)
             assert (retry.tool, retry.call_id, retry.attempt, retry.error) == ("flaky", "1", 1, "TimeoutError: slow")
             waiting = await wait_for(events, lambda event: isinstance(event, CallsWaiting))
-            assert isinstance(waiting, CallsWaiting) and waiting.cursor is None
+            assert isinstance(waiting, CallsWaiting)
+            assert waiting.cursor is None
             assert [(each.tool, each.arguments) for each in waiting.calls] == [("pay", {"amount": 3})]
             await app.answer(run_id, "3", Approve(comment="fine"), by="ann")
             rest = await collect(events)
@@ -144,8 +119,6 @@ async def test_waits_decisions_retries_and_children_are_events() -> None:
 
 
 async def test_the_token_of_a_deferred_call_is_for_its_tool_alone() -> None:
-    from holdfast import Deferred
-
     tokens = []
 
     @tool
@@ -159,23 +132,45 @@ async def test_the_token_of_a_deferred_call_is_for_its_tool_alone() -> None:
         run_id = await app.submit("a", "go")
         async with aclosing(app.events(run_id)) as events:
             waiting = await wait_for(events, lambda event: isinstance(event, CallsWaiting))
-            assert isinstance(waiting, CallsWaiting) and [each.token for each in waiting.calls] == [""]
+            assert isinstance(waiting, CallsWaiting)
+            assert [each.token for each in waiting.calls] == [""]
             await app.complete_call(tokens[0], "sent")
             assert get_types(await collect(events))[-1] == "output"
 
 
-async def test_phases_and_a_compaction_are_events() -> None:
-    async def compact(messages):  # type: ignore[no-untyped-def]
-        return [messages[0]] if len(messages) > 3 else None
+async def test_phases_are_events() -> None:
+    phases = [Phase(name="one", model=ScriptedModel("first")), Phase(name="two", model=ScriptedModel("second"))]
+    async with App([Agent(name="a", phases=phases)], "memory:") as app:
+        run_id = (await app.run("a", "go")).run_id
+        assert get_types(await collect(app.events(run_id))) == [
+            *("message", "reply", "step_finished", "phase_finished"),
+            *("message", "reply", "step_finished", "phase_finished", "output"),
+        ]
 
-    one = Phase(name="one", model=ScriptedModel("first"))
-    two = Phase(
-        name="two", model=ScriptedModel(tool_reply(call("1", "look", city="x")), "second", "second"), tools=[look]
-    )
-    async with App([Agent(name="a", phases=[one, two], compact=compact)], "memory:") as app:
-        result = await app.run("a", "go")
-        events = await collect(app.events(result.run_id))
-        assert get_types(events)[:4] == ["message", "reply", "step_finished", "phase_finished"]
+
+async def test_a_compaction_is_one_event_for_a_watcher_that_was_there() -> None:
+    async def compact(messages: Sequence[Any]) -> Sequence[Any] | None:
+        return [User("so far: Rome is warm")] if len(messages) == 3 else None
+
+    turns = (TURNS[0], "done")
+    script, gate = ScriptedModel(*turns), asyncio.Event()
+
+    async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        if len(messages) == 1 and messages[0] != User("go"):
+            await gate.wait()
+            return Reply(text="done")
+        return await script(messages, tools)
+
+    async with App([Agent(name="a", model=model, tools=[look], compact=compact)], "memory:") as app:
+        run_id = await app.submit("a", "go")
+        async with aclosing(app.events(run_id)) as events:
+            await wait_for(events, lambda event: event.type == "step_finished")
+            gate.set()
+            rest = await collect(events)
+        [rewritten] = [event for event in rest if isinstance(event, HistoryRewritten)]
+        assert [event.type for event in rewritten.events] == ["message"]
+        assert get_types(rest) == ["history_rewritten", "reply", "step_finished", "output"]
+        assert get_types(await collect(app.events(run_id))) == ["message", "reply", "step_finished", "output"]
 
 
 async def test_a_failed_run_that_is_resumed_continues_its_stream(store_url: str) -> None:
@@ -218,161 +213,11 @@ async def test_a_run_that_is_removed_at_its_end_ends_the_stream() -> None:
             await wait_for(events, lambda event: isinstance(event, StatusChanged) and event.status == "running")
             gate.set()
             rest = await collect(events)
-        assert isinstance(rest[-1], StatusChanged) and rest[-1].status in ("done", "removed")
+        assert isinstance(rest[-1], StatusChanged)
+        assert rest[-1].status in ("done", "removed")
 
 
-# -- drafts -----------------------------------------------------------------------------------------------------------
-
-
-class StreamingModel:
-    """Writes words, one each time it is released, and then replies."""
-
-    def __init__(self, *words: str) -> None:
-        self._words = words
-        self._steps = asyncio.Semaphore(0)
-        self.errors: list[Exception] = []
-
-    def release(self, words: int = 1) -> None:
-        for _ in range(words):
-            self._steps.release()
-
-    async def __call__(self, messages: object, tools: object) -> Reply:
-        await emit_reasoning("hm")
-        for word in self._words:
-            await self._steps.acquire()
-            await emit_text(word)
-            if self.errors:
-                raise self.errors.pop()
-        await self._steps.acquire()
-        return Reply(text="".join(self._words))
-
-
-def is_text(event: Event) -> bool:
-    return isinstance(event, TextDelta)
-
-
-async def test_text_is_seen_at_once_in_the_executing_process(store_url: str) -> None:
-    model = StreamingModel("Hel", "lo \ud83d")
-    async with App([Agent(name="a", model=model)], store_url) as app:
-        run_id = await app.submit("a", "go")
-        async with aclosing(app.events(run_id)) as events:
-            model.release()
-            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="Hel")
-            async with aclosing(app.events(run_id)) as late:
-                assert (await wait_for(late, is_text)) == TextDelta(run_id=run_id, text="Hel")
-                model.release()
-                assert (await wait_for(late, is_text)) == TextDelta(run_id=run_id, text="lo ?")
-            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="lo ?")
-
-
-async def test_text_is_seen_from_another_process_through_the_store(durable_store_url: str) -> None:
-    model = StreamingModel("Hel", "lo")
-    agent = Agent(name="a", model=model)
-    async with App([agent], durable_store_url) as app, App([], durable_store_url, worker=False) as other:
-        run_id = await app.submit("a", "go")
-        async with aclosing(other.events(run_id)) as events:
-            model.release()
-            assert (await wait_for(events, lambda event: event.type == "reasoning_delta")).cursor is None
-            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="Hel")
-            model.release()
-            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="lo")
-            model.release()
-            rest = [event for event in await collect(events) if not isinstance(event, StatusChanged)]
-            assert get_types(rest) == ["reply", "step_finished", "output"]
-            assert get_types(rest, durable=False) == [], "a draft whose reply was recorded is not retracted"
-
-
-class CountingStore(StoreWrapper):
-    def __init__(self) -> None:
-        super().__init__(MemoryStore())
-        self.drafts = self.loads = 0
-
-    async def put_draft(self, claim, draft) -> None:  # type: ignore[no-untyped-def]
-        self.drafts += 1
-        await super().put_draft(claim, draft)
-
-    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        self.loads += 1
-        return await super().load(run_id, after=after)
-
-
-async def test_drafts_that_no_other_process_asks_for_are_not_written() -> None:
-    store = CountingStore()
-    model = StreamingModel("Hel", "lo")
-    async with App([Agent(name="a", model=model)], store) as app:
-        run_id = await app.submit("a", "go")
-        async with aclosing(app.events(run_id)) as events:
-            model.release(3)
-            await collect(events)
-    assert store.drafts == 0
-
-
-async def test_the_text_of_a_model_that_fails_is_retracted() -> None:
-    model = StreamingModel("Hel", "lo")
-    model.errors.append(TimeoutError("slow"))
-    retry = Retry(initial_delay=timedelta(milliseconds=1))
-    async with App([Agent(name="a", model=model, retry=retry)], "memory:") as app:
-        run_id = await app.submit("a", "go")
-        async with aclosing(app.events(run_id)) as events:
-            model.release()
-            await wait_for(events, is_text)
-            await wait_for(events, lambda event: event.type == "draft_retracted")
-            model.release(3)
-            rest = await collect(events)
-            assert "".join(event.text for event in rest if isinstance(event, TextDelta)) == "Hello"
-
-
-async def test_a_chain_of_models_retracts_the_text_of_the_one_that_failed() -> None:
-    first, second = StreamingModel("wrong"), StreamingModel("right")
-    first.errors.append(TimeoutError("slow"))
-    async with App([Agent(name="a", model=failover(first, second))], "memory:") as app:
-        run_id = await app.submit("a", "go")
-        async with aclosing(app.events(run_id)) as events:
-            first.release()
-            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="wrong")
-            await wait_for(events, lambda event: event.type == "draft_retracted")
-            second.release(2)
-            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="right")
-
-
-async def test_a_reply_that_an_interruption_cut_off_is_retracted(store_url: str) -> None:
-    model = StreamingModel("Hel", "lo")
-    shared = SharedStore(MemoryStore()) if store_url == "memory:" else store_url
-    async with App([], shared, worker=False) as other:
-        async with App([Agent(name="a", model=model)], shared) as app:
-            run_id = await app.submit("a", "go")
-            events = other.events(run_id)
-            model.release()
-            await wait_for(events, is_text)
-            closing = asyncio.create_task(app.shutdown(timedelta(0)))
-            await wait_for(events, lambda event: event.type == "draft_retracted")
-            await closing
-        again = StreamingModel("Hello")
-        again.release(2)
-        async with App([Agent(name="a", model=again)], shared):
-            rest = await collect(events)
-        assert [event.text for event in rest if isinstance(event, ReplyAdded)] == ["Hello"]
-
-
-async def test_drafts_are_redacted_and_hold_back_a_word_that_may_be_a_secret() -> None:
-    model = StreamingModel("the key is sk-", "12345", " and more", " ")
-    settings = CheckpointSettings(redact=Redactor(patterns=[r"sk-\d+"]))
-    async with App([Agent(name="a", model=model)], "memory:", checkpoint=settings) as app:
-        run_id = await app.submit("a", "go")
-        async with aclosing(app.events(run_id)) as events:
-            shown = ""
-            for due in ("the key is ", "the key is ", "the key is [redacted] and ", "the key is [redacted] and more "):
-                model.release()
-                while shown != due:
-                    event = await wait_for(events, is_text)
-                    assert isinstance(event, TextDelta)
-                    shown += event.text
-                    assert "sk-" not in shown
-            model.release()
-            assert get_types(await collect(events)) == ["reply", "step_finished", "output"]
-
-
-# -- many watchers ----------------------------------------------------------------------------------------------------
+# -- many watchers --------------------------------------------------------------------------------------------------
 
 
 async def test_many_watchers_of_one_run_share_their_reads() -> None:
@@ -403,7 +248,7 @@ async def test_a_slow_watcher_is_disconnected_and_continues_with_its_cursor(monk
     allowed = asyncio.Semaphore(0)
     script = ScriptedModel(*turns, "done")
 
-    async def model(messages, tools):  # type: ignore[no-untyped-def]
+    async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
         await allowed.acquire()
         return await script(messages, tools)
 

@@ -22,7 +22,7 @@ WITH_OUTPUT = [example for example in EXAMPLES if read_expected_output(example) 
 
 def test_the_examples_are_there() -> None:
     names = {example.stem for example in EXAMPLES}
-    assert {"kill_and_resume", "web_service", "fleet", "llm_escalator"} <= names
+    assert {"kill_and_resume", "web_service", "chat_service", "fleet", "llm_escalator"} <= names
     assert len(WITH_OUTPUT) >= 3
 
 

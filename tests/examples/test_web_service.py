@@ -22,14 +22,15 @@ TIMEOUT = 60
 class Server:
     """A uvicorn process on loopback."""
 
-    def __init__(self, folder: Path, module: str) -> None:
+    def __init__(self, folder: Path, module: str, port: int = 0) -> None:
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "uvicorn", f"{module}:server", "--port", str(port)]
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            self.port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "uvicorn", f"{module}:server", "--port", str(self.port)]
         env = {**os.environ, "HOLDFAST_STORE": "sqlite:runs.db"}
         env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [*command, "--timeout-graceful-shutdown", "1"], cwd=folder, env=env, stderr=subprocess.PIPE, text=True
         )
@@ -46,17 +47,19 @@ class Server:
     def request(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         """Return the status and the content of the response. GET, or POST with a body."""
         data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
         try:
-            with urllib.request.urlopen(self._url + path, data, timeout=TIMEOUT) as answer:
-                return answer.status, json.loads(answer.read())
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                content = answer.read()
+                return answer.status, json.loads(content) if content else None
         except urllib.error.HTTPError as exc:
             with exc:
                 return exc.code, exc.read().decode()
 
 
 @contextmanager
-def serve(folder: Path, module: str = "examples.web_service") -> Iterator[Server]:
-    server = Server(folder, module)
+def serve(folder: Path, module: str = "examples.web_service", port: int = 0) -> Iterator[Server]:
+    server = Server(folder, module, port)
     try:
         server.wait_for_log("running on")
         yield server

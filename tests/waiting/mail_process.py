@@ -64,5 +64,4 @@ async def consume(url: str, ledger: str, prefix: str) -> None:
 
 
 if __name__ == "__main__":
-    command = {"answer": answer, "consume": consume}[sys.argv[1]]
-    asyncio.run(command(*sys.argv[2:]))
+    asyncio.run((answer if sys.argv[1] == "answer" else consume)(*sys.argv[2:]))

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, Approve, RunWaiting, tool, wait_for
+from holdfast import Agent, App, Approve, Result, RunWaiting, tool, wait_for
 
 
 @tool(approval=True)
@@ -57,7 +57,7 @@ async def test_a_new_run_is_followed_through_its_waits(durable_store_url: str) -
 async def test_run_sync_waits_too(durable_store_url: str) -> None:
     agent = make_agent()
     async with App([agent], durable_store_url, worker=False) as other:
-        run = asyncio.create_task(
+        run: asyncio.Task[Result] = asyncio.create_task(
             asyncio.to_thread(App([agent], durable_store_url).run_sync, "a", "go", run_id="r", through_waits=True)
         )
         await until_pending(other)

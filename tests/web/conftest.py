@@ -39,7 +39,7 @@ class Site:
         assert process.stdout is not None
         line = process.stdout.readline().strip()
         assert line, "the process ended before it was ready"
-        if kind != "worker":
+        if not kind.endswith("worker"):
             self.url = line
         return process
 

@@ -1,7 +1,8 @@
 """The program of the server under test: `python -m tests.web.site FOLDER STORE KIND PORT` prints its URL and serves.
 
 KIND is `users` (an authorize function; the API is mounted under `/some/prefix`), `viewer` (the same, but it executes no
-runs), `local` (no authorize) or `worker` (no server).
+runs), `local` (no authorize), `chat` (the protocols of front ends), `chat-viewer` (the same, but it
+executes no runs), or `worker` and `chat-worker` (no server).
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from holdfast import (
     tool,
     wait_for,
 )
+from holdfast.core.agent import AgentSource
 from holdfast.web.api import make_api
 from holdfast.web.auth import ALL_SCOPES, Principal, Scope
 from holdfast.web.server import serve_locally
@@ -112,7 +114,21 @@ def make_agents(folder: Path) -> list[Agent]:
         call = ToolCall(id=f"c{done}", name="curse", arguments={"number": done})
         return Reply(text=HOSTILE[done][:1000], tool_calls=[call])
 
+    async def chat_model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        """Answer the last message: `pay` asks for the tool, other text is repeated."""
+        place = max(place for place, message in enumerate(messages) if isinstance(message, User))
+        asked, since = messages[place], messages[place + 1 :]
+        assert isinstance(asked, User)
+        with (folder / "requests").open("a") as file:
+            file.write(f"{asked.text} {len(since)}\n")
+        if asked.text in ("note", "gate", "pay") and not since:
+            return Reply(text="wait", tool_calls=[ToolCall(id=f"{asked.text}-{place}", name=asked.text)])
+        if asked.text == "fail":
+            raise RuntimeError("no answer")
+        return Reply(text=f"you said {asked.text}")
+
     return [
+        Agent(name="talker", model=chat_model, tools=[note, gate, pay]),
         Agent(name="clerk", model=model, tools=[note, gate, pay, fail, render, wait_for]),
         Agent(name="curser", model=curse_model, tools=[curse]),
     ]
@@ -132,9 +148,20 @@ async def authorize(request: Request) -> Principal | None:
     return Principal(caller_id="operator", sees_all=True) if user == "operator" else None
 
 
+def authorize_guest(request: Request) -> Principal | None:
+    """The header `x-user` names the user; a request without it is that of a guest."""
+    user = request.headers.get("x-user", "guest")
+    scopes: set[Scope] = {"read"} if user == "reader" else {"read", "send", "answer"}
+    return None if user == "nobody" else Principal(caller_id=user, scopes=scopes)
+
+
 def make_site(app: App, kind: str) -> ASGIApp:
     if kind == "local":
         return make_api(app)
+    if kind.startswith("chat"):
+        from holdfast.web.protocols import make_chat
+
+        return make_chat(app, authorize=authorize_guest)
 
     site = FastAPI()
     site.mount("/some/prefix", make_api(app, authorize=authorize, allowed_origins=["https://chat.example"]))
@@ -142,14 +169,19 @@ def make_site(app: App, kind: str) -> ASGIApp:
 
 
 async def main(folder: str, store: str, kind: str, port: str) -> None:
-    worker = WorkerSettings(take_runs=kind != "viewer")
-    async with App(make_agents(Path(folder)), store, worker=worker) as app:
-        if kind == "worker":
+    worker = WorkerSettings(take_runs=not kind.endswith("viewer"))
+    agents: list[AgentSource] = [*make_agents(Path(folder))]
+    if kind.startswith("chat"):  # loads pydantic-ai
+        from tests.web.protocols.assistant import make_assistant
+
+        agents.append(make_assistant(Path(folder)))
+    async with App(agents, store, worker=worker) as app:
+        if kind.endswith("worker"):
             print("ready", flush=True)
             await app.serve()
             return
         async with serve_locally(make_site(app, kind), int(port)) as url:
-            print(url + ("" if kind == "local" else "/some/prefix"), flush=True)
+            print(url + ("/some/prefix" if kind in ("users", "viewer") else ""), flush=True)
             await asyncio.Event().wait()
 
 

@@ -21,7 +21,12 @@ class Request(NamedTuple):
     body: Any = None
 
     async def send(self, client: httpx.AsyncClient, run_id: str = "owned", **headers: str) -> httpx.Response:
-        return await client.request(self.method, self.path.format(run_id=run_id), json=self.body, headers=headers)
+        return await client.request(
+            self.method,
+            self.path.format(run_id=run_id, agent="talker", key="owned", turn_id="m1"),
+            json=self.body,
+            headers=headers,
+        )
 
 
 #: All operations on one run. The run waits for a person, and is left as it is by requests that are refused.
@@ -36,7 +41,16 @@ ON_A_RUN = [
     Request("POST", "/runs/{run_id}/resume", "control"),
     Request("POST", "/runs/{run_id}/fork", "start", {"at_step": 99}),
 ]
+#: All operations on one conversation. Another user's key is taken; their requests get 404.
+ON_A_CONVERSATION = [
+    Request("GET", "/conversations/{agent}/{key}", "read"),
+    Request("GET", "/conversations/{agent}/{key}/turns/{turn_id}", "read"),
+    Request("POST", "/conversations/{agent}/{key}/messages", "send", {"content": "hello"}),
+    Request("POST", "/conversations/{agent}/{key}/fork", "start", {"at_turn": 1, "key": "copy"}),
+    Request("DELETE", "/conversations/{agent}/{key}", "control"),
+]
 OTHERS = [
+    Request("GET", "/conversations", "read"),
     Request("GET", "/runs", "read"),
     Request("POST", "/runs", "start", {"agent": "clerk", "input": "note"}),
 ]
@@ -47,7 +61,7 @@ def name_request(request: Request) -> str:
 
 
 def test_the_table_has_every_operation() -> None:
-    listed = {(each.method, each.path): each.scope for each in ON_A_RUN + OTHERS}
+    listed = {(each.method, each.path): each.scope for each in ON_A_RUN + ON_A_CONVERSATION + OTHERS}
     assert listed == {(each.method, each.path): each.scope for each in OPERATIONS if each.scope is not None}
     assert [each.path for each in OPERATIONS if each.scope is None] == ["/calls/{token}"]
 
@@ -80,7 +94,24 @@ async def test_the_run_of_another_user_does_not_exist(site: Site, owned: str, re
         assert theirs.text == missing.text.replace("missing", "owned"), "the response tells that the run exists"
 
 
-@pytest.mark.parametrize("request_", ON_A_RUN + OTHERS, ids=name_request)
+@pytest.mark.parametrize("request_", ON_A_CONVERSATION, ids=name_request)
+async def test_the_conversation_of_another_user_does_not_exist(
+    site: Site, ann: httpx.AsyncClient, request_: Request
+) -> None:
+    await ann.post("/conversations/talker/owned/messages", json={"content": "hi", "id": "m1"})
+    async with site.client("bob") as bob, site.client("") as nobody:
+        check_problem(await request_.send(bob), 404, "RunNotFound")
+        check_problem(await request_.send(nobody), 401, "NotAuthenticated")
+        token = site.issue_token("chat:talker:other", "read", "send", "start", "control")
+        check_problem(
+            await request_.send(nobody, authorization=f"Bearer {token}"),
+            *((403, "Forbidden") if request_.path.endswith("fork") else (404, "RunNotFound")),
+        )
+    [turn] = (await ann.get("/conversations/talker/owned")).json()["turns"]
+    assert turn["turn_id"] == "m1"
+
+
+@pytest.mark.parametrize("request_", ON_A_RUN + ON_A_CONVERSATION + OTHERS, ids=name_request)
 async def test_a_request_needs_its_scope(site: Site, owned: str, request_: Request) -> None:
     other = " ".join({"read", "send", "answer", "start", "control"} - {request_.scope})
     async with site.client("ann", **{"x-scopes": other}) as limited:
@@ -97,7 +128,7 @@ async def test_a_token_opens_its_own_run_only(
         check_problem(await request_.send(browser), 404, "RunNotFound")
         [run] = (await browser.get("/runs")).json()["runs"]
         assert run["run_id"] == "owned-too"
-        check_problem(await OTHERS[1].send(browser), 403, "Forbidden")
+        check_problem(await OTHERS[-1].send(browser), 403, "Forbidden")
 
 
 async def test_a_token_to_read_does_not_send(site: Site, owned: str) -> None:

@@ -473,7 +473,9 @@ class StoreCheckpointer:
             log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
             return None
         limit = self._settings.max_transcript_bytes
-        if delta.rewrite or (limit is not None and delta.next_watermark.size > limit):
+        is_too_large = limit is not None and delta.next_watermark.size > limit
+        # The result of a turn may exceed the limit: the next turn is refused.
+        if delta.rewrite or (is_too_large and not self._meta.conversation):
             return None
         return delta
 

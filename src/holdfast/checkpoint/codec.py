@@ -14,7 +14,7 @@ from holdfast.core.info import RunInfo
 from holdfast.core.json_value import to_json_value
 from holdfast.core.message import NO_USAGE, MessageCodec, Usage
 from holdfast.core.prompt import make_request_key
-from holdfast.core.state import History, PhaseOutput, RunState, StepEnd
+from holdfast.core.state import History, PhaseOutput, RunState, StepEnd, StepTimes
 from holdfast.core.turn import TurnInput, TurnRecord
 
 #: The newest format of the entry bodies. Increased when an older holdfast could not read the new format.
@@ -161,12 +161,14 @@ def _to_json_annotations(annotations: dict[str, Any]) -> dict[str, Any]:
     return to_json_value(annotations, "an annotation") if annotations else {}
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Body of a `STEP` entry."""
 
     at: datetime
     #: An encoded `Progress`.
     progress: msgspec.Raw
+    #: Not in journals of versions that did not measure them.
+    times: StepTimes | None = None
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -180,7 +182,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def from_meta(cls, meta: RunMeta, repeated: int = 0) -> "Begin":
         """Return the entry for a new journal, of the oldest version that can hold it."""
-        return cls(version=3 if meta.conversation else 2 if meta.content else 1, meta=meta, repeated=repeated)
+        version = 3 if meta.conversation else 2 if meta.content else 1
+        return cls(version=version, meta=meta, repeated=repeated)
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,7 +128,7 @@ class Delta:
             encoded = _encode(msgspec.structs.replace(then, turn=None))
         else:
             encoded = self.progress if then is progress else _encode(then)
-        return _encode(Step(at=clock.now(), progress=msgspec.Raw(encoded)))
+        return _encode(Step(at=clock.now(), progress=msgspec.Raw(encoded), times=state.step_end.times))
 
     def is_empty(self, watermark: Watermark) -> bool:
         """Whether there is nothing to write."""

@@ -10,6 +10,7 @@ import typer
 from holdfast.cli.commands.answer import answer
 from holdfast.cli.commands.approve import approve
 from holdfast.cli.commands.cancel import cancel
+from holdfast.cli.commands.chat import chat
 from holdfast.cli.commands.compare import compare
 from holdfast.cli.commands.demo import demo
 from holdfast.cli.commands.deny import deny
@@ -39,6 +40,7 @@ from holdfast.cli.errors import DEBUG_VARIABLE, is_debug_enabled
 COMMANDS: tuple[Callable[..., None], ...] = (
     demo,
     run,
+    chat,
     resume,
     recover,
     worker,

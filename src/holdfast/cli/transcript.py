@@ -38,6 +38,11 @@ class TranscriptPrinter:
             case "outcome":
                 line = f"error: {item.text}" if item.error else f"answer: {self._truncate(format_value(item.content))}"
                 self._output.print_line(line, "red" if item.error else "bold green")
+            case "input":
+                self._output.print_line(f"=== turn {item.step} ({item.text})", "bold")
+            case "turn":
+                if item.error:
+                    self._output.print_line(f"turn {item.step} ended without an answer: {item.text}", "red")
             case "message":
                 self._output.print_line(self._truncate(format_value(item.content)))
             case _:

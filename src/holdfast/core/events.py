@@ -49,13 +49,26 @@ class StatusChanged(RunEvent, frozen=True, kw_only=True, tag="status"):
 class TurnStarted(RunEvent, frozen=True, kw_only=True, tag="turn_started"):
     """A conversation has begun to answer a message. Durable."""
 
+    #: The id of the message.
     turn_id: str
+    #: Counts up from 1.
+    number: int = 0
+    #: The beginning of the message, as text.
+    prompt: str = ""
 
 
 class TurnFinished(RunEvent, frozen=True, kw_only=True, tag="turn_finished"):
-    """A conversation has answered a message. Durable."""
+    """A conversation has answered a message, or the turn has failed or was interrupted. Durable."""
 
     turn_id: str
+    number: int = 0
+    status: Literal["done", "failed", "interrupted"] = "done"
+    #: Of a turn that is done, as plain data.
+    output: Any = None
+    #: Of the others: why it ended.
+    error: str = ""
+    #: Of this turn alone, child runs included.
+    usage: Usage = NO_USAGE
 
 
 class PhaseStarted(RunEvent, frozen=True, kw_only=True, tag="phase_started"):

@@ -25,10 +25,10 @@ class History(Sequence[Any]):
         #: The length when the last step was finished, or after the last rewrite.
         self.finished_count = len(self._messages)
         self.rewrites = 0
-        #: Where the messages of the present turn begin; after a rewrite, the messages since then.
-        self.turn_start = 0
         #: The length after the last rewrite.
         self.rewritten_count = 0
+        #: Where the messages of the present turn begin; after a rewrite, the messages since then.
+        self.turn_start = 0
 
     def append(self, message: Any) -> None:
         self._messages.append(message)
@@ -69,12 +69,30 @@ class PhaseOutput(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: timedelta = timedelta(0)
 
 
+class CallTime(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """When a tool call was made, in milliseconds after its step began."""
+
+    call_id: str
+    start: int
+    end: int
+
+
+class StepTimes(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How long a step took in the process that finished it, in milliseconds. For people: no part of the state."""
+
+    took: int
+    #: Until the reply was complete; zero if an earlier process has recorded the reply.
+    model: int = 0
+    calls: tuple[CallTime, ...] = ()
+
+
 class StepEnd(msgspec.Struct, frozen=True, gc=False):
     """Usage and annotations when a step was finished. A later save may find more of both in the state."""
 
     own_usage: Usage = NO_USAGE
     child_usage: Usage = NO_USAGE
     annotations: dict[str, Any] = {}
+    times: StepTimes | None = None
 
 
 _NO_STEP = StepEnd()
@@ -120,12 +138,13 @@ class RunState:
         """Usage of the run and its child runs."""
         return self.own_usage + self.child_usage
 
-    def finish_step(self) -> None:
+    def finish_step(self, times: StepTimes | None = None) -> None:
         """Count the step: the reply and all its tool results are in the history."""
         self.steps += 1
         self.results.clear()
         self.history.finished_count = len(self.history)
-        self.step_end = StepEnd(self.own_usage, self.child_usage, dict(self.annotations) if self.annotations else {})
+        annotations = dict(self.annotations) if self.annotations else {}
+        self.step_end = StepEnd(self.own_usage, self.child_usage, annotations, times)
 
     def finish_phase(self, name: str, output: Any) -> None:
         """Record the output of the current phase and start an empty conversation."""

@@ -18,8 +18,10 @@ log = logging.getLogger("holdfast.janitor")
 POLL_INTERVAL = timedelta(seconds=1)
 #: The store is not asked more often than this, however many notifications it sends.
 MIN_POLL_INTERVAL = timedelta(milliseconds=50)
-#: How often expired runs are purged, failed releases are retried, and missed parents are woken.
+#: How often expired runs are purged and failed releases are retried.
 PURGE_INTERVAL = timedelta(seconds=30)
+#: How often missed parents are woken. Rarely: it reads all interrupted runs.
+WAKE_INTERVAL = timedelta(minutes=5)
 
 
 class Janitor:
@@ -31,6 +33,7 @@ class Janitor:
         self._mailer = Mailer(self._store, clock=clock)
         self._task: asyncio.Task[None] | None = None
         self._purged_at = clock.monotonic() - PURGE_INTERVAL.total_seconds()
+        self._woken_at = clock.monotonic()
 
     def start(self) -> None:
         """Start `run` in the background."""
@@ -61,12 +64,15 @@ class Janitor:
                 run.stop(RunCancelled(f"run {run_id} was cancelled"))
         for run_id in await self._store.pending_mail(self._checkpoints.worker_id):
             await self.deliver_mail(run_id)
-        if self._clock.monotonic() - self._purged_at >= PURGE_INTERVAL.total_seconds():
-            self._purged_at = self._clock.monotonic()
+        now = self._clock.monotonic()
+        if now - self._purged_at >= PURGE_INTERVAL.total_seconds():
+            self._purged_at = now
             await self._checkpoints.retry_pending_releases()
-            await self._mailer.wake_missed_parents()
             while await self._store.purge():
                 pass
+        if now - self._woken_at >= WAKE_INTERVAL.total_seconds():
+            self._woken_at = now
+            await self._mailer.wake_missed_parents()
 
     async def deliver_mail(self, run_id: str) -> None:
         """Give the run its unread mail, if this process executes it."""

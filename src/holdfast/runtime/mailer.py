@@ -117,26 +117,27 @@ class Mailer:
         wanted = RunFilter(statuses=_UNFINISHED, agent_name=agent, caller_id=caller)
         pending: list[WaitingCall] = []
         async for record in self._store.list_runs(wanted):
-            found = [
+            pending += [
                 call
-                for call in _read_record_waits(record)
+                for call in await self._list_unanswered(record)
                 if call.needs_answer
                 and (tool is None or call.tool == tool)
                 and (before is None or call.asked_at <= before)
             ]
-            if found:
-                answered = await self._list_unread_topics(record)
-                pending += [call for call in found if call.topic not in answered]
         return pending
 
-    async def _list_unread_topics(self, record: RunRecord) -> Collection[str]:
-        """Return the topics of the answers that a run has not read."""
-        if record.status is RunStatus.WAITING:  # the mail that it waits for would have woken it
-            return ()
+    async def _list_unanswered(self, record: RunRecord) -> Collection[WaitingCall]:
+        """Return the calls of a run that wait and were not answered."""
+        calls = _read_record_waits(record)
+        if not calls or record.status is RunStatus.WAITING:  # the mail that it waits for would have woken it
+            return calls
         try:
-            return {mail.topic for mail in await self._store.read_mail(record.run_id)}
+            # In this order: an answer that the run reads meanwhile is in the record.
+            answered = {mail.topic for mail in await self._store.read_mail(record.run_id)}
+            calls = _read_record_waits(await self._store.get_record(record.run_id))
         except RunNotFound:  # removed meanwhile
             return ()
+        return [call for call in calls if call.topic not in answered]
 
     async def find_call(self, run_id: str, call_id: str) -> WaitingCall:
         """Return a call that waits for an answer. Raises `NotWaiting` if there is none."""

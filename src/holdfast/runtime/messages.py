@@ -15,6 +15,10 @@ from holdfast.core.message import NATIVE_CODEC, Message, Reply, System, ToolCall
 _MARK_KEY, _RESOLUTION_MARK = "holdfast", "told"
 
 
+#: The beginning of entries with checkpoints of a graph. Its prompts, calls, results and replies are native messages.
+_GRAPH_CHECKPOINT = b'{"role":"langgraph'
+
+
 class Thinking(msgspec.Struct, frozen=True):
     """The reasoning of a model before its reply."""
 
@@ -35,6 +39,8 @@ ReadableMessage = Message | Thinking | Resolution
 
 def read_message(body: bytes) -> list[ReadableMessage] | None:
     """Return the content of one stored message in order, or `None` if its format is not known."""
+    if body.startswith(_GRAPH_CHECKPOINT):
+        return []
     try:
         return [NATIVE_CODEC.decode(body)]
     except (msgspec.MsgspecError, UnicodeDecodeError):

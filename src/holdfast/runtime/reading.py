@@ -149,13 +149,7 @@ async def list_records(
     *,
     limit: int,
     cursor: str | None = None,
-    status: RunStatus | str | Iterable[RunStatus | str] | None = None,
-    agent: str | None = None,
-    caller: str | None = None,
-    parent: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    **query: Unpack[RunQuery],
 ) -> RunRecords:
     """Return a page of records, newest first. Never reads journals.
 
@@ -163,16 +157,7 @@ async def list_records(
         DefinitionError: an argument has a wrong type or value.
         InvalidCursor: the cursor is not one that this store has returned.
     """
-    wanted = _parse_statuses(status)
-    run_filter = RunFilter(
-        statuses=_to_stored_statuses(wanted),
-        agent_name=_check_text("agent", agent),
-        caller_id=_check_text("caller", caller),
-        parent_run_id=_check_text("parent", parent),
-        labels=_check_labels(labels),
-        created_after=_check_time("since", since),
-        created_before=_check_time("until", until),
-    )
+    run_filter, wanted = make_filter(**query)
     _check_text("cursor", cursor)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise DefinitionError(f"limit is {limit!r:.80}: give a number of runs, at least 1")
@@ -184,6 +169,25 @@ async def list_records(
         cursor = page.cursor
         if cursor is None or len(found) >= limit:
             return RunRecords(records=tuple(found), cursor=cursor)
+
+
+def make_filter(**query: Unpack[RunQuery]) -> tuple[RunFilter, frozenset[RunStatus] | None]:
+    """Return the filter of stored runs for a query, and the statuses that it asks for.
+
+    Raises:
+        DefinitionError: an argument has a wrong type or value.
+    """
+    wanted = _parse_statuses(query.get("status"))
+    run_filter = RunFilter(
+        statuses=_to_stored_statuses(wanted),
+        agent_name=_check_text("agent", query.get("agent")),
+        caller_id=_check_text("caller", query.get("caller")),
+        parent_run_id=_check_text("parent", query.get("parent")),
+        labels=_check_labels(query.get("labels")),
+        created_after=_check_time("since", query.get("since")),
+        created_before=_check_time("until", query.get("until")),
+    )
+    return run_filter, wanted
 
 
 def present_status(record: RunRecord) -> RunStatus:

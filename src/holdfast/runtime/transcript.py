@@ -13,7 +13,8 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.execution.waits import read_decisions, read_waits
 from holdfast.core.message import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.state import PhaseOutput
+from holdfast.core.state import PhaseOutput, StepTimes
+from holdfast.core.turn import TurnInput, TurnRecord
 from holdfast.core.waiting import Decision, WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
 
@@ -48,12 +49,24 @@ class Call(msgspec.Struct, kw_only=True):
     result: Any = None
     #: Of a call that waits for an answer: what its tool says about it.
     metadata: Any = None
-    #: Of a call that waited for a person or a result: the answer, who gave it, and when. `expire`: nobody did in time.
+    #: Of a call that waited for a person or a result: the answer, who gave it, and when. `expire`: none came in time.
     decision: Decision | None = None
 
 
 ItemKind = Literal[
-    "begin", "system", "user", "thinking", "reply", "result", "resolution", "message", "step", "phase", "outcome"
+    "begin",
+    "system",
+    "user",
+    "thinking",
+    "reply",
+    "result",
+    "resolution",
+    "message",
+    "step",
+    "phase",
+    "outcome",
+    "input",
+    "turn",
 ]
 
 
@@ -69,15 +82,18 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     call_id: str = ""
     tool: str = ""
     error: bool = False
-    #: A result's content, an unknown message, a phase's or the run's output.
+    #: A result's content, an unknown message, the output of a phase, a turn or the run.
     content: Any = None
-    #: Of a step: its number, and the time it finished.
+    #: Of a step: its number, and the time it finished. Of the beginning of a turn (`input`, its text is the id) and of
+    #: its end: the number of the turn and the time.
     step: int = 0
     at: datetime | None = None
     #: Of a step or an outcome: the run's usage at that time, its child runs included.
     usage: Usage = NO_USAGE
     #: Of a step: the run's retries at that time.
     retries: int = 0
+    #: Of a step: how long its parts took, if that was measured.
+    times: StepTimes | None = None
 
 
 class Transcript:
@@ -144,7 +160,7 @@ class Transcript:
                 step = decode(entry.body, Step)
                 progress = decode(bytes(step.progress), Progress)
                 self._record_decisions(progress.annotations)
-                yield _make_step_item(entry.seq, step.at, progress)
+                yield _make_step_item(entry.seq, step, progress)
             case EntryKind.PHASE:
                 phase = decode(entry.body, PhaseOutput)
                 yield TranscriptItem(
@@ -161,6 +177,11 @@ class Transcript:
                     error=bool(error),
                     usage=outcome.usage,
                 )
+            case EntryKind.INPUT:
+                turn = decode(entry.body, TurnInput)
+                yield TranscriptItem(seq=entry.seq, kind="input", text=turn.turn_id, step=turn.number, at=turn.at)
+            case EntryKind.TURN:
+                yield _read_turn(entry)
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
         messages = read_message(body)
@@ -226,14 +247,28 @@ class Transcript:
             call.result = content
 
 
-def _make_step_item(seq: int, at: datetime, progress: Progress) -> TranscriptItem:
+def _make_step_item(seq: int, step: Step, progress: Progress) -> TranscriptItem:
     return TranscriptItem(
         seq=seq,
         kind="step",
         step=progress.steps,
-        at=at,
+        at=step.at,
         usage=progress.usage,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
+        times=step.times,
+    )
+
+
+def _read_turn(entry: Entry) -> TranscriptItem:
+    record = decode(entry.body, TurnRecord)
+    return TranscriptItem(
+        seq=entry.seq,
+        kind="turn",
+        step=record.input.number,
+        at=record.at,
+        content=record.output,
+        text=record.error,
+        error=record.status != "done",
     )
 
 

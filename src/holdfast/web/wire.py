@@ -1,12 +1,14 @@
 """The bodies of requests and responses, shared by the API and its client. Needs no web framework."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from holdfast.core.message import Usage
+from holdfast.core.turn import TurnStatus
 from holdfast.core.waiting import Answer, Approve, Deny, Value, WaitingCall
+from holdfast.runtime.conversations.conversation import When
 
 #: The media type of errors (RFC 9457).
 PROBLEM_JSON = "application/problem+json"
@@ -95,6 +97,27 @@ class ForkRequest(_Body, frozen=True, kw_only=True):
     run_id: str | None = None
 
 
+class TurnRequest(_Body, frozen=True, kw_only=True):
+    """A message to a conversation."""
+
+    #: Text, or content parts that the agent accepts.
+    content: str | list[Any]
+    #: Sending with the same id again changes nothing.
+    id: str | None = None
+    #: What the message does that arrives during a turn.
+    when: When = "queue"
+
+
+class ConversationForkRequest(_Body, frozen=True, kw_only=True):
+    """A new conversation that begins as another one."""
+
+    #: The number of the last turn that the new conversation has.
+    at_turn: int
+    #: Replaces the message of that turn, which is answered again.
+    edited: str | None = None
+    key: str
+
+
 class RunReference(msgspec.Struct, frozen=True, kw_only=True):
     """The run that a request was accepted for."""
 
@@ -108,6 +131,38 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     output: Any
     usage: Usage
     steps: int
+
+
+class TurnReference(msgspec.Struct, frozen=True, kw_only=True):
+    """The message to a conversation that was accepted. `run_id` is that of the conversation."""
+
+    run_id: str
+    turn_id: str
+
+
+class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of a conversation."""
+
+    turn_id: str
+    number: int
+    status: TurnStatus | Literal["running"]
+    #: The beginning of the message.
+    prompt: str
+    #: Of a turn that is done, as plain data.
+    output: Any
+    #: Of a turn that failed or was interrupted.
+    error: str
+    usage: Usage
+    steps: int
+    began_at: datetime
+    ended_at: datetime | None
+
+
+class ConversationHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation and its turns, oldest first. Its events are those of the run with this id."""
+
+    run_id: str
+    turns: tuple[TurnSummary, ...]
 
 
 class MailReference(msgspec.Struct, frozen=True, kw_only=True):

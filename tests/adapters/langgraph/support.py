@@ -32,7 +32,7 @@ class Thread:
         """Put a checkpoint with these messages after `parent`."""
         config = parent.config if isinstance(parent, CheckpointTuple) else parent or make_config(self.thread_id)
         stored = await self.saver.aget_tuple(config) if parent is not None else None
-        versions = {} if stored is None else stored.checkpoint["channel_versions"]
+        versions: dict[str, Any] = {} if stored is None else stored.checkpoint["channel_versions"]
         version = self.saver.get_next_version(versions.get("messages"), None)
         checkpoint = empty_checkpoint()
         checkpoint["channel_values"], checkpoint["channel_versions"] = {"messages": messages}, {"messages": version}

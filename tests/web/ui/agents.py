@@ -1,13 +1,17 @@
 """The agents of the page's tests. Their models follow scripts and answer at once."""
 
+import asyncio
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast.core.agent import Agent
 from holdfast.core.approval import ApprovalRequest
-from holdfast.core.message import Usage
-from holdfast.core.tool import tool
+from holdfast.core.message import Message, Reply, Usage
+from holdfast.core.reply_stream import emit_text
+from holdfast.core.tool import ToolSchema, tool
 from holdfast.core.waiting_tools import ask_person
 
 LONG_TEXT = "line of a long page\n" * 500
@@ -23,6 +27,17 @@ async def pay(amount: float, to: str) -> str:
 async def read_page(url: str) -> str:
     """Read a page."""
     return LONG_TEXT
+
+
+#: Set by a test: the writer goes on.
+go_on = threading.Event()
+
+
+async def write_slowly(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+    """Stream half of the reply, and the rest when the test says so."""
+    await emit_text("Once upon ")
+    await asyncio.to_thread(go_on.wait)
+    return Reply(text="Once upon a time.")
 
 
 def build_agents() -> list[Agent[Any]]:
@@ -41,6 +56,7 @@ def build_agents() -> list[Agent[Any]]:
         Agent(name="asker", model=asker, tools=[ask_person]),
         Agent(name="reader", model=reader, tools=[read_page]),
         Agent(name="broken", model=ScriptedModel(ValueError("no such account"))),
+        Agent(name="writer", model=write_slowly),
         # No test agent executes these: their runs stay as they were stored.
         Agent(name="greeter", model=ScriptedModel("Hello.")),
     ]

@@ -1,4 +1,4 @@
-"""One browser and one server for all tests of the page; a page that fails its test when the browser complains."""
+"""One browser and one server for each module; a page that fails its test when the browser complains."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,8 +19,9 @@ document.addEventListener("securitypolicyviolation", event =>
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the whole session: while Playwright is active, asynchronous tests cannot run in this thread."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         pytest.fail("the tests of the page need a browser: apt-get install chromium (`make test` does it for root)")
@@ -30,7 +31,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UIServer]:
     """A server on SQLite."""
     with UIServer(f"sqlite:{tmp_path_factory.mktemp('ui') / 'runs.db'}") as server:

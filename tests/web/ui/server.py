@@ -18,11 +18,20 @@ from holdfast.web.ui import make_ui
 T = TypeVar("T")
 
 
+def build_test_app(store: str) -> App:
+    return App(build_agents(), store, worker=WorkerSettings(handle_signals=False))
+
+
 class UIServer:
     """Serves `make_site(app)` on loopback while it is open. The App works off queued runs."""
 
-    def __init__(self, store: str, make_site: Callable[[App], Starlette] = make_ui) -> None:
-        self.app = App(build_agents(), store, worker=WorkerSettings(handle_signals=False))
+    def __init__(
+        self,
+        store: str,
+        make_site: Callable[[App], Starlette] = make_ui,
+        build_app: Callable[[str], App] = build_test_app,
+    ) -> None:
+        self.app = build_app(store)
         self._make_site = make_site
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"

@@ -20,21 +20,17 @@ def paths(server: UIServer) -> list[str]:
     server.submit("clerk", "Pay the invoice of ann.", "axe-pay", caller_id="alice", labels={"tenant": "acme"})
     server.submit("asker", "A trip to a town with a long name, please.", "axe-ask")
     server.submit("reader", "Read both pages.", "axe-read")
-    server.submit("broken", "Try.", "axe-fail")
     server.wait_for("axe-pay", "waiting")
     server.wait_for("axe-ask", "waiting")
     server.wait_for("axe-read", "done")
-    server.wait_for("axe-fail", "failed")
     return [
         "/",
         "/?q=since:x",
-        "/?q=nothing-fits",
         "/inbox",
         "/fleet",
         "/runs/axe-pay",
         "/runs/axe-read",
         "/runs/axe-read?q=page",
-        "/runs/axe-fail",
         "/runs/none",
     ]
 

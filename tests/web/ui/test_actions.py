@@ -4,6 +4,7 @@ import re
 
 import pytest
 from playwright.sync_api import Page, expect
+from tests.web.ui.agents import go_on
 from tests.web.ui.server import UIServer
 
 from holdfast.checkpoint.record import RunStatus
@@ -151,3 +152,15 @@ def test_the_inbox_is_live(any_server: UIServer, page: Page, waiting: str) -> No
     expect(task).to_be_visible()
     any_server.call(any_server.app.cancel(waiting))
     expect(task).to_have_count(0)
+
+
+@on_sqlite
+def test_the_text_of_a_reply_appears_while_it_is_written(any_server: UIServer, page: Page) -> None:
+    go_on.clear()
+    any_server.submit("writer", "Tell me a story.", "story")
+    any_server.wait_for("story", "running")
+    page.goto(f"{any_server.url}/runs/story")
+    expect(page.locator("#draft")).to_have_text("Once upon")
+    go_on.set()
+    expect(page.locator("#step-1 .turn").last).to_contain_text("Once upon a time.")
+    expect(page.locator("#draft")).to_be_hidden()

@@ -69,3 +69,22 @@ def test_the_list_is_live(server: UIServer, page: Page) -> None:
     expect(page.locator("#row-live-1 .status")).to_have_text("waiting")
     server.call(server.app.cancel("live-1"))
     expect(page.locator("#row-live-1 .status")).to_have_text("cancelled")
+
+
+def test_an_action_on_many_runs_takes_exactly_those_of_the_preview(server: UIServer, page: Page) -> None:
+    for run_id in ("bulk-1", "bulk-2"):
+        server.submit("clerk", "Pay.", run_id, labels={"suite": "bulk"})
+        server.wait_for(run_id, "waiting")
+    server.submit("greeter", "Hello?", "bulk-done", labels={"suite": "bulk"})
+    server.wait_for("bulk-done", "done")
+    page.goto(f"{server.url}/?q=label.suite:bulk")
+    page.get_by_text("All of these…").click()
+    page.get_by_role("link", name="Cancel…").click()
+    expect(page.get_by_role("heading", name="Cancel 2 runs?")).to_be_visible()
+    expect(page.locator("tbody")).not_to_contain_text("bulk-done")
+    server.submit("clerk", "Pay.", "bulk-later", labels={"suite": "bulk"})
+    server.wait_for("bulk-later", "waiting")
+    page.get_by_role("button", name="Cancel 2 runs").click()
+    expect(page.get_by_role("status")).to_contain_text("2 runs cancelled")
+    found = [server.call(server.app.get(run_id)).status for run_id in ("bulk-1", "bulk-2", "bulk-later", "bulk-done")]
+    assert found == ["cancelled", "cancelled", "waiting", "done"]

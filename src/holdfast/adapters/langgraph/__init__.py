@@ -1,5 +1,7 @@
-"""LangGraph: a checkpointer on SQLite or PostgreSQL."""
+"""LangGraph: `durable` graphs, and a checkpointer on SQLite and PostgreSQL. Needs the extra `langgraph`."""
 
+from holdfast.adapters.langgraph.loop import LangGraphLoop, durable
 from holdfast.adapters.langgraph.saver import HoldfastSaver
+from holdfast.adapters.langgraph.tools import record_tool_call
 
-__all__ = ["HoldfastSaver"]
+__all__ = ["HoldfastSaver", "LangGraphLoop", "durable", "record_tool_call"]

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.commands.ui import serve_ui
 from holdfast.cli.demo.demo import MAX_KILLS, Demo
+from holdfast.cli.demo.fleet import build_fleet, keep_submitting
 from holdfast.cli.output import Output
 
 
@@ -23,18 +25,22 @@ def demo(
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep the store and the ledger in this folder.")
     ] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="Show a small fleet in the browser instead.")] = False,
 ) -> None:
     """Watch an agent that is killed several times, resumes, and finishes.
 
     It needs no key and no server: the model follows a script and the store is a temporary SQLite file. SIGKILL comes
     at random times. At the end a ledger outside the store shows what was lost and what was repeated. Exits with 0 only
-    if nothing was.
+    if nothing was. With --ui it serves the web page of a store with runs in every status until Ctrl-C.
     """
     seed = secrets.randbelow(10_000) if seed is None else seed
     output = Output()
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-demo-")))
         folder.mkdir(parents=True, exist_ok=True)
+        if ui:
+            asyncio.run(serve_ui(build_fleet(f"sqlite:{folder / 'runs.db'}"), 0, keep_submitting))
+            return
         output.print_line(f"seed {seed}: {kills} kills")
         session = Demo(folder, seed, kills, 0.2 if fast else 1.0, output)
         result = asyncio.run(session.run())

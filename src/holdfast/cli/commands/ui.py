@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
@@ -38,8 +39,8 @@ def ui(
     asyncio.run(serve_ui(app, port))
 
 
-async def serve_ui(app: App, port: int) -> None:
-    """Serve the page of `app` on this machine until a signal arrives."""
+async def serve_ui(app: App, port: int, beside: Callable[[App], Awaitable[None]] | None = None) -> None:
+    """Serve the page of `app` on this machine until a signal arrives. `beside` runs meanwhile."""
     from holdfast.web.server import serve_locally
     from holdfast.web.ui import make_ui
     from holdfast.web.ui.login import LinkLogin
@@ -48,7 +49,10 @@ async def serve_ui(app: App, port: int) -> None:
     async with app, serve_locally(make_ui(app, login=login), port) as url:
         print(url + login.path, flush=True)
         print_diagnostic("open this link; stop with Ctrl-C")
+        task = asyncio.ensure_future(beside(app)) if beside is not None else None
         await wait_for_signal()
+        if task is not None:
+            task.cancel()
 
 
 async def wait_for_signal() -> None:

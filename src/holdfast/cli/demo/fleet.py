@@ -1,6 +1,7 @@
 """The fleet of `holdfast demo --ui`: agents with scripted models, and runs in every status."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -18,6 +19,9 @@ from holdfast.errors import HoldfastError
 
 #: Seconds that a scripted model takes for a reply.
 _THINKING = 0.4
+#: Seconds between two further runs.
+_PAUSE = 20
+_LATER = (("refunds", "The kettle does not boil"), ("photo_check", "photo-9.jpg"), ("travel", "A week in the Alps"))
 
 Turn = tuple[str, list[ToolCall]]
 Model = Callable[[Sequence[Message], Sequence[Any]], Awaitable[Reply]]
@@ -48,6 +52,15 @@ async def submit_runs(app: App) -> None:
     for agent, run_id, prompt, caller in prompts:
         with suppress(HoldfastError):
             await app.submit(agent, prompt, run_id=run_id, caller_id=caller, labels={"tenant": "acme"})
+
+
+async def keep_submitting(app: App) -> None:
+    """Queue the runs of the demo, then another one now and then."""
+    await submit_runs(app)
+    for number in itertools.count(1):
+        await asyncio.sleep(_PAUSE)
+        agent, prompt = _LATER[number % len(_LATER)]
+        await app.submit(agent, prompt, run_id=f"{agent}-{number:03}", caller_id="erin", labels={"tenant": "globex"})
 
 
 def _script(*turns: Turn, tokens: int = 900) -> Model:

@@ -93,7 +93,7 @@ class ChildRuns:
         try:
             # The child may act at once. If the reply that asks for this call were lost, the model would be asked again
             # and the new call would start another child. Shielded: the tool may cancel this task.
-            if not parent.unproven_since_resume:  # else it may be the child of an earlier attempt
+            if not parent.is_repeating_step:  # else it may be the child of an earlier attempt
                 self._note_start(info)
             await shielded(parent.save(must_succeed=True))
             parent.may_have_children = True
@@ -138,7 +138,7 @@ class ChildRuns:
             if found.error is not None:
                 raise RunFailed(f"child run {info.run_id} failed: {found.error}")
             return Result(run_id=info.run_id, output=loop.load_output(found.output), usage=found.usage, steps=0)
-        if found is None and self._parent.unproven_since_resume:
+        if found is None and self._parent.is_repeating_step:
             self._note_start(info)
         run = RunExecution(info, services, resumption=found, parent=self._parent)
         try:

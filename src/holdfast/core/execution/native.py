@@ -117,7 +117,7 @@ class NativeLoop:
         if context.begins:
             instructions = context.profile.instructions if not context.state.history else ""
             system = [System(instructions)] if instructions else []
-            await context.start([*system, _make_prompt_message(context.prompt)])
+            await context.start([*system, make_prompt_message(context.prompt)])
         conversation = _Conversation(context)
         reply = conversation.pending_reply()
         resumed = reply is not None
@@ -169,7 +169,7 @@ class _Conversation:
         context = self._context
         steered = await context.begin_step(self._compact if context.profile.compact is not None else None)
         if steered:
-            self._history.extend(map(_make_prompt_message, steered))
+            self._history.extend(map(make_prompt_message, steered))
         if context.profile.model is None:  # `Agent` checks this; a user's own profile may not
             raise DefinitionError(f"run {context.run_id}: its agent has no model")
         reply = await self._request_reply(context.profile.model)
@@ -333,7 +333,8 @@ class _ToolCall(_Call):
         return self._tool.call(arguments)
 
 
-def _make_prompt_message(prompt: str | list[Any]) -> User:
+def make_prompt_message(prompt: str | list[Any]) -> User:
+    """Return a prompt, or a message that was sent to the run, as a message of the history."""
     return User(prompt) if isinstance(prompt, str) else User(summarize_prompt(prompt), prompt)
 
 

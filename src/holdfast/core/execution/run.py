@@ -120,6 +120,7 @@ class RunExecution:
         #: When the run would have started if it had never been interrupted.
         self._started_at = self.clock.monotonic() - self.state.elapsed.total_seconds()
         self._steps_at_start = self.state.steps
+        self._had_history = bool(self.state.history)
 
     # -- stop ---------------------------------------------------------------------------------------------------
 
@@ -308,6 +309,11 @@ class RunExecution:
     def unproven_since_resume(self) -> bool:
         """Whether the run was resumed and has not finished a step since: it may be what ended its last process."""
         return self.resumed and self.state.steps == self._steps_at_start
+
+    @property
+    def is_repeating_step(self) -> bool:
+        """Whether an earlier process may have begun the current step, and made calls in it."""
+        return self._had_history and self.state.steps == self._steps_at_start
 
     def update_elapsed(self) -> None:
         self.state.elapsed = timedelta(seconds=self.clock.monotonic() - self._started_at)

@@ -30,6 +30,7 @@ from holdfast.core.execution.calls import (
 )
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.execution.step_timer import StepTimer
 from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC, Mail
@@ -68,6 +69,7 @@ class StepContext:
         self.run, self.state = run, run.state
         self.model_retries = ModelRetries(run, profile.retry)
         self.waits = Waits(run)
+        self._times = StepTimer(run.clock)
         #: Calls of the current batch without a result.
         self._outstanding = 0
         self._in_doubt = _NO_CALLS
@@ -100,7 +102,15 @@ class StepContext:
         await self.run.save(force=True)
         if self.state.turn is not None and self.run.has_listeners:
             turn = self.state.turn
-            await self.run.emit(TurnStarted(run_id=self.run_id, step=self.state.steps + 1, turn_id=turn.turn_id))
+            await self.run.emit(
+                TurnStarted(
+                    run_id=self.run_id,
+                    step=self.state.steps + 1,
+                    turn_id=turn.turn_id,
+                    number=turn.number,
+                    prompt=turn.prompt,
+                )
+            )
 
     async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str | list[Any]]:
         """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.
@@ -114,6 +124,7 @@ class StepContext:
         run, state = self.run, self.state
         run.raise_if_stopped()
         raise_if_interrupted(run)
+        self._times.begin()
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
         if state.turn_steps >= bounds.max_steps:
             raise StepsExceeded(self.run_id, bounds.max_steps)
@@ -170,7 +181,7 @@ class StepContext:
         if self._cancel_intent():
             force = force or self._has_idempotent_call
         self.waits.reduce()
-        state.finish_step()
+        state.finish_step(self._times.end())
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
         self._not_started.clear()
         self.waits.clear()
@@ -198,6 +209,7 @@ class StepContext:
                 is in doubt.
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
         """
+        self._times.reply()
         # What these notices are about is found by the calls that start the children again.
         self.run.mailbox.take_all(CHILD_TOPIC)
         results = self.state.results
@@ -331,7 +343,7 @@ class StepContext:
             )
             if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
                 await run.verify_claim()
-        started_at = run.clock.monotonic() if run.recorder is not None else 0.0
+        started_at = run.clock.monotonic()
         self._not_started.discard(request.call_id)
         run.calls_in_progress += 1
         try:
@@ -340,6 +352,7 @@ class StepContext:
                 return result
             # Recorded before any port runs: an error of a port does not undo the call.
             self._record_result(request, result, children, ONE_TOOL_CALL)
+            self._times.add_call(request.call_id, started_at)
         finally:
             run.calls_in_progress -= 1
         run.end_pauses()

@@ -17,7 +17,7 @@ class Cursor(NamedTuple):
     incarnation: str
     #: The number of the journal entry, and of the event within it.
     seq: int
-    index: int
+    place: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -32,7 +32,7 @@ class Cursor(NamedTuple):
         return cls(match[1], int(match[2]), int(match[3]))
 
     def __str__(self) -> str:
-        return f"{self.incarnation}-{self.seq}-{self.index}"
+        return f"{self.incarnation}-{self.seq}-{self.place}"
 
 
 def get_incarnation(created_at: datetime) -> str:

@@ -29,17 +29,20 @@ class LocalDraft:
     def __init__(self, board: "DraftBoard", claim: Claim, seq: int) -> None:
         self._board, self.claim, self._seq = board, claim, seq
         self._number = board.take_number()
-        self._text = self._reasoning = ""
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
 
     def add(self, *, text: str = "", reasoning: str = "") -> None:
-        self._text += _replace_surrogates(text)
-        self._reasoning += _replace_surrogates(reasoning)
+        if text:
+            self._text.append(text)
+        if reasoning:
+            self._reasoning.append(reasoning)
         self._board.on_change(self)
 
     def restart(self) -> None:
         if self._text or self._reasoning:
             self._number = self._board.take_number()
-            self._text = self._reasoning = ""
+            self._text, self._reasoning = [], []
             self._board.on_change(self)
 
     def close(self) -> None:
@@ -51,15 +54,15 @@ class LocalDraft:
             token=self.claim.token,
             seq=self._seq,
             number=self._number,
-            text=self._text[:max_length],
-            reasoning=self._reasoning[:max_length],
+            text=_join(self._text)[:max_length],
+            reasoning=_join(self._reasoning)[:max_length],
         )
 
 
 class DraftBoard:
     """The drafts of all runs of this process. Writes them to the store while another process asks for them."""
 
-    def __init__(self, store: CheckpointStore, clock: Clock, on_draft: Callable[[str, Draft], None] | None) -> None:
+    def __init__(self, store: CheckpointStore, clock: Clock, on_draft: Callable[[LocalDraft], None] | None) -> None:
         """Make an empty board.
 
         Args:
@@ -104,7 +107,7 @@ class DraftBoard:
         if self._drafts.get(run_id) is not draft:
             return
         if self._on_draft is not None:
-            self._on_draft(run_id, draft.snapshot())
+            self._on_draft(draft)
         self._changed.add(run_id)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._publish(), name="holdfast-drafts")
@@ -159,6 +162,7 @@ class DraftBoard:
             self._requested = requested
 
 
-def _replace_surrogates(text: str) -> str:
-    """Replace halves of surrogate pairs, which cannot be encoded."""
+def _join(parts: list[str]) -> str:
+    """Return the parts as one text. Halves of surrogate pairs, which cannot be encoded, are replaced."""
+    text = "".join(parts)
     return text if text.isascii() else text.encode(errors="replace").decode()

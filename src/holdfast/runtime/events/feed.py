@@ -36,7 +36,8 @@ class RunFeed:
         self.run_id, self._store, self._drafts, self._clock = run_id, store, drafts, clock
         self.subscriptions: set[Subscription] = set()
         self.task: asyncio.Task[None] | None = None
-        self._wakeup = asyncio.Event()
+        #: Set when the run may have changed.
+        self.wakeup = asyncio.Event()
         #: Set once the feed knows where the journal ends: a watcher reads the journal up to there by itself.
         self._is_ready = asyncio.Event()
         self._record: RunRecord | None = None
@@ -106,7 +107,7 @@ class RunFeed:
 
     def wake(self) -> None:
         """Read the run now: it may have changed."""
-        self._wakeup.set()
+        self.wakeup.set()
 
     def on_draft(self, draft: Draft) -> None:
         """Give a draft of this process to the watchers at once, if they have all that came before it."""
@@ -152,7 +153,7 @@ class RunFeed:
         """Read the run again and again until it is terminal or removed."""
         interval = MIN_POLL_INTERVAL
         while True:
-            self._wakeup.clear()
+            self.wakeup.clear()
             try:
                 found = await self._refresh()
             except RunNotFound:
@@ -172,9 +173,9 @@ class RunFeed:
             await self._clock.sleep(_READ_INTERVAL)
 
     async def _wait(self, timeout: timedelta) -> None:
-        timer = self._clock.call_later(timeout, self._wakeup.set)
+        timer = self._clock.call_later(timeout, self.wakeup.set)
         try:
-            await self._wakeup.wait()
+            await self.wakeup.wait()
         finally:
             timer.cancel()
 

@@ -1,26 +1,23 @@
 """The event streams of one process: one feed for each run that is watched, one wait for changes of the store."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Sequence
-from datetime import timedelta
+from contextlib import aclosing
+from typing import Unpack
 
-from holdfast.checkpoint.draft import Draft
-from holdfast.checkpoint.errors import CheckpointError, StoreClosed
+from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.events import Event
+from holdfast.core.events import Event, StatusChanged
 from holdfast.core.ports import Checkpointer, DraftWriter
+from holdfast.runtime.events.changes import ChangeSignal
 from holdfast.runtime.events.cursor import Cursor
-from holdfast.runtime.events.draft_board import DraftBoard
+from holdfast.runtime.events.draft_board import DraftBoard, LocalDraft
 from holdfast.runtime.events.draft_reader import DraftReader
 from holdfast.runtime.events.feed import RunFeed
 from holdfast.runtime.events.subscription import Subscription
-
-log = logging.getLogger("holdfast.events")
-
-#: How long to wait for a notification, and the pause after one: many may come at once.
-_WAIT_TIMEOUT, _WAKE_INTERVAL = timedelta(seconds=1), timedelta(milliseconds=50)
+from holdfast.runtime.events.watch import watch_statuses
+from holdfast.runtime.reading import RunQuery, make_filter
 
 
 class EventHub:
@@ -35,7 +32,7 @@ class EventHub:
         self._checkpoints, self._store, self._clock = checkpoints, checkpoints.store, clock
         self._drafts = DraftBoard(self._store, clock, None if redacts else self._show_draft)
         self._feeds: dict[str, RunFeed] = {}
-        self._changes: asyncio.Task[None] | None = None
+        self._changes = ChangeSignal(self._store, clock)
         self._is_closed = True
 
     def open(self) -> None:
@@ -65,15 +62,27 @@ class EventHub:
         finally:
             self._leave_feed(feed, subscription)
 
+    async def watch(self, **query: Unpack[RunQuery]) -> AsyncGenerator[StatusChanged, None]:
+        """Yield the status of each run that fits and is not terminal, then each change of such a run's status.
+
+        Raises:
+            DefinitionError: an argument has a wrong type or value.
+            StoreClosed: the App was closed.
+        """
+        run_filter, wanted = make_filter(**query)
+        events = watch_statuses(self._store, self._changes, self._clock, run_filter, wanted)
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
     async def close(self) -> None:
         """End all streams and stop writing drafts."""
         self._is_closed = True
         await self._drafts.close()
+        await self._changes.close()
         tasks = [task for feed in self._feeds.values() if (task := feed.task) is not None]
         for feed in self._feeds.values():
             feed.fail(StoreClosed("the App was closed: watch again from another process"))
-        if self._changes is not None:
-            tasks.append(self._changes)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -89,9 +98,9 @@ class EventHub:
         """Begin to show a reply under way."""
         return self._drafts.open(run_id, checkpointer)
 
-    def _show_draft(self, run_id: str, draft: Draft) -> None:
-        if (feed := self._feeds.get(run_id)) is not None:
-            feed.on_draft(draft)
+    def _show_draft(self, draft: LocalDraft) -> None:
+        if (feed := self._feeds.get(draft.claim.run_id)) is not None:
+            feed.on_draft(draft.snapshot())
 
     # -- feeds --------------------------------------------------------------------------------------------------------
 
@@ -103,8 +112,7 @@ class EventHub:
             feed = self._feeds[run_id] = self._make_feed(run_id)
             feed.task = asyncio.create_task(feed.run(), name=f"holdfast-feed-{run_id}")
         feed.users += 1
-        if self._changes is None:
-            self._changes = asyncio.create_task(self._follow_changes(), name="holdfast-feed-changes")
+        self._changes.add(feed.wakeup)
         return feed
 
     def _make_feed(self, run_id: str) -> RunFeed:
@@ -115,22 +123,8 @@ class EventHub:
         feed.subscriptions.discard(subscription)
         feed.users -= 1
         if feed.users == 0:
+            self._changes.discard(feed.wakeup)
             if feed.task is not None:
                 feed.task.cancel()
             if self._feeds.get(feed.run_id) is feed:
                 del self._feeds[feed.run_id]
-        if not self._feeds and self._changes is not None:
-            self._changes.cancel()
-            self._changes = None
-
-    async def _follow_changes(self) -> None:
-        """Wake all feeds when the store may have changed: one wait for all watchers of the process."""
-        while True:
-            try:
-                if await self._store.wait_for_change(_WAIT_TIMEOUT):
-                    for feed in self._feeds.values():
-                        feed.wake()
-            except CheckpointError as exc:
-                log.info("the watchers wait for the store: %s", exc)
-                await self._clock.sleep(_WAIT_TIMEOUT)
-            await self._clock.sleep(_WAKE_INTERVAL)

@@ -19,10 +19,18 @@ from holdfast.core.events import (
     StepFinished,
     ToolCalled,
     ToolReturned,
+    TurnFinished,
+    TurnStarted,
 )
+from holdfast.core.turn import TurnInput, TurnRecord
 from holdfast.core.waiting import Decision
 from holdfast.runtime.events.cursor import Cursor, get_incarnation
 from holdfast.runtime.transcript import Transcript, TranscriptItem
+
+#: The entries that precede the messages of a rewritten journal.
+_REPEATED_KINDS = frozenset({EntryKind.PHASE, EntryKind.TURN, EntryKind.INPUT})
+
+_NOTE_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 #: A durable event and the number of its entry.
 NumberedEvent = tuple[int, Event]
@@ -52,14 +60,13 @@ def read_events(record: RunRecord, entries: Sequence[Entry], after: Cursor | Non
 
 
 def _count_repeated(entries: Sequence[Entry], position: int) -> int:
-    """Return how many entries after a `BEGIN` repeat phases and messages that the journal had before."""
-    repeated = decode(entries[position].body, Begin).repeated
-    phases = 0
+    """Return how many entries after a `BEGIN` repeat phases, turns and messages that the journal had before."""
+    messages, others = decode(entries[position].body, Begin).repeated, 0
     for entry in entries[position + 1 :]:
-        if entry.kind is not EntryKind.PHASE:
+        if entry.kind not in _REPEATED_KINDS:
             break
-        phases += 1
-    return phases + repeated
+        others += 1
+    return others + messages
 
 
 def _read_rewrite(run_id: str, entries: Sequence[Entry]) -> HistoryRewritten:
@@ -69,8 +76,12 @@ def _read_rewrite(run_id: str, entries: Sequence[Entry]) -> HistoryRewritten:
 
 def _read_entry(run_id: str, entry: Entry) -> list[Event]:
     """Return the events of one entry, without cursors."""
+    if entry.kind is EntryKind.INPUT:
+        return [_make_turn_start(run_id, decode(entry.body, TurnInput))]
+    if entry.kind is EntryKind.TURN:
+        return [_make_turn_end(run_id, decode(entry.body, TurnRecord))]
     if entry.kind is EntryKind.NOTE:
-        return [msgspec.structs.replace(decode(entry.body, Event), run_id=run_id)]
+        return _read_note(run_id, entry.body)
     events: list[Event] = []
     reasoning: list[str] = []
     # A new transcript for each entry: it would collect all calls of the run.
@@ -80,6 +91,31 @@ def _read_entry(run_id: str, entry: Entry) -> list[Event]:
         else:
             events += _read_item(run_id, item, "\n".join(reasoning))
     return events
+
+
+def _read_note(run_id: str, body: bytes) -> list[Event]:
+    try:
+        # A fork has the notes of the run that it was made from.
+        return [msgspec.structs.replace(_NOTE_DECODER.decode(body), run_id=run_id)]
+    except msgspec.MsgspecError:  # of a newer holdfast
+        return []
+
+
+def _make_turn_start(run_id: str, turn: TurnInput) -> TurnStarted:
+    return TurnStarted(run_id=run_id, at=turn.at, turn_id=turn.turn_id, number=turn.number, prompt=turn.prompt)
+
+
+def _make_turn_end(run_id: str, turn: TurnRecord) -> TurnFinished:
+    return TurnFinished(
+        run_id=run_id,
+        at=turn.at,
+        turn_id=turn.input.turn_id,
+        number=turn.input.number,
+        status=turn.status,
+        output=turn.output,
+        error=turn.error,
+        usage=turn.usage,
+    )
 
 
 def _read_item(run_id: str, item: TranscriptItem, reasoning: str) -> Iterator[Event]:

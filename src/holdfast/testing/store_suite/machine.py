@@ -64,7 +64,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.workers = [self.add_worker() for _ in SLOTS]
         self.environment.run(self.clear())
         for run_id, (agent, caller, child) in zip(RUN_IDS, queued, strict=False):
-            parent = RUN_IDS[0] if child else None
+            parent = RUN_IDS[0] if child and run_id != RUN_IDS[0] else None
             self.create_in_both(make_run(run_id, agent_name=agent, caller_id=caller, parent_run_id=parent), None)
 
     async def clear(self) -> None:

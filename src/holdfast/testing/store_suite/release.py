@@ -126,7 +126,9 @@ class RemoveTests(StoreUnderTest):
         await store.remove("run-1")
         await store.create(make_run())
         await store.remove("run-1")
+        await store.create(make_run("orphan", parent_run_id="run-1"))
         await store.remove("run-1")
+        assert await list_run_ids(store) == ["orphan"]
 
     async def test_the_runs_a_removed_run_started_go_with_it(self, store: CheckpointStore, worker: str) -> None:
         claim = await create_claimed(store, worker, make_run("parent"))

@@ -10,11 +10,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Lifespan
 
 from holdfast.app import App
 from holdfast.core.errors import DefinitionError
 from holdfast.errors import HoldfastError
 from holdfast.web.api.body import read_body
+from holdfast.web.api.conversations import CONVERSATION_OPERATIONS
 from holdfast.web.api.openapi import make_openapi
 from holdfast.web.api.operation import Context, Operation
 from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
@@ -23,7 +25,7 @@ from holdfast.web.auth import LOCAL_PRINCIPAL, Authorize, Principal, authenticat
 from holdfast.web.sse import encode_json
 
 #: All operations of the API, in the order of its description.
-OPERATIONS: tuple[Operation, ...] = RUN_OPERATIONS
+OPERATIONS: tuple[Operation, ...] = (*RUN_OPERATIONS, *CONVERSATION_OPERATIONS)
 
 _CORS_HEADERS = ("authorization", "content-type", "idempotency-key", "last-event-id")
 
@@ -41,8 +43,7 @@ def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: C
     Raises:
         DefinitionError: `allowed_origins` has a wildcard.
     """
-    if isinstance(allowed_origins, str) or "*" in allowed_origins:
-        raise DefinitionError(f"allowed_origins is {allowed_origins!r:.80}: give a list of origins, without a wildcard")
+    check_origins(allowed_origins)
     server = _Server(app, authorize, frozenset(allowed_origins))
     return Starlette(
         routes=[*map(server.make_route, OPERATIONS), Route("/openapi.json", server.describe, methods=["GET"])],
@@ -52,8 +53,25 @@ def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: C
             HTTPException: respond_to_http_error,
             Exception: respond_to_unexpected_error,
         },
-        lifespan=server.open_app,
+        lifespan=make_lifespan(app),
     )
+
+
+def check_origins(allowed_origins: Collection[str]) -> None:
+    """Raise `DefinitionError` if it is not a list of origins."""
+    if isinstance(allowed_origins, str) or "*" in allowed_origins:
+        raise DefinitionError(f"allowed_origins is {allowed_origins!r:.80}: give a list of origins, without a wildcard")
+
+
+def make_lifespan(app: App) -> Lifespan[Starlette]:
+    """Return the lifespan of a server that serves this App alone: it opens the App."""
+
+    @asynccontextmanager
+    async def open_app(server: Starlette) -> AsyncIterator[None]:
+        async with app:
+            yield
+
+    return open_app
 
 
 def make_cors(allowed_origins: Collection[str]) -> list[Middleware]:
@@ -76,11 +94,6 @@ class _Server:
     def __init__(self, app: App, authorize: Authorize | None, allowed_origins: frozenset[str]) -> None:
         self._app, self._authorize, self._allowed_origins = app, authorize, allowed_origins
         self._description = encode_json(make_openapi(OPERATIONS))
-
-    @asynccontextmanager
-    async def open_app(self, server: Starlette) -> AsyncIterator[None]:
-        async with self._app:
-            yield
 
     def make_route(self, operation: Operation) -> Route:
         async def endpoint(request: Request) -> Response:

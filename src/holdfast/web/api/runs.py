@@ -28,7 +28,7 @@ from holdfast.web.wire import (
 
 _DEFAULT_PAGE, _MAX_PAGE = 50, 200
 #: Seconds. Proxies cut off a response that takes longer than a minute.
-_DEFAULT_WAIT, _MAX_WAIT = 20, 50
+DEFAULT_WAIT, MAX_WAIT = 20, 50
 
 
 class InvalidParameter(RequestError):
@@ -62,19 +62,21 @@ async def submit_run(context: Context) -> RunReference:
     return RunReference(run_id=record.run_id)
 
 
-async def list_runs(context: Context) -> RunList:
+async def list_runs(context: Context, labels: Mapping[str, str] | None = None) -> RunList:
+    """Return the runs that the principal may see, with these labels if they are given."""
     query, principal = _read_query(context.request), context.principal
+    query["labels"] = {**(query.get("labels") or {}), **(labels or {})}
     if principal.run_id is not None:
         return RunList(runs=(summarize_run(await context.find_visible(principal.run_id)),))
     if not principal.sees_all:
         if query.get("caller") not in (None, principal.caller_id):
             return RunList(runs=())
         query["caller"] = principal.caller_id
-    limit = _read_number(context.request, "limit", _DEFAULT_PAGE, _MAX_PAGE)
+    limit = read_number(context.request, "limit", _DEFAULT_PAGE, _MAX_PAGE)
     return await context.app.list(limit=limit, cursor=context.request.query_params.get("cursor"), **query)
 
 
-def _read_number(request: Request, name: str, default: int, maximum: int) -> int:
+def read_number(request: Request, name: str, default: int, maximum: int) -> int:
     text = request.query_params.get(name, str(default))
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= maximum:
         raise InvalidParameter(f"{name} is {text!r:.20}: give a number from 1 to {maximum}")
@@ -118,7 +120,7 @@ async def get_run(context: Context) -> RunDetails:
 
 async def get_result(context: Context) -> RunResult | Response:
     await context.find_run()
-    wait = _read_number(context.request, "wait", _DEFAULT_WAIT, _MAX_WAIT)
+    wait = read_number(context.request, "wait", DEFAULT_WAIT, MAX_WAIT)
     try:
         async with asyncio.timeout(wait):
             await context.app.result(context.run_id)
@@ -205,11 +207,11 @@ async def complete_call(context: Context) -> None:
 _TIME: Mapping[str, Any] = {"type": "string", "format": "date-time"}
 
 
-def _describe_number(default: int, maximum: int) -> Mapping[str, Any]:
+def describe_number(default: int, maximum: int) -> Mapping[str, Any]:
     return {"type": "integer", "minimum": 1, "maximum": maximum, "default": default}
 
 
-_LIST_PARAMETERS = (
+LIST_PARAMETERS = (
     Parameter(name="status", description="A status; may be repeated."),
     Parameter(name="agent", description="The name of an agent."),
     Parameter(name="caller", description="A caller id. Most principals see their own runs only."),
@@ -220,7 +222,7 @@ _LIST_PARAMETERS = (
     Parameter(
         name="limit",
         description="How many runs a page has.",
-        schema=_describe_number(_DEFAULT_PAGE, _MAX_PAGE),
+        schema=describe_number(_DEFAULT_PAGE, _MAX_PAGE),
     ),
     Parameter(name="cursor", description="The cursor of the page before."),
 )
@@ -250,7 +252,7 @@ RUN_OPERATIONS = (
         scope="read",
         summary="A page of runs, newest first.",
         response=RunList,
-        parameters=_LIST_PARAMETERS,
+        parameters=LIST_PARAMETERS,
     ),
     Operation(
         method="GET",
@@ -271,7 +273,7 @@ RUN_OPERATIONS = (
             Parameter(
                 name="wait",
                 description="How many seconds to wait.",
-                schema=_describe_number(_DEFAULT_WAIT, _MAX_WAIT),
+                schema=describe_number(DEFAULT_WAIT, MAX_WAIT),
             ),
         ),
     ),

@@ -16,7 +16,7 @@ from holdfast.app import App
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.ui.login import LinkLogin
-from holdfast.web.ui.pages import actions, export, fleet, inbox, run, runs
+from holdfast.web.ui.pages import actions, bulk, export, fleet, inbox, run, run_stream, runs
 from holdfast.web.ui.security import SecurityHeaders
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
@@ -56,7 +56,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/", runs.show_runs, "read"),
     ("GET", "/live/runs", runs.stream_runs, "read"),
     ("GET", "/runs/{run_id}", run.show_run, "read"),
-    ("GET", "/live/runs/{run_id}", run.stream_run, "read"),
+    ("GET", "/live/runs/{run_id}", run_stream.stream_run, "read"),
     ("GET", "/runs/{run_id}/content/{seq:int}/{number:int}", run.show_content, "read"),
     ("GET", "/runs/{run_id}/export.json", export.export_json, "read"),
     ("GET", "/runs/{run_id}/export.html", export.export_html, "read"),
@@ -67,6 +67,8 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("POST", "/runs/{run_id}/fork", actions.fork, "start"),
     ("POST", "/runs/{run_id}/send", actions.send, "send"),
     ("GET", "/inbox", inbox.show_inbox, "read"),
+    ("GET", "/bulk", bulk.preview, "control"),
+    ("POST", "/bulk", bulk.apply, "control"),
     ("GET", "/fleet", fleet.show_fleet, "read"),
     ("GET", "/live/fleet", fleet.stream_fleet, "read"),
     ("GET", "/live/inbox", inbox.stream_inbox, "read"),

@@ -12,10 +12,14 @@ from holdfast.checkpoint.store import CheckpointStore
 #: A change of a run's steps is not notified: look that often.
 _POLL_INTERVAL = timedelta(seconds=1)
 #: At most one update in this time.
-_PAUSE = timedelta(milliseconds=250)
+UPDATE_PAUSE = timedelta(milliseconds=250)
 #: Texts such as "since 2 h" are rendered again after this many looks without a change; that also keeps proxies from
 #: closing the connection.
 _REFRESH_AFTER = 20
+
+
+#: Proxies pass each event on at once.
+EVENT_STREAM_HEADERS = {"x-accel-buffering": "no"}
 
 
 class Fragment(NamedTuple):
@@ -31,7 +35,7 @@ def stream_fragments(store: CheckpointStore, read: Callable[[], Awaitable[Fragme
     return StreamingResponse(
         _generate(store, read),
         media_type="text/event-stream",
-        headers={"x-accel-buffering": "no"},
+        headers=EVENT_STREAM_HEADERS,
     )
 
 
@@ -43,7 +47,7 @@ async def _generate(store: CheckpointStore, read: Callable[[], Awaitable[Fragmen
             last, unchanged = fragment.key, 0
             yield format_event(fragment.html())
         unchanged += 1
-        await asyncio.sleep(_PAUSE.total_seconds())
+        await asyncio.sleep(UPDATE_PAUSE.total_seconds())
         await store.wait_for_change(_POLL_INTERVAL)
 
 

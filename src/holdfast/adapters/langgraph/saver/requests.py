@@ -30,6 +30,8 @@ class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
     adding: dict[tuple[str, Row], Row]
     #: By channel and version.
     values: dict[tuple[str, str], Encoded | EncodedList]
+    #: The checkpoint has the input of a graph that is not a subgraph.
+    starts_turn: bool = False
 
 
 def get_thread(config: RunnableConfig) -> tuple[str, str]:
@@ -62,6 +64,7 @@ def make_put(
         ns=ns,
         replacing={(CHECKPOINT, key): others},
         adding={},
+        starts_turn=ns == "" and metadata.get("source") == "input",
         values={
             (channel, str(version)): encode_value(serde, values[channel])
             for channel, version in new_versions.items()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.requests import Request
@@ -12,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from holdfast.core.errors import DefinitionError
 from holdfast.core.waiting import Answer, Approve, Deny, Value
 from holdfast.errors import HoldfastError
-from holdfast.runtime.mailer import MAX_MAIL_BYTES
+from holdfast.web.ui.pages.forms import read_form
 from holdfast.web.ui.site import Site, get_principal
 
 _log = logging.getLogger("holdfast.web")
@@ -20,13 +19,12 @@ _log = logging.getLogger("holdfast.web")
 #: A resume that is refused says so within this time; after it the run is under way.
 _REFUSAL_TIMEOUT = 0.5
 _VIA = "web"
-_MAX_FORM_BYTES = 4 * MAX_MAIL_BYTES
 
 
 async def answer(site: Site, request: Request) -> Response:
     """Answer a call that waits."""
     record = await site.get_record(request)
-    form = await _read_form(request)
+    form = await read_form(request)
     decision, said = _read_answer(form)
     by = get_principal(request).caller_id or "local"
     await site.app.answer(
@@ -102,7 +100,7 @@ def _log_result(task: asyncio.Future[Any]) -> None:
 async def fork(site: Site, request: Request) -> Response:
     """Queue a new run that starts after a step of this one."""
     record = await site.get_record(request)
-    form = await _read_form(request)
+    form = await read_form(request)
     step = form.get("step", "")
     if not step.isdecimal():
         raise DefinitionError(f"step is {step!r:.40}: give the number of a finished step")
@@ -113,25 +111,12 @@ async def fork(site: Site, request: Request) -> Response:
 async def send(site: Site, request: Request) -> Response:
     """Send a message to a run."""
     record = await site.get_record(request)
-    form = await _read_form(request)
+    form = await read_form(request)
     text = form.get("text", "").strip()
     if not text:
         raise DefinitionError("the message is empty: write some text")
     await site.app.send(record.run_id, text)
     return _redirect(request, f"/runs/{record.run_id}", "sent")
-
-
-async def _read_form(request: Request) -> dict[str, str]:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_FORM_BYTES:
-            raise DefinitionError(f"the form has more than {_MAX_FORM_BYTES} bytes")
-    try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
-    except ValueError:
-        raise DefinitionError("the form is not valid") from None
-    return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
 
 def _redirect(request: Request, path: str, said: str) -> Response:

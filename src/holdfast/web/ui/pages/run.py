@@ -1,5 +1,6 @@
 """The page of one run: transcript, facts, actions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -9,15 +10,15 @@ from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading import summarize_run
 from holdfast.runtime.transcript import read_record_waits
-from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.views.explanation import explain_run
 from holdfast.web.ui.views.formatting import utc_now
-from holdfast.web.ui.views.journal import read_content, read_tail, read_window, search
+from holdfast.web.ui.views.journal import read_content, read_window, search
 from holdfast.web.ui.views.listing import count_pending
 from holdfast.web.ui.views.related import read_related
 from holdfast.web.ui.views.steps import Content, StepView
 from holdfast.web.ui.views.tasks import list_tasks
+from holdfast.web.ui.views.timeline import Timeline, build_timeline
 
 #: What an action has said, by the name in the URL: text from elsewhere is never shown.
 MESSAGES = {
@@ -41,14 +42,22 @@ async def show_run(site: Site, request: Request) -> Response:
     params = request.query_params
     query = params.get("q", "").strip()
     context = await read_head(site, request, record)
-    context |= {"query": query, "said": MESSAGES.get(params.get("said", ""), "")}
+    context |= {"timeline": None, "query": query, "said": MESSAGES.get(params.get("said", ""), "")}
     context["pending_count"] = await count_pending(site.store, get_principal(request))
     if query:
         hits = await search(site.store, record.run_id, query)
         return site.render(request, "run.html", **context, hits=hits, window=None)
-    before, step = _read_number(params.get("before")), _read_number(params.get("step"))
+    before, step = read_number(params.get("before")), read_number(params.get("step"))
     window = await read_window(site.store, record, before=before, step=step)
+    context["timeline"] = make_timeline(record, window.steps.steps, is_end=window.later is None)
     return site.render(request, "run.html", **context, window=window, hits=[])
+
+
+def make_timeline(record: RunRecord, steps: Sequence[StepView], *, is_end: bool) -> Timeline | None:
+    """Return the waterfall of these steps, which may be the last of the run."""
+    waits = read_record_waits(record) if record.status is RunStatus.WAITING and is_end else ()
+    waits_since = min((call.asked_at for call in waits), default=None)
+    return build_timeline(steps, waits_since=waits_since, now=utc_now())
 
 
 async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str, Any]:
@@ -74,43 +83,6 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
     }
 
 
-async def stream_run(site: Site, request: Request) -> Response:
-    """Send the head of the page and the steps after entry `after` whenever the run has changed."""
-    record = await site.get_record(request)
-    updates = _RunUpdates(site, request, record.run_id, _read_number(request.query_params.get("after"), default=-1))
-    return stream_fragments(site.store, updates.read)
-
-
-class _RunUpdates:
-    """What one reader of a run has, so that only changes are sent."""
-
-    def __init__(self, site: Site, request: Request, run_id: str, after: int) -> None:
-        self._site, self._request, self._run_id, self._after = site, request, run_id, after
-        #: The steps that the reader has, by their anchors. `None`: not known yet.
-        self._sent: dict[str, str] | None = None
-
-    async def read(self) -> Fragment:
-        record = await self._site.get_record(self._request)
-        key = (record.next_seq, record.status, record.updated_at, record.owner_alive, record.cancel_requested)
-        tail = await read_tail(self._site.store, record, self._after)
-        head = await read_head(self._site, self._request, record)
-        return Fragment(key, lambda: self._render(head, tail))
-
-    def _render(self, head: dict[str, Any], tail: list[StepView]) -> str:
-        rendered = {step.anchor: self._site.render_text(self._request, "step.html", **head, step=step) for step in tail}
-        known, self._sent = self._sent, rendered
-        changed = {} if known is None else {name: html for name, html in rendered.items() if known.get(name) != html}
-        return self._site.render_text(
-            self._request,
-            "run_live.html",
-            **head,
-            replace_all=known is None,
-            rendered=rendered,
-            changed=changed,
-            known=known or {},
-        )
-
-
 async def show_content(site: Site, request: Request) -> Response:
     """Show one long text whole: as a page, or as the part of the page that takes the place of the cut one."""
     record = await site.get_record(request)
@@ -122,7 +94,12 @@ async def show_content(site: Site, request: Request) -> Response:
     return site.render(request, template, content=content, run_id=record.run_id, code=code)
 
 
-def _read_number(given: str | None, default: int | None = None) -> Any:
+def read_number(given: str | None, default: int | None = None) -> Any:
+    """Return the number in a URL.
+
+    Raises:
+        DefinitionError: it is none.
+    """
     if given is None:
         return default
     try:

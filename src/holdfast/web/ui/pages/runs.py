@@ -21,6 +21,7 @@ async def show_runs(site: Site, request: Request) -> Response:
         wanted = RunsFilter(text=request.query_params.get("q", ""))
         context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
     pending = await count_pending(site.store, get_principal(request))
+    context["can_control"] = "control" in get_principal(request).scopes
     status = 422 if context.get("error") else 200
     return site.render(request, "runs.html", status=status, **_COMMON, pending_count=pending, **context)
 

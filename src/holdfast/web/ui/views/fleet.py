@@ -11,8 +11,8 @@ from holdfast.runtime.reading import RunSummary, summarize_run
 from holdfast.web.auth import Principal
 
 _PAGE = 500
-#: Records that a view of the last day reads at most.
-_MAX_RECORDS = 5_000
+#: Records that each part of the view reads at most.
+_MAX_RECORDS = 1_000
 _HOURS = 24
 
 
@@ -41,6 +41,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerRow]
     queued: int
     interrupted: int
+    #: More wait for a worker than were counted.
+    more_unowned: bool
     #: Of the runs that wait for a worker and are due.
     oldest: RunSummary | None
     hours: Sequence[Hour]
@@ -52,7 +54,7 @@ async def read_fleet(store: CheckpointStore, principal: Principal, now: datetime
     """Read the fleet, as far as it is visible to the principal."""
     active, _ = await _list(store, principal, RunFilter(statuses=frozenset({RunStatus.RUNNING})))
     idle = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
-    unowned, _ = await _list(store, principal, RunFilter(statuses=idle))
+    unowned, more_unowned = await _list(store, principal, RunFilter(statuses=idle))
     start = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_HOURS - 1)
     recent, is_partial = await _list(store, principal, RunFilter(created_after=start))
     due = [record for record in unowned if record.not_before <= now]
@@ -60,6 +62,7 @@ async def read_fleet(store: CheckpointStore, principal: Principal, now: datetime
         workers=_group_by_worker(active),
         queued=sum(record.status is RunStatus.QUEUED for record in unowned),
         interrupted=len(unowned) - sum(record.status is RunStatus.QUEUED for record in unowned),
+        more_unowned=more_unowned,
         oldest=summarize_run(min(due, key=lambda record: record.created_at)) if due else None,
         hours=_group_by_hour(recent, start),
         is_partial=is_partial,

@@ -13,10 +13,10 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.transcript import Transcript
 from holdfast.web.ui.views.formatting import cut_text, format_value
-from holdfast.web.ui.views.steps import Steps, StepView, build_steps, find_content
+from holdfast.web.ui.views.steps import Steps, build_steps, find_content
 
-#: Entries of a window: some 80 steps with one call each.
-WINDOW = 250
+#: Entries of a window: some 65 steps with one call each.
+WINDOW = 200
 _MAX_HITS = 50
 _SNIPPET = 160
 
@@ -60,14 +60,6 @@ async def read_window(
         earlier=steps.steps[0].first_seq if has_earlier else None,
         later=None if is_end else end + WINDOW - WINDOW // 10,
     )
-
-
-async def read_tail(store: CheckpointStore, record: RunRecord, after: int) -> list[StepView]:
-    """Read the steps after the entry `after`, which ended a step; at most a window."""
-    start = max(after - 1, record.next_seq - WINDOW - 1, -1)
-    stored = await store.load(record.run_id, after=start)
-    finished = decode(stored.record.progress, Progress).steps
-    return list(build_steps(stored.entries, stored.record, is_end=True, finished_steps=finished).steps)
 
 
 async def read_content(store: CheckpointStore, run_id: str, seq: int, number: int) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import RunRecord
+from holdfast.core.state import StepTimes
 from holdfast.runtime.transcript import Call, Transcript, TranscriptItem
 from holdfast.web.ui.views.formatting import format_value
 
@@ -63,6 +64,7 @@ class StepView(msgspec.Struct, kw_only=True):
     tokens: int = 0
     cost_usd: float = 0.0
     retries: int = 0
+    times: StepTimes | None = None
 
     @property
     def anchor(self) -> str:
@@ -161,9 +163,10 @@ class _Builder:
                 finished=True,
                 at=item.at,
                 took=item.at - self._last_at if item.at and self._last_at else None,
-                tokens=item.tokens - (last.tokens if last else 0),
-                cost_usd=max(0.0, item.cost_usd - (last.cost_usd if last else 0.0)),
+                tokens=item.usage.total_tokens - (last.usage.total_tokens if last else 0),
+                cost_usd=max(0.0, item.usage.cost_usd - (last.usage.cost_usd if last else 0.0)),
                 retries=item.retries - (last.retries if last else 0),
+                times=item.times,
             )
         )
         self._last, self._last_at, self.last_step_seq = item, item.at, item.seq

@@ -1,0 +1,214 @@
+"""The checkpointer of a durable graph: it writes to the journal of the run."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+import apsw
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.constants import START
+from langgraph.pregel import Pregel
+
+from holdfast.adapters.langgraph.entries import CheckpointRows, ReplyEntry, make_batch
+from holdfast.adapters.langgraph.saver import HoldfastSaver
+from holdfast.adapters.langgraph.saver.batch import RowBatch
+from holdfast.adapters.langgraph.saver.database import SaverDatabase
+from holdfast.adapters.langgraph.saver.requests import WriteRequest, get_thread
+from holdfast.adapters.langgraph.saver.schema import make_schema
+from holdfast.core.execution.native import make_prompt_message
+from holdfast.core.execution.steps import StepContext
+from holdfast.core.message import Usage
+from holdfast.db.sqlite import transaction
+from holdfast.db.tables import Cursor, Schema, TablesError
+
+_T = TypeVar("_T")
+
+#: The channel of calls that `Send` has made.
+_SENDS = "__pregel_tasks"
+
+
+class _MemoryCursor:
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+        return list(self._connection.execute(sql, parameters))
+
+
+class MemoryTables:
+    """Tables in the memory of this process. A call ends before any other task runs."""
+
+    def __init__(self) -> None:
+        self._connection = apsw.Connection(":memory:")
+
+    async def open(self, schema: Schema) -> None:
+        for statements in schema.migrations:
+            for statement in statements:
+                self._connection.execute(statement)
+
+    async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
+        with transaction(self._connection):
+            return await work(_MemoryCursor(self._connection))
+
+    async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
+        return await work(_MemoryCursor(self._connection))
+
+    async def close(self) -> None:
+        self._connection.close()
+
+
+class RunDatabase(SaverDatabase):
+    """The tables of the saver in memory. Each write becomes an entry of the run's history."""
+
+    def __init__(self, context: StepContext) -> None:
+        super().__init__(MemoryTables(), make_schema(postgres=False))
+        self._context = context
+
+    async def load(self) -> None:
+        """Fill the tables from the run's history."""
+        history = self._context.state.history
+        batch = make_batch(self._context.run_id, (entry for entry in history if isinstance(entry, CheckpointRows)))
+        await self._tables.transaction(batch.insert)
+
+    async def write(self, request: WriteRequest) -> None:
+        """Add the request to the tables and to the history, which the next save stores."""
+        batch = RowBatch(self._cache)
+
+        async def work(cursor: Cursor) -> None:
+            await batch.write(cursor, [request])
+
+        await self._tables.transaction(work)
+        batch.update_cache()
+        self._context.state.history.append(CheckpointRows.from_batch(batch, starts_turn=request.starts_turn))
+
+    async def change(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
+        """Refuse: the checkpoints belong to the run.
+
+        Raises:
+            TablesError: always.
+        """
+        raise TablesError("these checkpoints belong to a run: they are deleted with it")
+
+
+class RunSaver(HoldfastSaver):
+    """Saves the run at each `put`: if another worker has the run, the `put` raises `RunLost`.
+
+    A superstep of the graph is a step of the run. Checkpoints of subgraphs and the writes of tasks are saved within it.
+    """
+
+    def __init__(self, context: StepContext, serde: SerializerProtocol, graph: Pregel[Any, Any, Any, Any]) -> None:
+        self.database = RunDatabase(context)
+        super().__init__(self.database, serde=serde)
+        self._context, self._triggers = context, graph.trigger_to_nodes
+        #: The graph spreads its input over its channels in a superstep of its own, which is not counted.
+        self._has_start_node = START in graph.nodes
+        self._starts_turn = _starts_turn(context.state.history)
+        #: The ids of replies that were counted.
+        self._seen: set[str] = set()
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint. One of the graph itself ends a step."""
+        return await self._database.run(self._put(config, checkpoint, metadata, new_versions))
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store what a task wrote. Replies of a model in it are shown to readers, and their usage is counted."""
+        await self._database.run(self._put_writes(config, writes, task_id, task_path))
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """As `aput`: for a graph that a sync node invokes."""
+        return self._database.run_sync(self._put(config, checkpoint, metadata, new_versions))
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """As `aput_writes`."""
+        self._database.run_sync(self._put_writes(config, writes, task_id, task_path))
+
+    async def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        stored = await super().aput(config, checkpoint, metadata, new_versions)
+        if not self._ends_step(get_thread(config)[1], metadata):
+            await self._context.run.save()
+            return stored
+        state = self._context.state
+        state.history.extend(state.results.values())
+        await self._context.end_step()
+        if any(name in self._triggers or name == _SENDS for name in checkpoint.get("updated_channels") or ()):
+            await begin_step(self._context)
+        return stored
+
+    def _ends_step(self, ns: str, metadata: CheckpointMetadata) -> bool:
+        """Return whether a checkpoint ends a step of the run. Those of subgraphs do not."""
+        if ns:
+            return False
+        is_start = self._starts_turn and self._has_start_node
+        self._starts_turn = metadata.get("source") == "input"
+        return metadata.get("source") == "loop" and not is_start
+
+    async def _put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> None:
+        await super().aput_writes(config, writes, task_id, task_path)
+        replies = self._find_replies(writes)
+        for reply in replies:
+            self._count_usage(reply)
+            if reply.text:
+                self._context.state.history.append(ReplyEntry(text=str(reply.text)))
+        await self._context.run.save()
+        for reply in replies:
+            await self._context.emit_reply(str(reply.text))
+
+    def _find_replies(self, writes: Sequence[tuple[str, Any]]) -> list[AIMessage]:
+        """Return the replies of a model among the writes of a task that were not seen before."""
+        values = [value if isinstance(value, list) else [value] for _, value in writes]
+        replies = [message for message in chain.from_iterable(values) if isinstance(message, AIMessage)]
+        new = [message for message in replies if message.id is None or message.id not in self._seen]
+        self._seen.update(message.id for message in new if message.id is not None)
+        return new
+
+    def _count_usage(self, reply: AIMessage) -> None:
+        usage = reply.usage_metadata
+        if usage is None:
+            return
+        self._context.add_usage(
+            Usage(
+                input_tokens=usage["input_tokens"],
+                output_tokens=usage["output_tokens"],
+                reasoning_tokens=usage.get("output_token_details", {}).get("reasoning", 0),
+                requests=1,
+            )
+        )
+        self._context.model_retries.on_reply()
+
+
+def _starts_turn(history: Iterable[Any]) -> bool:
+    """Return whether the last checkpoint of the graph itself has its input."""
+    own = [entry for entry in history if isinstance(entry, CheckpointRows) and entry.has_own_checkpoint]
+    return bool(own) and own[-1].starts_turn
+
+
+async def begin_step(context: StepContext) -> None:
+    """Begin a step. Messages that were sent to the run go into the history: they are the input of the next turn."""
+    context.state.history.extend(map(make_prompt_message, await context.begin_step()))

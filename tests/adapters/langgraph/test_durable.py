@@ -1,0 +1,408 @@
+"""`durable`: compiled graphs as agents of holdfast."""
+
+import asyncio
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.runtime import Runtime
+from tests.adapters.langgraph.crash import RUN, Crash
+from tests.adapters.langgraph.graphs import USAGE, State, build_agent, script, trip
+from tests.simulated_host import SimulatedHost
+
+from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo
+from holdfast.adapters.langgraph import durable, record_tool_call
+from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
+from holdfast.core.events import Event, TextDelta
+from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.message import Usage
+from holdfast.runtime.transcript import Transcript
+from holdfast.stores.memory import MemoryStore
+
+Graph = CompiledStateGraph[Any, Any, Any, Any]
+
+
+class Chat(TypedDict):
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+class Visits(TypedDict):
+    places: Annotated[list[str], operator.add]
+
+
+def build_line(*nodes: Any, state: type = Visits) -> StateGraph[Any]:
+    """Return a graph of these functions, one after the other."""
+    builder: StateGraph[Any] = StateGraph(state)
+    builder.add_sequence([(f"node-{number}", node) for number, node in enumerate(nodes)])
+    builder.add_edge(START, "node-0")
+    return builder
+
+
+def get_tool_texts(output: dict[str, Any]) -> list[str]:
+    return [str(message.text) for message in output["messages"] if isinstance(message, ToolMessage)]
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_has_the_output_of_the_graph_and_the_usage_of_its_model() -> None:
+    batches = [("look", "Lyon"), ("pay", "Lyon")]
+    bare = await _without_run(build_agent(script(batches)).compile(), "go")
+    agent = durable(build_agent(script(batches)).compile(), name="agent")
+    async with App([agent], MemoryStore()) as app:
+        result = await app.run(agent, "go")
+    assert result.output == bare
+    assert result.steps == 3
+    assert result.usage == Usage(input_tokens=20, output_tokens=4, requests=2, tool_calls=2)
+
+
+async def _without_run(graph: Graph, prompt: str) -> Any:
+    return await graph.ainvoke({"messages": [HumanMessage(prompt)]})
+
+
+async def test_a_worker_runs_what_was_submitted_and_another_process_reads_the_output() -> None:
+    store = MemoryStore()
+    async with App([trip], store) as app:
+        run_id = await app.submit("trip", "go")
+        output = (await app.result(run_id)).output
+    async with App([trip], store, worker=False) as app:
+        assert (await app.result(run_id)).output == output
+    assert get_tool_texts(output)[-2:] == ["paid in Faro", "signed in Faro"]
+
+
+async def test_a_reader_without_langgraph_sees_prompt_calls_results_and_replies() -> None:
+    agent = durable(build_agent(script([("pay", "Lyon")])).compile(name="agent"))
+    store = MemoryStore()
+    async with App([agent], store) as app:
+        run_id = (await app.run(agent, "go")).run_id
+        items = Transcript().read((await store.load(run_id)).entries)
+    assert [(item.kind, item.text or item.content) for item in items if item.kind in ("user", "reply", "result")] == [
+        ("user", "go"),
+        ("reply", None),
+        ("result", "paid in Lyon"),
+        ("reply", "done"),
+    ]
+
+
+async def test_inputs_become_the_state_and_context_is_made_for_each_attempt() -> None:
+    @dataclass
+    class Context:
+        run_id: str
+
+    async def visit(state: Visits, runtime: Runtime[Context]) -> Visits:
+        return {"places": [runtime.context.run_id]}
+
+    agent = durable(
+        build_line(visit).compile(name="visits"), context=lambda info: Context(info.run_id), bounds=Bounds(max_steps=1)
+    )
+    async with App([agent], MemoryStore()) as app:
+        result = await app.run(agent, "", inputs={"places": ["Lyon"]}, run_id=RUN)
+    assert result.output == {"places": ["Lyon", RUN]}
+
+
+async def test_a_function_may_make_the_input() -> None:
+    def make_input(info: RunInfo) -> Visits:
+        return {"places": [info.prompt.upper()]}
+
+    agent = durable(build_line(lambda state: {"places": ["end"]}).compile(name="visits"), input=make_input)
+    async with App([agent], MemoryStore()) as app:
+        assert (await app.run(agent, "lyon")).output == {"places": ["LYON", "end"]}
+
+
+async def test_a_message_that_is_sent_to_the_run_is_its_next_turn() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(state: Chat) -> Chat:
+        started.set()
+        await go_on.wait()
+        return {"messages": [AIMessage(f"answer to {state['messages'][-1].text}")]}
+
+    agent = durable(build_line(answer, state=Chat).compile(name="chat"))
+    async with App([agent], MemoryStore()) as app:
+        run_id = await app.submit("chat", "one")
+        await started.wait()
+        await app.send(run_id, "two")
+        go_on.set()
+        result = await app.result(run_id)
+    texts = [message.text for message in result.output["messages"]]
+    assert result.steps == 2
+    assert texts == ["one", "answer to one", "two", "answer to two"]
+
+
+async def test_a_graph_with_more_supersteps_than_its_bound_fails_and_one_with_as_many_ends() -> None:
+    nodes = [lambda state: {"places": ["x"]}] * 3
+    three = durable(build_line(*nodes).compile(name="three"), bounds=Bounds(max_steps=3))
+    two = durable(build_line(*nodes).compile(name="two"), bounds=Bounds(max_steps=2))
+    async with App([three, two], MemoryStore()) as app:
+        assert (await app.run(three, "", inputs={"places": []})).steps == 3
+        with pytest.raises(StepsExceeded):
+            await app.run(two, "", inputs={"places": []})
+
+
+async def test_a_sync_node_may_invoke_a_graph_that_has_checkpoints_of_its_own() -> None:
+    inner = build_line(lambda state: {"places": ["inner"]}).compile(checkpointer=True)
+
+    def visit(state: Visits) -> Visits:
+        return {"places": inner.invoke({"places": []})["places"]}
+
+    agent = durable(build_line(visit).compile(name="visits"))
+    async with App([agent], MemoryStore()) as app:
+        assert (await app.run(agent, "", inputs={"places": []})).output == {"places": ["inner"]}
+
+
+async def test_the_text_of_replies_is_emitted_as_it_arrives() -> None:
+    model = GenericFakeChatModel(messages=iter([AIMessage("one two")]))
+
+    async def answer(state: Chat) -> Chat:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    texts: list[str] = []
+
+    class Listener:
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, TextDelta):
+                texts.append(event.text)
+
+        async def on_output(self, info: RunInfo, output: Any) -> None: ...
+
+        async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
+
+    agent = durable(build_line(answer, state=Chat).compile(name="chat"), stream=True)
+    async with App([agent], MemoryStore(), listener=Listener()) as app:
+        await app.run(agent, "go")
+    assert texts == ["one", " ", "two"]
+
+
+# -- interruptions --------------------------------------------------------------------------------------------------
+
+
+async def test_a_crash_repeats_no_finished_node_and_no_finished_call_of_a_batch() -> None:
+    crash = Crash("slow", "second node")
+
+    @tool
+    async def quick() -> str:
+        """Return at once."""
+        await crash.reach("quick")
+        return "quick"
+
+    @tool
+    async def slow() -> str:
+        """Return after the other call."""
+        await crash.reach("slow", results=1)
+        return "slow"
+
+    async def model(state: State) -> State:
+        await crash.reach("model")
+        calls: list[Any] = [{"name": name, "args": {}, "id": name} for name in ("quick", "slow")]
+        return {"messages": [AIMessage("", tool_calls=calls)]}
+
+    async def second(state: State) -> State:
+        await crash.reach("second node")
+        return {"messages": [AIMessage("done")]}
+
+    graph = build_line(model, ToolNode([quick, slow]), second, state=State).compile(name="agent")
+    result = await crash.run(durable(graph, effects={"slow": "pure"}))
+    assert Counter(crash.passed) == {"model": 1, "quick": 1, "slow": 2, "second node": 2}
+    assert get_tool_texts(result.output) == ["quick", "slow"]
+
+
+async def test_a_crash_repeats_no_finished_task_of_an_entrypoint() -> None:
+    crash = Crash("second")
+
+    @task
+    async def visit(place: str) -> str:
+        await crash.reach(place)
+        return place.upper()
+
+    @entrypoint()
+    async def tour(places: list[str]) -> list[str]:
+        return [await visit(place) for place in places]
+
+    result = await crash.run(durable(tour, input=lambda info: ["first", "second", "third"]))
+    assert result.output == ["FIRST", "SECOND", "THIRD"]
+    assert crash.passed == ["first", "second", "second", "third"]
+
+
+async def test_a_once_call_in_doubt_is_reported_to_the_model() -> None:
+    crash = Crash("pay")
+    result = await crash.run(durable(_build_paying(crash).compile(name="agent")))
+    assert crash.passed == ["pay"]
+    assert get_tool_texts(result.output) == [UNKNOWN_OUTCOME]
+
+
+async def test_a_tool_node_that_handles_all_errors_does_not_swallow_the_end_of_a_run() -> None:
+    crash, store = Crash("pay"), MemoryStore()
+    agent = durable(_build_paying(crash).compile(name="agent"), in_doubt={"pay": "park"})
+    with pytest.raises(RunParked, match="in doubt"):
+        await crash.run(agent, store=store)
+    async with App([agent], store, worker=False) as app:
+        await app.unpark(RUN, {"c0-0": "paid after all"})
+        assert get_tool_texts((await app.resume(RUN)).output) == ["paid after all"]
+    assert crash.passed == ["pay"]
+
+
+def _build_paying(crash: Crash) -> StateGraph[Any]:
+    @tool
+    async def pay(city: str) -> str:
+        """Pay."""
+        await crash.reach("pay")
+        return "paid"
+
+    builder = StateGraph(State)
+    builder.add_sequence([("model", script([("pay", "Lyon")])), ("tools", ToolNode([pay], handle_tool_errors=True))])
+    builder.add_edge(START, "model")
+    return builder
+
+
+async def test_a_worker_that_lost_the_run_cannot_put_a_checkpoint_and_starts_no_further_node() -> None:
+    host, visited = SimulatedHost(), list[str]()
+
+    async def first(state: Visits) -> Visits:
+        await host.inner.claim(RUN, "another", steal=True)
+        return {"places": ["first"]}
+
+    async def second(state: Visits) -> Visits:
+        visited.append("second")
+        return {"places": ["second"]}
+
+    agent = durable(build_line(first, second).compile(name="visits"), input=lambda info: {"places": []})
+    with pytest.raises(RunLost):
+        await host.executor.run(agent, "go", run_id=RUN)
+    assert visited == []
+
+
+async def test_a_shutdown_stops_the_graph_between_two_supersteps() -> None:
+    host, visited = SimulatedHost(), list[str]()
+
+    async def first(state: Visits) -> Visits:
+        visited.append("first")
+        execution = host.executor.get_run(RUN)
+        assert execution is not None
+        execution.drain()
+        return {"places": ["first"]}
+
+    async def second(state: Visits) -> Visits:
+        visited.append("second")
+        return {"places": ["second"]}
+
+    agent = durable(build_line(first, second).compile(name="visits"), input=lambda info: {"places": []})
+    with pytest.raises(Shutdown):
+        await host.executor.run(agent, "go", run_id=RUN)
+    assert visited == ["first"]
+    result = await SimulatedHost(host.inner).resume(agent, RUN)
+    assert (visited, result.output) == (["first", "second"], {"places": ["first", "second"]})
+
+
+async def test_a_transient_error_of_a_node_is_retried_from_the_last_checkpoint() -> None:
+    visited: list[str] = []
+
+    async def first(state: Visits) -> Visits:
+        visited.append("first")
+        return {"places": ["first"]}
+
+    async def second(state: Visits) -> Visits:
+        visited.append("second")
+        if len(visited) == 2:
+            raise ModelUnavailable("try later")
+        return {"places": ["second"]}
+
+    retry = Retry(initial_delay=timedelta(milliseconds=1))
+    agent = durable(build_line(first, second).compile(name="visits"), retry=retry)
+    async with App([agent], MemoryStore()) as app:
+        result = await app.run(agent, "", inputs={"places": []})
+    assert (visited, result.output) == (["first", "second", "second"], {"places": ["first", "second"]})
+
+
+# -- tools ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_subgraph_whose_model_uses_a_call_id_again_makes_both_calls() -> None:
+    made: list[str] = []
+
+    @tool
+    async def look(city: str) -> str:
+        """Look."""
+        made.append(city)
+        return city
+
+    async def model(state: State) -> State:
+        done = sum(isinstance(message, AIMessage) for message in state["messages"])
+        calls = [{"name": "look", "args": {"city": str(done)}, "id": "call"}] if done < 2 else []
+        return {"messages": [AIMessage("", tool_calls=calls)]}
+
+    agent = durable(build_line(build_agent(model, [look]).compile(), state=State).compile(name="outer"))
+    async with App([agent], MemoryStore()) as app:
+        result = await app.run(agent, "go")
+    assert made == get_tool_texts(result.output) == ["0", "1"]
+
+
+async def test_a_wrapper_of_a_tool_node_is_called_within_the_record() -> None:
+    wrapped: list[str] = []
+
+    async def wrap(request: Any, execute: Any) -> Any:
+        wrapped.append(request.tool_call["name"])
+        return await execute(request)
+
+    @tool
+    async def look(city: str) -> str:
+        """Look."""
+        return city
+
+    line: Sequence[Any] = (script([("look", "Lyon")]), ToolNode([look], awrap_tool_call=wrap))
+    graph = build_line(*line, state=State).compile(name="agent")
+    agent = durable(graph)
+    async with App([agent], MemoryStore()) as app:
+        result = await app.run(agent, "go")
+        assert (wrapped, result.usage.tool_calls) == (["look"], 1)
+    # The graph itself was not changed, and the wrapper of holdfast works without a run.
+    await _without_run(graph, "go")
+    by_hand = ToolNode([look], awrap_tool_call=record_tool_call)
+    await _without_run(build_line(script([("look", "Lyon")]), by_hand, state=State).compile(), "go")
+    assert wrapped == ["look", "look"]
+
+
+# -- definitions ----------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_durable_is_refused() -> None:
+    builder = build_line(lambda state: {"places": []})
+    with pytest.raises(DefinitionError, match="compile"):
+        durable(builder)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="interrupt"):
+        durable(builder.compile(name="visits", interrupt_before=["node-0"]))
+    with pytest.raises(DefinitionError, match="effect is 'never'"):
+        durable(builder.compile(name="visits"), effects={"look": "never"})
+    with pytest.raises(DefinitionError, match="awrap_tool_call"):
+        durable(
+            build_line(ToolNode([], wrap_tool_call=lambda request, execute: execute(request))).compile(name="visits")
+        )
+
+
+async def test_a_long_run_stores_what_is_new_in_each_step() -> None:
+    text = "x" * 1000
+
+    async def step(state: State) -> State:
+        return {"messages": [AIMessage(text, usage_metadata=USAGE)]}
+
+    host = SimulatedHost()
+    builder = StateGraph(State)
+    builder.add_node("step", step)
+    builder.add_edge(START, "step")
+    builder.add_conditional_edges("step", lambda state: END if len(state["messages"]) > 60 else "step")
+    agent = durable(builder.compile(name="long"))
+    await host.executor.run(agent, "go", run_id=RUN)
+    sizes = [sum(len(entry.body) for entry in write) for write in host.store.writes]
+    # A message is in the write of its task and in the channel. The whole channel has 60,000 characters at the end.
+    assert max(sizes) < 6_000

@@ -1,0 +1,73 @@
+"""Conversations over HTTP."""
+
+import httpx
+from tests.web.conftest import Site
+from tests.web.test_api import check_problem, wait_for_status
+
+from holdfast.client import AsyncClient
+from holdfast.core.events import TurnFinished
+
+CHAT = "/conversations/talker/chat-1"
+
+
+async def test_messages_are_answered_turn_by_turn(ann: httpx.AsyncClient) -> None:
+    for number, text in enumerate(("hello", "again"), start=1):
+        for _ in range(2):  # the same id is the same message
+            sent = await ann.post(f"{CHAT}/messages", json={"content": text, "id": f"m{number}"})
+            assert (sent.status_code, sent.json()) == (202, {"run_id": "chat:talker:chat-1", "turn_id": f"m{number}"})
+        turn = (await ann.get(f"{CHAT}/turns/m{number}")).json()
+        assert (turn["status"], turn["output"], turn["number"]) == ("done", f"you said {text}", number)
+    history = (await ann.get(CHAT)).json()
+    assert [turn["prompt"] for turn in history["turns"]] == ["hello", "again"]
+    listed = (await ann.get("/conversations")).json()["runs"]
+    assert "chat:talker:chat-1" in [run["run_id"] for run in listed]
+    conflict = await ann.post(f"{CHAT}/messages", json={"content": "other", "id": "m1"})
+    check_problem(conflict, 409, "TurnConflict")
+
+
+async def test_a_turn_waits_for_an_approval_and_fails_alone(site: Site, ann: httpx.AsyncClient) -> None:
+    chat = "/conversations/talker/chat-2"
+    await ann.post(f"{chat}/messages", json={"content": "pay", "id": "m1"})
+    waiting = await ann.get(f"{chat}/turns/m1")
+    check_problem(waiting, 409, "RunWaiting")
+    [call] = waiting.json()["calls"]
+    answer = {"kind": "approve", "call_id": call["call_id"]}
+    assert (await ann.post("/runs/chat:talker:chat-2/answers", json=answer)).status_code == 202
+    while (turn := await ann.get(f"{chat}/turns/m1")).status_code == 409:  # the answer is being read
+        pass
+    assert turn.json()["output"] == "you said pay"
+    assert site.read_ledger("chat:talker:chat-2") == ["pay 1"]
+    await ann.post(f"{chat}/messages", json={"content": "fail", "id": "m2"})
+    assert "no answer" in check_problem(await ann.get(f"{chat}/turns/m2"), 409, "TurnFailed")
+    await ann.post(f"{chat}/messages", json={"content": "on", "id": "m3"})
+    assert (await ann.get(f"{chat}/turns/m3")).json()["output"] == "you said on"
+
+
+async def test_a_conversation_is_forked_and_erased(ann: httpx.AsyncClient) -> None:
+    chat = "/conversations/talker/chat-3"
+    await ann.post(f"{chat}/messages", json={"content": "one", "id": "m1"})
+    await ann.get(f"{chat}/turns/m1")
+    forked = await ann.post(f"{chat}/fork", json={"at_turn": 1, "edited": "two", "key": "chat-4"})
+    assert forked.json() == {"run_id": "chat:talker:chat-4"}
+    assert (await ann.get("/conversations/talker/chat-4/turns/m1")).json()["output"] == "you said two"
+    taken = await ann.post(f"{chat}/fork", json={"at_turn": 1, "key": "chat-4"})
+    check_problem(taken, 409, "RunConflict")
+    assert (await ann.delete(chat)).status_code == 204
+    check_problem(await ann.get(chat), 404, "RunNotFound")
+
+
+async def test_the_events_of_a_conversation_continue_between_turns(site: Site) -> None:
+    token = site.issue_token("chat:talker:chat-5", "read", "send", "control")
+    async with site.client("", authorization=f"Bearer {token}") as browser:
+        await browser.post("/conversations/talker/chat-5/messages", json={"content": "one", "id": "m1"})
+        finished = []
+        async with AsyncClient(site.url, token=token) as client:
+            async for event in client.events("chat:talker:chat-5"):
+                if isinstance(event, TurnFinished):
+                    finished.append(event)
+                    if len(finished) == 1:
+                        await browser.post("/conversations/talker/chat-5/messages", json={"content": "two"})
+                    else:
+                        break
+        assert [event.output for event in finished] == ["you said one", "you said two"]
+        await wait_for_status(browser, "chat:talker:chat-5", "waiting")

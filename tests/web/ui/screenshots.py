@@ -1,0 +1,51 @@
+"""Renders the main pages of the demo's fleet: `python -m tests.web.ui.screenshots FOLDER`."""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Page, expect, sync_playwright
+from tests.web.ui.server import UIServer
+
+from holdfast.cli.demo.fleet import build_fleet, submit_runs
+from holdfast.core.waiting import Value
+
+_PICTURES: tuple[tuple[str, str, Literal["light", "dark"]], ...] = (
+    ("web-runs", "/", "light"),
+    ("web-run", "/runs/refund-8841", "light"),
+    ("web-inbox", "/inbox", "dark"),
+)
+
+
+def main(folder: Path) -> None:
+    """Start the fleet, let it get somewhere, and take the pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        UIServer(f"sqlite:{temporary}/runs.db", build_app=build_fleet) as server,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        server.call(submit_runs(server.app))
+        for run_id in ("trip-ee06", "refund-8841", "refund-8852", "trip-ee07"):
+            server.wait_for(run_id, "waiting")
+        server.call(server.app.answer("trip-ee06", "q1", Value("May")))
+        server.wait_for("trip-ee06", "done")
+        for name, path, scheme in _PICTURES:
+            context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 760})
+            page = context.new_page()
+            page.goto(server.url + path)
+            _wait_until_live(page)
+            page.screenshot(path=folder / f"{name}.png")
+            context.close()
+        browser.close()
+
+
+def _wait_until_live(page: Page) -> None:
+    expect(page.locator("[data-htmx-powered]").first).to_be_attached()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
