@@ -28,6 +28,10 @@ class TestOpenAIAgents(OwnSuite):
     driver = "tests.adapters.drivers.openai_agents:DRIVER"
 
 
+class TestLangGraph(OwnSuite):
+    driver = "tests.adapters.drivers.langgraph:DRIVER"
+
+
 def test_every_feature_has_a_test() -> None:
     tests = [getattr(AdapterSuite, name) for name in dir(AdapterSuite) if name.startswith("test_")]
     assert {test.feature for test in tests} == set(FEATURES)

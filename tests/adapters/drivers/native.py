@@ -15,6 +15,9 @@ class NativeDriver:
     name: ClassVar[str] = "native loop"
     unsupported: ClassVar[Mapping[str, str]] = {}
 
+    def get_answer(self, output: Any) -> str:
+        return str(output)
+
     def make_agent(self, script: AgentScript) -> Agent[Any]:
         async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
             seen = {call.id for message in messages if isinstance(message, Reply) for call in message.tool_calls}

@@ -20,6 +20,9 @@ class OpenAIAgentsDriver:
     name: ClassVar[str] = "OpenAI Agents SDK"
     unsupported: ClassVar[Mapping[str, str]] = {}
 
+    def get_answer(self, output: Any) -> str:
+        return str(output)
+
     def make_agent(self, script: AgentScript) -> HoldfastAgent[Any]:
         tools: list[Any] = [
             function_tool(each.function, name_override=each.name, needs_approval=each.needs_approval)

@@ -21,6 +21,9 @@ class PydanticAIDriver:
     name: ClassVar[str] = "pydantic-ai"
     unsupported: ClassVar[Mapping[str, str]] = {}
 
+    def get_answer(self, output: Any) -> str:
+        return str(output)
+
     def make_agent(self, script: AgentScript) -> Agent[Any]:
         async def find_step(messages: list[ModelMessage]) -> Step:
             parts = [part for message in messages for part in message.parts]

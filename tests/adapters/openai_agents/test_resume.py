@@ -135,6 +135,21 @@ async def test_the_active_agent_survives_and_sees_what_its_filter_left() -> None
     assert deaths.passed.count("pay Lyon") == 1
 
 
+async def test_an_agent_that_was_handed_over_to_and_has_not_replied_is_the_active_one() -> None:
+    class Model(ScriptedModel):
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            await deaths.reach("clerk is asked")
+            return await super().get_response(*args, **options)
+
+    deaths = CrashSimulator("clerk is asked")
+    clerk = Agent(name="clerk", model=Model("the clerk is done"))
+    desk_model = ScriptedModel([call("c1", "transfer_to_clerk")])
+    desk = Agent(name="desk", model=desk_model, handoffs=[clerk])
+    assert (await deaths.run(durable(desk))).output == "the clerk is done"
+    assert len(desk_model.requests) == 1
+    assert deaths.passed == ["clerk is asked", "clerk is asked"]
+
+
 async def test_a_handoff_callback_whose_outcome_is_unknown_is_not_called_again() -> None:
     async def on_handoff(context: RunContextWrapper[Any]) -> None:
         await deaths.reach("handoff")

@@ -106,7 +106,8 @@ async def test_a_tool_that_takes_too_long_has_a_result() -> None:
 
     model = ScriptedModel([call("c1", "rest")], "done")
     async with App([durable(Agent(name="a", model=model, tools=[rest]))], "memory:") as app:
-        await app.run("a", "go")
+        result = await app.run("a", "go")
+    assert result.usage.tool_calls == 1, "the result is recorded"
     assert "timed out" in get_outputs(model.requests[1])["c1"]
 
 

@@ -75,6 +75,10 @@ class AdapterDriver(Protocol):
         """Return an agent whose model follows the script, with the script's tools."""
         ...
 
+    def get_answer(self, output: Any) -> str:
+        """Return the text of the answer in the output of a run."""
+        ...
+
 
 @dataclass
 class CallLog:
