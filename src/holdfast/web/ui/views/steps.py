@@ -177,7 +177,7 @@ class _Builder:
     def _add_part(self, item: TranscriptItem) -> None:
         contents = [content for _, content in self._numbers.read(item)]
         match item.kind:
-            case "begin":
+            case "begin" if item.text:  # a conversation has none
                 self._prompt = item.text
                 self._parts.append(Part(kind="prompt", content=contents[0]))
             case "user" if item.text == self._prompt:
