@@ -58,5 +58,5 @@ def build_agents() -> list[Agent[Any]]:
         Agent(name="broken", model=ScriptedModel(ValueError("no such account"))),
         Agent(name="writer", model=write_slowly),
         # No test agent executes these: their runs stay as they were stored.
-        Agent(name="greeter", model=ScriptedModel("Hello.")),
+        Agent(name="greeter", model=ScriptedModel("Hello.", "Hello again.")),
     ]

@@ -164,3 +164,19 @@ def test_the_text_of_a_reply_appears_while_it_is_written(any_server: UIServer, p
     go_on.set()
     expect(page.locator("#step-1 .turn").last).to_contain_text("Once upon a time.")
     expect(page.locator("#draft")).to_be_hidden()
+
+
+@on_sqlite
+def test_a_person_takes_part_in_a_conversation(any_server: UIServer, page: Page) -> None:
+    chat = any_server.app.conversation("greeter", "kitchen")
+    any_server.call(chat.send("Hello from the code."))
+    page.goto(any_server.url)
+    page.get_by_role("link", name="Conversations").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody")).to_contain_text("waits for the next message, after 1 turn")
+    page.locator("tbody a").first.click()
+    expect(page.locator("main")).to_contain_text("Hello from the code.")
+    page.get_by_label("Message to the run").fill("Hello from the page.")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("main")).to_contain_text("Hello from the page.")
+    expect(page.locator("#step-2")).to_contain_text("Hello again.")

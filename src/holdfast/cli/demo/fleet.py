@@ -13,6 +13,7 @@ from holdfast.core.agent import Agent, Phase
 from holdfast.core.agent_tools import AgentToolProvider
 from holdfast.core.approval import ApprovalRequest
 from holdfast.core.message import Message, Reply, ToolCall, ToolResult, Usage
+from holdfast.core.reply_stream import emit_text
 from holdfast.core.tool import tool
 from holdfast.core.waiting_tools import ask_person, sleep
 from holdfast.errors import HoldfastError
@@ -29,7 +30,7 @@ Model = Callable[[Sequence[Message], Sequence[Any]], Awaitable[Reply]]
 
 def build_fleet(store: str) -> App:
     """Return the App of the demo, not open."""
-    agents = [_refunds(), _photo_check(), _researcher(), _travel(), _digest(), _mailer()]
+    agents = [_refunds(), _photo_check(), _researcher(), _travel(), _digest(), _mailer(), _concierge()]
     return App(
         agents,
         store,
@@ -52,6 +53,8 @@ async def submit_runs(app: App) -> None:
     for agent, run_id, prompt, caller in prompts:
         with suppress(HoldfastError):
             await app.submit(agent, prompt, run_id=run_id, caller_id=caller, labels={"tenant": "acme"})
+    chat = app.conversation("concierge", "lobby", caller_id="frank")
+    await chat.post("Is the pool open?", id="hello")
 
 
 async def keep_submitting(app: App) -> None:
@@ -150,3 +153,14 @@ def _mailer() -> Agent[Any]:
         raise PermissionError("the provider refused the request: invalid API key")
 
     return Agent(name="mailer", model=model)
+
+
+def _concierge() -> Agent[Any]:
+    async def model(messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+        text = "Until ten in the evening. Towels are at the entrance. What else can I do for you?"
+        for word in text.split(" "):
+            await emit_text(f"{word} ")
+            await asyncio.sleep(_THINKING / 4)
+        return Reply(text=text, usage=Usage(input_tokens=220, output_tokens=24, cost_usd=0.0008))
+
+    return Agent(name="concierge", model=model)

@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from holdfast.core.errors import DefinitionError
 from holdfast.core.waiting import Answer, Approve, Deny, Value
 from holdfast.errors import HoldfastError
+from holdfast.runtime.reading import summarize_run
 from holdfast.web.ui.pages.forms import read_form
 from holdfast.web.ui.site import Site, get_principal
 
@@ -115,7 +116,11 @@ async def send(site: Site, request: Request) -> Response:
     text = form.get("text", "").strip()
     if not text:
         raise DefinitionError("the message is empty: write some text")
-    await site.app.send(record.run_id, text)
+    key = summarize_run(record).conversation
+    if key:
+        await site.app.conversation(record.agent_name, key).post(text)
+    else:
+        await site.app.send(record.run_id, text)
     return _redirect(request, f"/runs/{record.run_id}", "sent")
 
 

@@ -77,7 +77,8 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
         "can_control": "control" in principal.scopes,
         "can_resume": known_agent and run.status in _RESUMABLE,
         "can_fork": "start" in principal.scopes,
-        "can_send": "send" in principal.scopes,
+        # Only the agent's code can begin a turn.
+        "can_send": "send" in principal.scopes and (known_agent or not run.conversation),
         "back": "run",
         "show_run": False,
     }

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.errors import DefinitionError
+from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.views.filters import STATUS_CHOICES, RunsFilter, parse_filter
@@ -22,6 +23,8 @@ async def show_runs(site: Site, request: Request) -> Response:
         context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
     pending = await count_pending(site.store, get_principal(request))
     context["can_control"] = "control" in get_principal(request).scopes
+    is_chat = context["filter"].labels.items() >= CONVERSATION_LABEL.items()
+    context["section"] = "conversations" if is_chat else "runs"
     status = 422 if context.get("error") else 200
     return site.render(request, "runs.html", status=status, **_COMMON, pending_count=pending, **context)
 
@@ -60,4 +63,4 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     return {"filter": wanted, "page": page, "counts": counts, "cursor": cursor, "error": ""}
 
 
-_COMMON = {"section": "runs", "statuses": STATUS_CHOICES, "count_limit": COUNT_LIMIT}
+_COMMON = {"statuses": STATUS_CHOICES, "count_limit": COUNT_LIMIT}

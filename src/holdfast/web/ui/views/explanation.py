@@ -26,6 +26,8 @@ def explain_run(run: RunSummary, waits: Sequence[WaitingCall], now: datetime) ->
             pieces = list(_explain_wait(waits[0], now))
             if len(waits) > 1:
                 pieces.append(Piece(f", and {format_count(len(waits) - 1, 'more call')}"))
+        case RunStatus.WAITING if run.conversation:
+            pieces = [Piece(f"waits for the next message, after {format_count(run.turns, 'turn')}")]
         case RunStatus.WAITING:
             pieces = [Piece(f"waits for {_cut(run.waits_for)}")]
         case RunStatus.QUEUED | RunStatus.INTERRUPTED:

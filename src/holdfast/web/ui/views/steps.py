@@ -15,7 +15,9 @@ from holdfast.web.ui.views.formatting import format_value
 #: Longer content is cut; the rest is loaded when the reader asks for it.
 FOLD_LENGTH = 3_000
 
-PartKind = Literal["prompt", "user", "system", "thinking", "reply", "result", "message", "phase", "answer", "error"]
+PartKind = Literal[
+    "prompt", "user", "system", "thinking", "reply", "result", "message", "phase", "turn", "answer", "error"
+]
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +177,7 @@ class _Builder:
     def _add_part(self, item: TranscriptItem) -> None:
         contents = [content for _, content in self._numbers.read(item)]
         match item.kind:
-            case "begin":
+            case "begin" if item.text:  # a conversation has none
                 self._prompt = item.text
                 self._parts.append(Part(kind="prompt", content=contents[0]))
             case "user" if item.text == self._prompt:
@@ -192,6 +194,10 @@ class _Builder:
                 self._add_result(item, contents[0])
             case "phase":
                 self._parts.append(Part(kind="phase", content=contents[0], name=item.text))
+            case "input":
+                self._parts.append(Part(kind="turn", name=str(item.step)))
+            case "turn" if item.error and item.text:
+                self._parts.append(Part(kind="error", content=contents[0]))
             case "outcome" if item.error or not self._is_last_reply(contents[0]):
                 self._parts.append(Part(kind="error" if item.error else "answer", content=contents[0]))
 
@@ -213,7 +219,7 @@ def _list_contents(item: TranscriptItem) -> Iterable[Any]:
     match item.kind:
         case "reply":
             return [item.text, *(call.arguments for call in item.calls)]
-        case "outcome":
+        case "outcome" | "turn":
             return [item.text if item.error else item.content]
         case "result" | "resolution" | "message" | "phase":
             return [item.content]
