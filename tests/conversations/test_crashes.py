@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from tests.conversations.chat_worker import COUNT, make_agent
@@ -144,6 +146,27 @@ async def test_a_death_at_any_write_answers_each_message_once(kind: str, save_in
             assert die_at > 12
             return
     raise AssertionError("the story never ended")
+
+
+async def test_a_tool_of_a_resumed_turn_knows_the_prompt() -> None:
+    def reply(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        asked = sum(isinstance(message, ModelResponse) for message in messages)
+        return ModelResponse(parts=[ToolCallPart("look", {}, f"{asked}") if asked % 3 < 2 else TextPart("done")])
+
+    agent: PydanticAgent[None, str] = PydanticAgent(FunctionModel(reply), name="a")
+    prompts: list[Any] = []
+
+    @agent.tool
+    async def look(ctx: RunContext[None]) -> str:
+        prompts.append(ctx.prompt)
+        return "seen"
+
+    for die_at in range(1, 12):
+        story = Story("native", timedelta(0))
+        story.agent = durable(agent, effects={"look": "pure"})
+        await story.tell(DyingStore(story.inner, die_at, "after"))
+        await story.tell(DyingStore(story.inner, 1000, "after"))
+    assert set(prompts) == {"m0", "m1", "m2"}
 
 
 async def run_sender(url: str, ledger: Path, sender: str, kill_after: float) -> list[str]:

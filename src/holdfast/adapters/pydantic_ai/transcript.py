@@ -53,8 +53,7 @@ class Transcript:
     @property
     def messages(self) -> list[ModelMessage]:
         """The messages that pydantic-ai continues from, without the answers to a reply that holds the output."""
-        messages = self._history[: self._answers_start] if self.has_output else list(self._history)
-        return [message for message in messages if not has_mark(message, FINAL)]
+        return self._history[: self._answers_start] if self.has_output else list(self._history)
 
     def find_prompt(self) -> str | Sequence[UserContent]:
         """Return the prompt of the turn, or of the run."""
@@ -115,7 +114,7 @@ class Transcript:
             DefinitionError: the shorter conversation does not end with a request.
         """
         compact = self._context.profile.compact
-        shorter = await compact(repair_messages(self.messages, repair_last_response=False)) if compact else None
+        shorter = await compact(repair_messages(list(self._history), repair_last_response=False)) if compact else None
         if shorter is None:
             return None
         *before, request = shorter or [None]
