@@ -55,8 +55,11 @@ async def measure_cpu(app: App) -> float:
 
 def compare_cpu(rounds: int) -> float:
     """Return the ratio of the CPU times of a run in memory that could be watched, and of one that could not."""
-    watchable = min(asyncio.run(measure_cpu(App(AGENTS, "memory:"))) for _ in range(2 * rounds))
-    return watchable / min(asyncio.run(measure_cpu(make_unwatched("memory:"))) for _ in range(2 * rounds))
+    watchable, limit = list[float](), list[float]()
+    for _ in range(3 * rounds):
+        watchable.append(asyncio.run(measure_cpu(App(AGENTS, "memory:"))))
+        limit.append(asyncio.run(measure_cpu(make_unwatched("memory:"))))
+    return min(watchable) / min(limit)
 
 
 def make_unwatched(url: str) -> App:
