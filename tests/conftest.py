@@ -5,6 +5,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from tests.postgres_proxy import CuttingProxy
 from tests.postgres_server import LocalServer, fresh_database
@@ -14,6 +15,9 @@ from tests.store_kinds import DURABLE, STORES
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests start more than a thousand processes. Without compiled modules each start takes half as long again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(params=STORES)
