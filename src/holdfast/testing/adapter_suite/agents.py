@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.core.effects import Effect
+from holdfast.core.result import Result
+from holdfast.runtime.conversations.turns import Turn
 from holdfast.testing.adapter_suite.script import AdapterDriver, AgentScript, CallLog, ScriptedCall, ScriptedTool, Step
 
 STEPS: Sequence[Step] = (
@@ -38,3 +40,8 @@ def import_driver(path: str) -> AdapterDriver:
     module, _, attribute = path.partition(":")
     driver: AdapterDriver = getattr(importlib.import_module(module), attribute)
     return driver
+
+
+def get_answer(driver: str, result: Result | Turn) -> str:
+    """Return the text of the answer of a run, or of a turn of a conversation."""
+    return import_driver(driver).get_answer(result.output)

@@ -9,10 +9,8 @@ from holdfast.app import App
 from holdfast.core.effects import Effect
 from holdfast.core.events import RunEvent, TextDelta
 from holdfast.core.info import RunInfo
-from holdfast.core.result import Result
 from holdfast.core.waiting import Approve, Deny, RunWaiting
-from holdfast.runtime.conversations.turns import Turn
-from holdfast.testing.adapter_suite.agents import import_driver
+from holdfast.testing.adapter_suite.agents import get_answer, import_driver
 from holdfast.testing.adapter_suite.features import tests_feature
 from holdfast.testing.adapter_suite.script import AgentScript, CallLog, ScriptedCall
 
@@ -43,9 +41,6 @@ class CaseTests:
         script = AgentScript(steps=steps, tools=tools, on_request=log.on_request)
         return import_driver(self.driver).make_agent(script)
 
-    def _get_answer(self, result: Result | Turn) -> str:
-        return import_driver(self.driver).get_answer(result.output)
-
     @tests_feature("approvals")
     @pytest.mark.parametrize("approved", [True, False])
     async def test_a_call_waits_for_a_person_and_its_siblings_do_not(self, approved: bool) -> None:
@@ -58,7 +53,7 @@ class CaseTests:
             assert await app.pending() == [waiting]
             assert log.calls == ["look Lyon"]
             await app.answer("r", "c1", Approve() if approved else Deny(reason="too much"))
-            assert self._get_answer(await app.result("r")) == "done"
+            assert get_answer(self.driver, await app.result("r")) == "done"
         assert log.calls == (["look Lyon", "pay Lyon"] if approved else ["look Lyon"])
         assert log.requests == [0, 1]
 
@@ -70,7 +65,7 @@ class CaseTests:
             result = await app.run(agent, "go", run_id="r")
             async with aclosing(app.events("r")) as events:
                 replies = [event async for event in events if event.type == "reply"]
-        assert "".join(listener.texts).split() == self._get_answer(result).split() == ["one", "two", "three"]
+        assert "".join(listener.texts).split() == get_answer(self.driver, result).split() == ["one", "two", "three"]
         assert len(listener.texts) >= 3
         assert len(replies) == 1
 
@@ -81,8 +76,8 @@ class CaseTests:
         script = AgentScript(steps=steps, tools=[log.make_tool("look", Effect.PURE)], on_request=log.on_request)
         async with App([import_driver(self.driver).make_agent(script)], "memory:") as app:
             conversation = app.conversation("scripted", "ann")
-            assert self._get_answer(await conversation.send("one")) == "first"
+            assert get_answer(self.driver, await conversation.send("one")) == "first"
             # The call of the first turn is in the history, so the model does not ask for it again.
-            assert self._get_answer(await conversation.send("two")) == "first"
+            assert get_answer(self.driver, await conversation.send("two")) == "first"
         assert log.calls == ["look Lyon"]
         assert log.requests == [0, 1, 1]

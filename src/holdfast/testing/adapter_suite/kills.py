@@ -15,7 +15,7 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.core.events import ToolReturned
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.result import Result
-from holdfast.testing.adapter_suite.agents import import_driver, make_script
+from holdfast.testing.adapter_suite.agents import get_answer, import_driver, make_script
 from holdfast.testing.adapter_suite.features import tests_feature
 from holdfast.testing.adapter_suite.killed_main import RUN
 from holdfast.testing.adapter_suite.script import INPUT_TOKENS, OUTPUT_TOKENS, CallLog
@@ -54,14 +54,11 @@ class KillTests:
         async with App([agent], f"sqlite:{folder / 'runs.db'}") as app:
             return await app.result(RUN)
 
-    def _get_answer(self, result: Result) -> str:
-        return import_driver(self.driver).get_answer(result.output)
-
     @tests_feature("batches")
     async def test_a_kill_in_a_batch_repeats_neither_the_model_call_nor_finished_calls(self, folder: Path) -> None:
         log = CallLog()
         result = await self._resume(folder / IN_BATCH, log)
-        assert self._get_answer(result) == "all is paid"
+        assert get_answer(self.driver, result) == "all is paid"
         # Whether the result of the third call was recorded depends on which of the calls was quicker.
         assert [each for each in log.calls if each != "reserve Faro"] == ["look Bonn", "pay Nice"]
         assert log.requests == [1, 2]
@@ -77,7 +74,7 @@ class KillTests:
     async def test_a_kill_in_a_model_call_repeats_that_call_only(self, folder: Path) -> None:
         log = CallLog()
         result = await self._resume(folder / IN_MODEL_CALL, log)
-        assert (self._get_answer(result), log.calls, log.requests) == ("all is paid", ["pay Nice"], [1, 2])
+        assert (get_answer(self.driver, result), log.calls, log.requests) == ("all is paid", ["pay Nice"], [1, 2])
 
     @tests_feature("effects")
     async def test_a_once_call_in_doubt_is_reported_and_not_made_again(self, folder: Path) -> None:
@@ -88,7 +85,7 @@ class KillTests:
             returned = {
                 event.call_id: event.content async for event in app.events(RUN) if isinstance(event, ToolReturned)
             }
-        assert (self._get_answer(result), log.calls, log.requests) == ("all is paid", [], [2])
+        assert (get_answer(self.driver, result), log.calls, log.requests) == ("all is paid", [], [2])
         assert returned["c4"] == UNKNOWN_OUTCOME
 
     @tests_feature("deploys")
