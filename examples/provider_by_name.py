@@ -41,7 +41,7 @@ class PrintingListener:
     has_printed = False
 
     async def on_event(self, info: RunInfo, event: Any) -> None:
-        if event.kind == "text":
+        if event.type == "text_delta":
             print(event.text, end="", flush=True)
 
     async def on_output(self, info: RunInfo, output: Any) -> None:

@@ -56,6 +56,8 @@ class Run(msgspec.Struct):
     #: Unread mail by id, in the order of posting, and consumed mail without its body.
     unread: dict[str, Mail] = {}
     consumed: dict[str, Mail] = {}
+    #: The reply under way, and the token of the claim under which it was put.
+    draft: tuple[int, bytes] | None = None
 
     def update(self, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, updated_at=datetime.now(UTC), **changes)
@@ -96,6 +98,8 @@ class Contents(msgspec.Struct):
     changes: int = 0
     workers: dict[str, ProcessIdentity] = {}
     runs: dict[str, Run] = {}
+    #: By run id: until when its drafts are requested.
+    draft_requests: dict[str, datetime] = {}
 
     def get(self, run_id: str) -> Run:
         if run_id not in self.runs:
@@ -386,6 +390,28 @@ class SnapshotStore:
             if self._read().changes != before:
                 return True
         return False
+
+    # -- drafts -------------------------------------------------------------------------------------------------
+
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        with self._transaction() as contents, contextlib.suppress(ClaimLost):
+            contents.get_claimed(claim).draft = None if draft is None else (claim.token, draft)
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        run = self._read().runs.get(run_id)
+        if run is None or run.draft is None or run.record.status is not RunStatus.RUNNING:
+            return None
+        token, draft = run.draft
+        return draft if token == run.record.token else None
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        with self._transaction() as contents:
+            until = datetime.now(UTC) + ttl
+            contents.draft_requests[run_id] = max(until, contents.draft_requests.get(run_id, until))
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        requests, now = self._read().draft_requests, datetime.now(UTC)
+        return [run_id for run_id in run_ids if run_id in requests and requests[run_id] > now]
 
     async def purge(self, *, limit: int = 100) -> int:
         with self._transaction() as contents:

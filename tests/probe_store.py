@@ -190,6 +190,22 @@ class ProbeStore:
         await self._enter("wait_for_change")
         return await self.inner.wait_for_change(timeout)
 
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        await self._enter("put_draft")
+        await self.inner.put_draft(claim, draft)
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        await self._enter("read_draft")
+        return await self.inner.read_draft(run_id)
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        await self._enter("request_drafts")
+        await self.inner.request_drafts(run_id, ttl)
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        await self._enter("requested_drafts")
+        return await self.inner.requested_drafts(run_ids)
+
     async def purge(self, *, limit: int = 100) -> int:
         await self._enter("purge")
         return await self.inner.purge(limit=limit)

@@ -46,7 +46,7 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
 
 
 def test_the_page_has_a_table_for_each_package_below_the_app() -> None:
-    assert PACKAGES == ["core", "core/execution", "checkpoint", "runtime", "db"]
+    assert PACKAGES == ["core", "core/execution", "checkpoint", "runtime", "runtime/events", "db"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

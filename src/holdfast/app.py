@@ -2,7 +2,7 @@
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypedDict, Unpack, get_args
@@ -14,6 +14,7 @@ from holdfast.concurrency import close_with_timeout
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
+from holdfast.core.events import Event, StatusChanged
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
@@ -25,6 +26,8 @@ from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
+from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
+from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
@@ -61,6 +64,7 @@ class _StoreParts:
     worker: Worker
     attacher: RunAttacher
     janitor: Janitor
+    hub: EventHub
 
 
 class App:
@@ -132,6 +136,9 @@ class App:
         #: The store of this App, which redacts if the settings say so.
         self.store: Final[CheckpointStore | None] = opened
         self._checkpoints = StoreCheckpoints(opened, settings=checkpoint, clock=clock) if opened is not None else None
+        self._hub: EventHub | None = None
+        if self._checkpoints is not None:
+            self._hub = EventHub(self._checkpoints, redacts=checkpoint.redact is not None, clock=clock)
         #: The ports of every run.
         self.ports: Final = Ports(
             checkpoints=self._checkpoints,
@@ -139,6 +146,7 @@ class App:
             budget=budget,
             critic=critic,
             listener=listener,
+            watchers=self._hub,
             extra_tools=extra_tools,
         )
         self._clock, self._shutdown_exceptions = clock, shutdown_exceptions
@@ -161,16 +169,17 @@ class App:
             shutdown_exceptions=self._shutdown_exceptions,
             shutdown_timeout=self.worker_settings.shutdown_timeout,
         )
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and self._hub is not None:
             await self._checkpoints.open()
-            self._parts = self._open_parts(self._checkpoints, executor)
+            self._hub.open()
+            self._parts = self._open_parts(self._checkpoints, executor, self._hub)
             if take_runs:
                 self._parts.worker.start()
         self._executor = executor
         if self.worker_settings.handle_signals and can_install_handlers():
             self._remove_signal_handlers = install_signal_handlers(self.shutdown)
 
-    def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor) -> _StoreParts:
+    def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor, hub: EventHub) -> _StoreParts:
         agents, clock = self.agents, self._clock
         client = RunClient(checkpoints, agents)
         concurrency = self.worker_settings.concurrency
@@ -179,7 +188,7 @@ class App:
         janitor = Janitor(checkpoints, executor, clock=clock)
         janitor.start()
         mailer = Mailer(checkpoints.store, clock=clock)
-        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor)
+        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor, hub)
 
     async def __aexit__(self, *error: object) -> None:
         await self.shutdown()
@@ -200,6 +209,7 @@ class App:
         if self._parts is not None:
             # After the executor: recovered runs are drained like any other.
             await self._parts.worker.close()
+            await self._parts.hub.close()
         ports: tuple[object, ...] = (self.ports.audit, self.ports.budget)
         for port in ports:
             if isinstance(port, Closeable):
@@ -430,6 +440,35 @@ class App:
         """
         await self._stored.mailer.complete_call(token, result)
 
+    # -- conversations ------------------------------------------------------------------------------------------
+
+    def conversation(
+        self, agent: AgentSource[OutputT] | str, key: str, **labels: Unpack[RunLabels]
+    ) -> Conversation[OutputT]:
+        """Return the conversation of this agent with this key, from any process. It begins with its first message.
+
+        Args:
+            key: such as the id of a chat or a user.
+            labels: of the conversation, if this call begins it.
+
+        Raises:
+            DefinitionError: the agent is not known, or the key is not text.
+        """
+        parts = self._stored
+        return Conversation(
+            self._resolve_agent(agent),
+            key,
+            labels,
+            client=parts.client,
+            attacher=parts.attacher,
+            janitor=parts.janitor,
+        )
+
+    async def conversations(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+        """Return a page of conversations, newest first. Arguments and errors as for `list`."""
+        query["labels"] = {**(query.get("labels") or {}), **CONVERSATION_LABEL}
+        return await self.list(limit=limit, cursor=cursor, **query)
+
     # -- reading runs -------------------------------------------------------------------------------------------
 
     async def get(self, run_id: str) -> RunDetails:
@@ -453,6 +492,41 @@ class App:
             InvalidCursor: the cursor is not one that this store has returned.
         """
         return await list_runs(self._stored.checkpoints.store, limit=limit, cursor=cursor, **query)
+
+    # -- watching runs ------------------------------------------------------------------------------------------
+
+    def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """Watch a run, whichever process executes it: an async iterator of `holdfast.events`.
+
+        First come the durable events after the cursor, each exactly once and in order, then the present status and the
+        draft of the reply under way, then live events. The stream ends when the run is done, failed or cancelled. That
+        of a conversation continues between turns.
+
+        Args:
+            after: the `cursor` of an event that this method has returned. `None`: from the beginning.
+
+        Raises:
+            RunNotFound: there is no such run. RunDamaged: its journal is corrupt.
+            InvalidCursor: the cursor is not one of this run.
+            ReaderTooSlow: events were not taken in time. Watch again with its `cursor`.
+            StoreClosed: the App was closed.
+        """
+        return self._stored.hub.stream(run_id, after)
+
+    def watch(self, **query: Unpack[RunQuery]) -> AsyncGenerator[StatusChanged, None]:
+        """Watch the status of many runs: an async iterator that ends with the App.
+
+        First comes the status of each run that fits and is not terminal, then each change. A watcher that is slow gets
+        the present status of a run, not each change in between.
+
+        Args:
+            query: as for `list`. With `status`, only changes to these statuses.
+
+        Raises:
+            DefinitionError: an argument has a wrong type or value.
+            StoreClosed: the App was closed.
+        """
+        return self._stored.hub.watch(**query)
 
     def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
         """Return the agent of this App. Refuse an agent that recovery would not find by its name."""

@@ -5,7 +5,8 @@ HoldfastError
 │   ├── RunAlreadyRunning, NotDurable, InvalidReply, PayloadError
 │   ├── DefinitionError         a wrong argument: InvalidRunId, UnknownTool, PersonaError, SkillError
 │   ├── BoundExceeded           StepsExceeded, RuntimeExceeded, RepeatedToolCalls
-│   ├── ToolFailed, ToolTimeout, RunKilled, RunCancelled, RunFailed
+│   ├── ToolFailed, ToolTimeout, RunKilled, RunCancelled, RunFailed (of a turn: TurnFailed)
+│   ├── TurnInterrupted, ConversationBusy
 │   ├── RunParked               the run waits for a person or a condition
 │   ├── RunInterrupted          the run stopped and is resumed later: Shutdown, ShuttingDown, MissingDefinition,
 │   │                           ProcessExit, SaveFailed, ModelUnavailable, MailArrived
@@ -14,12 +15,12 @@ HoldfastError
 │   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, StoreClosed, SchemaTooNew
 │   │   └── ClaimLost           is a RunLost too
 │   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunNotClaimable, RunDamaged
-│   ├── RunEnded, UnreadMail, InvalidCursor
+│   ├── RunEnded (of a conversation: ConversationClosed), TurnConflict, UnreadMail, InvalidCursor
 │   └── UnknownVersion, RecordDecodeError, TranscriptTooLarge (is a RunParked too)
 ├── TablesError                 errors of the batteries' tables: `holdfast.db.errors`
 ├── FanoutError                 errors of the fan-out: `holdfast.fanout.errors`
 └── others, beside the code that raises them: AuditError, BudgetError, CriticError, ScheduleError,
-    DefinitionStoreError, RecipeError, CommandError
+    DefinitionStoreError, RecipeError, CommandError, ReaderTooSlow
 """
 
 

@@ -16,8 +16,8 @@ from tests.core.null_listener import NullListener
 
 from holdfast import App, Executor, ModelUnavailable, Ports, Retry, RunInfo
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core.events import Event, RetryScheduled
 from holdfast.core.message import Usage
-from holdfast.core.ports import RunEvent
 from holdfast.testing.clock import ManualClock
 
 TURNS = (
@@ -85,11 +85,11 @@ async def test_a_request_that_failed_is_made_again(tmp_path: Path, stream: bool)
 
 async def test_the_provider_says_when_it_wants_to_be_asked_again(tmp_path: Path) -> None:
     clock, hour = ManualClock(), timedelta(hours=1)
-    heard: asyncio.Queue[RunEvent] = asyncio.Queue()
+    heard: asyncio.Queue[RetryScheduled] = asyncio.Queue()
 
     class Listener(NullListener):
-        async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-            if event.kind == "retry":
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, RetryScheduled):
                 heard.put_nowait(event)
 
     async with OpenAIServer(TURNS[-1:], {0: ["later"]}).serving() as server:
@@ -98,7 +98,7 @@ async def test_the_provider_says_when_it_wants_to_be_asked_again(tmp_path: Path)
             run = asyncio.create_task(Executor(Ports(listener=Listener()), clock=clock).run(agent, "go"))
             event = await heard.get()
             assert (event.delay, event.attempt, event.step) == (hour, 1, 1)
-            assert "in an hour" in event.text
+            assert "in an hour" in event.error
             await clock.advance(hour)
             assert (await run).output == TURNS[-1]
 

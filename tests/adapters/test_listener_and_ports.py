@@ -15,7 +15,8 @@ from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from holdfast import App, Bounds, RunInfo, Usage
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
-from holdfast.core.ports import RunControl, RunEvent, Watch
+from holdfast.core.events import Event, ReplyAdded, TextDelta
+from holdfast.core.ports import RunControl, Watch
 from holdfast.core.state import RunState
 from holdfast.testing.clock import ManualClock
 
@@ -30,10 +31,10 @@ class RecordingListener:
     """A delivery that writes down what it hears."""
 
     def __init__(self) -> None:
-        self.events: list[RunEvent] = []
+        self.events: list[Event] = []
         self.outputs: list[Any] = []
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
         self.events.append(event)
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
@@ -56,11 +57,12 @@ async def test_the_text_is_heard_as_it_is_written() -> None:
     heard = RecordingListener()
     async with App([durable(looking(ScriptedModel(*TURNS)), stream=True)], "memory:", listener=heard) as app:
         result = await app.run("looking", "go")
-    texts = [(event.step, event.text) for event in heard.events if event.kind == "text"]
+    texts = [(event.step, event.text) for event in heard.events if isinstance(event, TextDelta)]
     assert texts == [(1, "let "), (1, "me "), (1, "see "), (3, "both "), (3, "are "), (3, "warm ")]
     assert result.output == "both are warm "
-    assert [event.kind for event in heard.events if event.kind != "text"] == [
-        "step", "reply", "tool_start", "tool_end", "step", "reply", "tool_start", "tool_end", "step", "reply",
+    assert [event.type for event in heard.events if event.type != "text_delta"] == [
+        "step_started", "reply", "tool_call", "tool_result", "step_started", "reply", "tool_call", "tool_result",
+        "step_started", "reply",
     ]  # fmt: skip
     assert heard.outputs == ["both are warm "]
 
@@ -69,8 +71,12 @@ async def test_without_streaming_replies_come_whole() -> None:
     heard = RecordingListener()
     async with App([durable(looking(ScriptedModel(*TURNS)))], "memory:", listener=heard) as app:
         await app.run("looking", "go")
-    assert [event.text for event in heard.events if event.kind == "reply"] == ["let me see", "", "both are warm"]
-    assert not [event for event in heard.events if event.kind == "text"]
+    assert [event.text for event in heard.events if isinstance(event, ReplyAdded)] == [
+        "let me see",
+        "",
+        "both are warm",
+    ]
+    assert not [event for event in heard.events if event.type == "text_delta"]
 
 
 async def test_an_event_handler_of_the_agents_own_still_hears_everything() -> None:

@@ -14,8 +14,8 @@ from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, Usage, to
 from holdfast.batteries.audit import Audit, TablesAudit
 from holdfast.batteries.budget import Budget, Limit, TablesLedger
 from holdfast.batteries.schedule import Schedule, TablesJobs
+from holdfast.core.events import Event, StepStarted
 from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunEvent
 from holdfast.db.url import tables_from_url
 from holdfast.testing import ManualClock
 
@@ -38,8 +38,8 @@ class PrintingListener(NullListener):
     def __init__(self, hang_in: int) -> None:
         self._hang_in = hang_in
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        if event.kind == "step":
+    async def on_event(self, info: RunInfo, event: Event) -> None:
+        if isinstance(event, StepStarted):
             print(event.step, flush=True)
             if event.step == self._hang_in:
                 await asyncio.Event().wait()

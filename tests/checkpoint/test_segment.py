@@ -25,7 +25,11 @@ def test_entries_are_the_same_again() -> None:
 
 
 def test_the_checksum_is_what_earlier_releases_wrote() -> None:
-    assert pack_segment(some(7, b"seven", b"eight")) == Segment(7, "b5 m5", 0x3EF20EEA, b"seveneight")
+    entries = [
+        Entry(seq=7, kind=EntryKind.BEGIN, body=b"seven"),
+        Entry(seq=8, kind=EntryKind.MESSAGE, body=b"eight"),
+    ]
+    assert pack_segment(entries) == Segment(7, "b5 m5", 0x3EF20EEA, b"seveneight")
 
 
 def test_no_flipped_bit_goes_unnoticed() -> None:

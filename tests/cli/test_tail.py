@@ -42,9 +42,16 @@ def test_tail_ends_when_the_run_is_gone(shell: Shell) -> None:
 def test_tail_prints_everything_of_a_run_that_is_over_and_ends(shell: Shell) -> None:
     shell.ok("submit", "sampler", "note", "--run-id", "r1")
     shell.ok("recover", "sample:app", "-q")
-    items = [json.loads(line) for line in shell.ok("tail", "r1", "--lines", "0", "--json").splitlines()]
-    assert [item["kind"] for item in items] == ["begin", "user", "reply", "result", "step", "reply", "step", "outcome"]
+    events = [json.loads(line) for line in shell.ok("tail", "r1", "--lines", "0", "--json").splitlines()]
+    types = [event["type"] for event in events]
+    assert types == [
+        "message", "reply", "tool_call", "tool_result", "step_finished", "reply", "step_finished", "output", "status",
+    ]  # fmt: skip
     assert len(shell.ok("tail", "r1", "-n", "2").splitlines()) == 2
+    rest = shell.ok("tail", "r1", "--json", "--after", events[3]["cursor"]).splitlines()
+    assert [json.loads(line) for line in rest] == events[4:]
+    refused = shell.run("tail", "r1", "--after", "nowhere")
+    assert (refused.returncode, "'nowhere' is not a cursor" in refused.stderr) == (1, True)
 
 
 def test_tail_goes_on_when_the_conversation_was_rewritten(shell: Shell) -> None:
@@ -55,10 +62,10 @@ def test_tail_goes_on_when_the_conversation_was_rewritten(shell: Shell) -> None:
     line_with(tail.stdout, '"call_id":"c4-1"')
     shell.open_gate()
     rest, stderr = tail.communicate()
-    items = [json.loads(line) for line in rest.splitlines()]
-    assert [item["kind"] for item in items if item["kind"] == "user"] == []
-    assert items[-1]["kind"] == "outcome"
-    steps = [item["step"] for item in items if item["kind"] == "step"]
+    events = [json.loads(line) for line in rest.splitlines()]
+    assert [event for event in events if event["type"] == "message"] == []
+    assert [event["type"] for event in events if "cursor" in event][-1] == "output"
+    steps = [event["step"] for event in events if event["type"] == "step_finished"]
     assert steps == sorted(set(steps))
     assert "the conversation was rewritten: only its new messages are shown" in stderr.splitlines()
     assert stderr.splitlines()[-1] == "run r1 is done"

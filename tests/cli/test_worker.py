@@ -35,8 +35,7 @@ def test_what_a_killed_worker_had_is_taken_by_another(shell: Shell) -> None:
         if events[-1]["event"] == "done":
             break
     assert events[0] == {
-        "event": "resumed", "run_id": "r1", "agent": "sampler", "step": 1, "name": "", "call_id": "", "text": "",
-        "error": False,
+        "event": "status", "run_id": "r1", "agent": "sampler", "step": 1, "status": "running", "resumed": True,
     }  # fmt: skip
     assert events[-1] == {"event": "done", "run_id": "r1", "agent": "sampler", "output": "done: send gate"}
     assert shell.read_effects().count("send c1-1") == 1

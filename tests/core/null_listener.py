@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from holdfast.core.events import Event
 from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunEvent
 
 
 class NullListener:
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None: ...
+    async def on_event(self, info: RunInfo, event: Event) -> None: ...
 
     async def on_output(self, info: RunInfo, output: Any) -> None: ...
 

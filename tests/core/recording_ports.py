@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from holdfast.core.events import Event, PhaseStarted, ToolCalled, ToolReturned
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Usage
-from holdfast.core.ports import Ports, RunControl, RunEvent
+from holdfast.core.ports import Ports, RunControl
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool, tool
 from holdfast.core.tool_context import ToolContext
@@ -102,8 +103,8 @@ class RecordingListener:
     def __init__(self, ports: RecordingPorts) -> None:
         self._record, self._ports = ports._record, ports
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        self._record("listener.event", f"{event.kind} {event.step} {event.name}".strip())
+    async def on_event(self, info: RunInfo, event: Event) -> None:
+        self._record("listener.event", f"{event.type} {event.step} {_get_name(event)}".strip())
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
         self._record("listener.output", str(output))
@@ -125,3 +126,12 @@ class RecordingToolProvider:
             return "extra"
 
         return [extra]
+
+
+def _get_name(event: Event) -> str:
+    match event:
+        case PhaseStarted():
+            return event.name
+        case ToolCalled() | ToolReturned():
+            return event.tool
+    return ""

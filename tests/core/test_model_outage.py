@@ -14,10 +14,11 @@ from holdfast import Agent, ModelUnavailable, Phase, Reply, Retry
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.errors import DefinitionError, RunInterrupted, Shutdown
+from holdfast.core.events import Event, RetryScheduled
 from holdfast.core.execution.executor import Executor
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message
-from holdfast.core.ports import Ports, RunEvent
+from holdfast.core.ports import Ports
 from holdfast.core.tool import ToolSchema, tool
 from holdfast.testing.clock import ManualClock
 
@@ -45,10 +46,10 @@ class FlakyModel:
 
 class Events(NullListener):
     def __init__(self) -> None:
-        self.retries: list[RunEvent] = []
+        self.retries: list[RetryScheduled] = []
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        if event.kind == "retry":
+    async def on_event(self, info: RunInfo, event: Event) -> None:
+        if isinstance(event, RetryScheduled):
             self.retries.append(event)
 
 
@@ -67,7 +68,7 @@ async def test_a_call_that_fails_for_a_while_is_made_again() -> None:
         await clock.advance(timedelta(milliseconds=1))
     result = await run
     assert (result.output, result.usage.requests, result.steps, model.calls) == ("done", 1, 1, 4)
-    assert [(each.step, each.attempt, each.delay, each.text) for each in events.retries] == [
+    assert [(each.step, each.attempt, each.delay, each.error) for each in events.retries] == [
         (1, 1, SECOND, "Busy: slow down"),
         (1, 2, 2 * SECOND, "ConnectionResetError: "),
         (1, 3, 4 * SECOND, "TimeoutError: late"),

@@ -61,15 +61,15 @@ async def test_every_port_is_asked_as_promised_over_a_whole_run() -> None:
         "budget.commit 3 3",  # at the end
     ]
     assert everything.get_calls("listener") == [
-        "listener.event step 1",
+        "listener.event step_started 1",
         "listener.event reply 1",
-        "listener.event tool_start 1 work",
-        "listener.event tool_end 1 work",
-        "listener.event step 2",
+        "listener.event tool_call 1 work",
+        "listener.event tool_result 1 work",
+        "listener.event step_started 2",
         "listener.event reply 2",
-        "listener.event tool_start 2 extra",
-        "listener.event tool_end 2 extra",
-        "listener.event step 3",
+        "listener.event tool_call 2 extra",
+        "listener.event tool_result 2 extra",
+        "listener.event step_started 3",
         "listener.event reply 3",
         "listener.output done",
     ]
@@ -115,7 +115,7 @@ async def test_a_resumed_run_says_so() -> None:
     assert first.get_calls("audit")[-1] == "audit.close leave 1 Shutdown"
     await SimulatedHost(host.inner, ports=second.ports).resume(three_steps(), "r")
     assert second.get_calls("audit")[:2] == ["audit.begin r", "audit.start resumed"]
-    assert second.get_calls("listener")[0] == "listener.event resumed 1"
+    assert second.get_calls("listener")[0] == "listener.event status 1"
     assert second.get_calls("audit.step") == ["audit.step 2 2", "audit.step 3 3"]
 
 
@@ -131,7 +131,7 @@ async def test_a_steered_message_and_a_phase_are_events_for_the_listener() -> No
 
     phases = [Phase(name="one", model=ScriptedModel(tool_reply(call("1", "hint")), "x"), tools=[hint])]
     await executor.run(Agent(name="a", phases=phases), "go", run_id="r")
-    assert "listener.event phase 0 one" in everything.calls
+    assert "listener.event phase_started 0 one" in everything.calls
     assert "listener.event message 2" in everything.calls
 
 

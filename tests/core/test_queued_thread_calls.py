@@ -77,7 +77,7 @@ async def test_a_queued_call_does_not_start_after_another_worker_has_taken_the_r
     with pytest.raises(RunLost):
         await run
     assert len(ledger.started) == begun
-    assert len([heard for heard in ports.calls if "tool_start" in heard]) == begun
+    assert len([heard for heard in ports.calls if "tool_call" in heard]) == begun
 
 
 async def test_a_queued_call_does_not_start_after_a_cancel() -> None:

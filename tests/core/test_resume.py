@@ -15,9 +15,10 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent, Phase
 from holdfast.core.errors import MissingDefinition, RunParked, Shutdown
+from holdfast.core.events import Event, ReplyAdded, ToolReturned
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply, ToolResult, Usage, User
-from holdfast.core.ports import Ports, RunEvent
+from holdfast.core.ports import Ports
 from holdfast.core.tool import Tool, tool
 
 
@@ -30,14 +31,14 @@ class StopsAtTheReply(NullListener):
     def __init__(self, text: str) -> None:
         self._text = text
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        if event.kind == "reply" and event.text == self._text:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
+        if isinstance(event, ReplyAdded) and event.text == self._text:
             raise Shutdown("now")
 
 
 class StopsAtACall(NullListener):
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        if event.kind == "tool_end":
+    async def on_event(self, info: RunInfo, event: Event) -> None:
+        if isinstance(event, ToolReturned):
             raise Shutdown("now")
 
 

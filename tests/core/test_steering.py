@@ -12,11 +12,12 @@ from tests.simulated_host import SimulatedHost
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.core.agent import Agent, Bounds
 from holdfast.core.errors import PayloadError, RunParked, Shutdown
+from holdfast.core.events import Event, MessageAdded
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Message, Reply, System, ToolResult, User
-from holdfast.core.ports import Ports, RunEvent
+from holdfast.core.ports import Ports
 from holdfast.core.state import RunState
 from holdfast.core.tool import ToolSchema, tool
 
@@ -151,8 +152,8 @@ async def test_what_a_step_had_begun_to_take_when_it_was_stopped_is_not_lost(whe
         return None
 
     class Stops(NullListener):
-        async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-            if event.kind == "message":
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, MessageAdded):
                 raise Shutdown("now")
 
     host = SimulatedHost(ports=Ports(listener=Stops() if where == "listener" else None))

@@ -65,7 +65,7 @@ async def test_a_transient_error_of_a_tool_is_retried(effect: str, threaded: boo
     assert get_results(result.messages) == [("fetched", False)]
     assert made == [[1, 2]] * 3, "each attempt gets its own arguments"
     assert result.usage.tool_calls == 1
-    assert [(each.name, each.call_id, each.attempt) for each in events.retries] == [
+    assert [(each.tool, each.call_id, each.attempt) for each in events.retries] == [
         ("fetch", "1", 1),
         ("fetch", "1", 2),
     ]

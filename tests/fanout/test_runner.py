@@ -184,7 +184,7 @@ class Listener:
         self.heard: list[str] = []
 
     async def on_event(self, info: RunInfo, event: Any) -> None:
-        self.heard.append(f"{info.labels['cell']} {event.kind}")
+        self.heard.append(f"{info.labels['cell']} {event.type}")
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
         self.heard.append(f"{info.labels['cell']} output {output}")
@@ -193,15 +193,18 @@ class Listener:
         self.heard.append(f"{info.labels['cell']} error {error}")
 
 
+EVENTS = ("status", "step_started", "reply", "tool_call", "tool_result", "step_started", "reply")
+
+
 async def test_the_listener_hears_everything(tmp_path: Path) -> None:
     listener = Listener()
     models = {"a": ScriptedModel(tool_reply(call("1", "look")), "x"), "b": ScriptedModel(RuntimeError("no"))}
     await fanout(tmp_path, models, listener=listener, max_concurrency=1).run()
     assert listener.heard == [
-        *(f"a {kind}" for kind in ("resumed", "step", "reply", "tool_start", "tool_end", "step", "reply")),
+        *(f"a {kind}" for kind in EVENTS),
         "a output x",
-        "b resumed",
-        "b step",
+        "b status",
+        "b step_started",
         "b error no",
     ]
 

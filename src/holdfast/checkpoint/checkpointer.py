@@ -12,7 +12,7 @@ from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark, is_rewritten
 from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import NewRun, Release, RunStatus
+from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.config import CheckpointSettings
@@ -20,6 +20,7 @@ from holdfast.core.errors import RunCancelled, RunLost, format_error
 from holdfast.core.mail import MESSAGE_TOPIC
 from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.state import RunState
+from holdfast.core.turn import INPUT_TOPICS
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -41,8 +42,12 @@ class CheckpointerOwner(Protocol):
         """Call `retry` later: the release of a run failed."""
         ...
 
-    async def cancel_children(self, run_id: str) -> None:
-        """Cancel the unfinished child runs of a run that is about to be cancelled."""
+    async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
+        """Cancel the unfinished child runs of a run that is about to be cancelled, unless it `continues`."""
+        ...
+
+    def keep_journal(self, meta: RunMeta, state: RunState, created_at: datetime, watermark: Watermark) -> None:
+        """Keep the decoded journal of a conversation for its next turn."""
         ...
 
 
@@ -85,23 +90,44 @@ class StoreCheckpointer:
         self._timer: Timer | None = None
         self._flush_tasks: set[asyncio.Task[None]] = set()
         self._latest_state: RunState | None = None
+        #: Known if the run was resumed.
+        self._created_at: datetime | None = None
         self._progressed = False
         self._owner = owner
         self._pending_release: _FinalWrite | None = None
 
     @classmethod
     def resume(
-        cls, claim: Claim, watermark: Watermark, progress: bytes, store: CheckpointStore, meta: RunMeta, **options: Any
+        cls,
+        claim: Claim,
+        watermark: Watermark,
+        record: RunRecord,
+        store: CheckpointStore,
+        meta: RunMeta,
+        *,
+        state: RunState | None = None,
+        **options: Any,
     ) -> "StoreCheckpointer":
-        """Make the checkpointer of a claimed run, of which the store holds `watermark` and `progress`."""
+        """Make the checkpointer of a claimed run, of which the store holds `watermark` and `record`.
+
+        Args:
+            state: the run as it was loaded. Its end is written even if it was not saved before.
+        """
         checkpointer = cls(store, meta, claim.worker_id, **options)
-        checkpointer._claim, checkpointer._watermark, checkpointer._progress = claim, watermark, progress
+        checkpointer._latest_state = state
+        checkpointer._claim, checkpointer._watermark, checkpointer._progress = claim, watermark, record.progress
+        checkpointer._created_at = record.created_at
         return checkpointer
 
     @property
     def claim(self) -> Claim | None:
         """The claim of this checkpointer; `None` before the first save. Its token never changes."""
         return self._claim
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next journal entry."""
+        return self._watermark.next_seq
 
     # -- saving -------------------------------------------------------------------------------------------------
 
@@ -168,6 +194,7 @@ class StoreCheckpointer:
         await (self._retry_until_timeout(send) if retry else send())
         self._watermark, self._progress = delta.next_watermark, delta.progress
         _forget_consumed(state, delta.consumed)
+        del state.notes[: delta.note_count]  # more may have been added during the write
         self._progressed = self._progressed or delta.step_finished
         self._claim_checked_at = self._sent_at
         self._saved_at = self._clock.monotonic()
@@ -235,13 +262,19 @@ class StoreCheckpointer:
         Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
         """
         outcome = encode(Outcome(output=output, usage=usage))
-        return await self._end(RunStatus.DONE, outcome, wake_on=(MESSAGE_TOPIC,))
+        topics = INPUT_TOPICS if self._meta.conversation else (MESSAGE_TOPIC,)
+        return await self._end(RunStatus.DONE, outcome, wake_on=topics)
 
-    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
         """Leave the run waiting for a time or for mail.
 
         Returns False if such mail has arrived: the run is left to be resumed at once.
         """
+        await self._save_rewrite()
+        if cancel_children and self._owner is not None:
+            await self._owner.cancel_children(self._meta.run_id, continues=True)
         # The clock of the store may be ahead: the run would be resumed too early, and again at once.
         delay = timedelta(0) if wake_at is None else max(timedelta(0), wake_at - self._clock.now())
         release = partial(
@@ -253,7 +286,16 @@ class StoreCheckpointer:
             wake_at=wake_at,
             wake_on=wake_on,
         )
-        return await self._finalize_unless_mail(release)
+        is_waiting = await self._finalize_unless_mail(release)
+        self._keep_journal()
+        return is_waiting
+
+    def _keep_journal(self) -> None:
+        """Keep the journal of a conversation between two turns for the next one."""
+        state = self._latest_state
+        is_between_turns = bool(self._meta.conversation) and state is not None and state.turn is None
+        if is_between_turns and state is not None and self._owner is not None and self._created_at is not None:
+            self._owner.keep_journal(self._meta, state, self._created_at, self._watermark)
 
     async def _finalize_unless_mail(self, write: _FinalWrite) -> bool:
         """End the claim with `write`. If unread mail refuses that, leave the run to be resumed, and return False."""
@@ -309,10 +351,15 @@ class StoreCheckpointer:
         if not retention and self._meta.parent_run_id is None:
             # Released first: a message that was accepted meanwhile must not be removed with the run.
             write = partial(self._release_and_remove, write) if wake_on else self._remove
-        elif self._latest_state is not None and is_rewritten(self._watermark, self._latest_state):
-            await self._save_last(self._latest_state)  # a release can add to the journal, but not replace it
+        else:
+            await self._save_rewrite()
         # A child without a retention is kept until its parent is removed: a resumed parent reads its outcome.
         return await self._finalize_unless_mail(partial(self._cancel_tree, write) if cancel_children else write)
+
+    async def _save_rewrite(self) -> None:
+        """Save a rewritten history: a release can add to the journal, but not replace it."""
+        if self._latest_state is not None and is_rewritten(self._watermark, self._latest_state):
+            await self._save_last(self._latest_state)
 
     async def _release_and_remove(self, release: _FinalWrite, claim: Claim) -> None:
         await release(claim)
@@ -394,38 +441,43 @@ class StoreCheckpointer:
         wake_at: datetime | None = None,
         wake_on: Sequence[str] = (),
     ) -> None:
-        entries, progress, consumed = self._unsaved_delta()
+        delta = self._unsaved_delta()
+        entries = [] if delta is None else list(delta.entries)
         if outcome is not None:
             seq = self._watermark.next_seq + len(entries)
-            entries = [*entries, Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome)]
+            entries.append(Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome))
         release = Release(
             status=status,
             # Stores need not be able to keep half a surrogate pair or a NUL.
             reason=reason.encode(errors="replace").decode().replace("\0", "\ufffd"),
             entries=entries,
-            progress=progress,
+            progress=None if delta is None else delta.progress,
             strikes=strikes,
             delay=delay,
             retention=retention,
-            consumed=consumed,
+            consumed=() if delta is None else delta.consumed,
             wake_at=wake_at,
             wake_on=wake_on,
         )
         await self._store.release(claim, release)
+        if delta is not None:
+            self._watermark = delta.next_watermark
 
-    def _unsaved_delta(self) -> tuple[list[Entry], bytes | None, Sequence[str]]:
-        """Return the entries, progress and consumed mail since the last save; nothing if they cannot be appended."""
+    def _unsaved_delta(self) -> Delta | None:
+        """Return what is new since the last save; `None` if it cannot be appended."""
         if self._latest_state is None:
-            return [], None, ()
+            return None
         try:
             delta = Delta(self._watermark, self._latest_state, self._meta, self._clock)
         except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
             log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
-            return [], None, ()
+            return None
         limit = self._settings.max_transcript_bytes
-        if delta.rewrite or (limit is not None and delta.next_watermark.size > limit):
-            return [], None, ()
-        return list(delta.entries), delta.progress, delta.consumed
+        is_too_large = limit is not None and delta.next_watermark.size > limit
+        # The result of a turn may exceed the limit: the next turn is refused.
+        if delta.rewrite or (is_too_large and not self._meta.conversation):
+            return None
+        return delta
 
     async def _retry_until_timeout(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `store_timeout`."""

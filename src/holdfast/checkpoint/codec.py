@@ -15,13 +15,18 @@ from holdfast.core.json_value import to_json_value
 from holdfast.core.message import NO_USAGE, MessageCodec, Usage
 from holdfast.core.prompt import make_request_key
 from holdfast.core.state import History, PhaseOutput, RunState, StepEnd
+from holdfast.core.turn import TurnInput, TurnRecord
 
 #: The newest format of the entry bodies. Increased when an older holdfast could not read the new format.
-#: Version 2 has prompts of content parts. Other runs are written as version 1, which older workers read.
-FORMAT_VERSION = 2
+#: Version 2 has prompts of content parts, version 3 conversations. Other runs are written as version 1, which older
+#: workers read.
+FORMAT_VERSION = 3
 
 #: Maps a version to the function that upgrades its entries to the next version.
-UPGRADES: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = {1: lambda entries: entries}
+UPGRADES: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = {
+    1: lambda entries: entries,
+    2: lambda entries: entries,
+}
 
 #: Characters of a prompt that listings show.
 PROMPT_SUMMARY_LENGTH = 200
@@ -46,6 +51,8 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: dict[str, Any] = {}
     #: The content parts of a prompt that is not text alone, as plain data.
     content: list[Any] = []
+    #: The key of a conversation. Empty for other runs.
+    conversation: str = ""
 
     @classmethod
     def from_info(cls, info: RunInfo) -> "RunMeta":
@@ -70,6 +77,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 {name: value for name, value in info.inputs.items() if name != "prompt"}, "the inputs"
             ),
             content=info.content if isinstance(info.content, list) else [],
+            conversation=info.conversation,
         )
 
     def to_info(self) -> RunInfo:
@@ -85,6 +93,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             lineage=self.lineage,
             labels=self.labels,
             inputs={**self.inputs, "prompt": self.content or self.prompt},
+            conversation=self.conversation,
         )
 
     @property
@@ -108,6 +117,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     phases: int = 0
     phase: str = ""
     annotations: dict[str, Any] = msgspec.field(default_factory=dict, name="notes")
+    #: Of a conversation: the number of turns that have ended, the present turn, and by message id the first entry of
+    #: the newest turns.
+    turns: int = 0
+    turn: TurnInput | None = None
+    recent_turns: dict[str, int] = {}
 
     @property
     def usage(self) -> Usage:
@@ -123,6 +137,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
             phases=len(state.phases),
             phase=state.phase,
             annotations=_to_json_annotations(state.annotations),
+            turns=len(state.turns),
+            turn=state.turn,
         )
 
     def at_step_end(self, end: StepEnd) -> "Progress":
@@ -153,16 +169,19 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     progress: msgspec.Raw
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
+class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of the `BEGIN` entry, the first of a journal."""
 
     version: int
     meta: RunMeta
+    #: Of a rewritten journal: how many of its first messages take the place of earlier ones.
+    repeated: int = 0
 
     @classmethod
-    def from_meta(cls, meta: RunMeta) -> "Begin":
+    def from_meta(cls, meta: RunMeta, repeated: int = 0) -> "Begin":
         """Return the entry for a new journal, of the oldest version that can hold it."""
-        return cls(version=2 if meta.content else 1, meta=meta)
+        version = 3 if meta.conversation else 2 if meta.content else 1
+        return cls(version=version, meta=meta, repeated=repeated)
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,47 +284,98 @@ def read_checkpoint(
     return _build_checkpoint(entries, decode(stored.record.progress, Progress), codec)
 
 
+class JournalReader:
+    """Decodes entries one by one into the content of the journal so far."""
+
+    def __init__(self, run_id: str, codec: MessageCodec) -> None:
+        self._run_id, self._codec = run_id, codec
+        self.messages: list[Any] = []
+        #: By call id: the step count when it was recorded, and the result. Those in `messages` are left out.
+        self.results: dict[str, tuple[int, Any]] = {}
+        self.phases: list[PhaseOutput] = []
+        self.outcome: Outcome | None = None
+        #: The turns that have ended, and the present one.
+        self.turns: list[TurnRecord] = []
+        self.input: TurnInput | None = None
+        self._turn_index = 0
+
+    def read(self, entry: Entry) -> None:
+        """Read the next entry.
+
+        Raises:
+            RunDamaged: it adopts a result that the journal does not hold.
+            RecordDecodeError: it cannot be decoded.
+        """
+        match entry.kind:
+            case EntryKind.MESSAGE:
+                self.messages.append(self._decode_message(entry.body))
+            case EntryKind.RESULT:
+                recorded = decode(entry.body, RecordedResult)
+                self.results[recorded.call] = recorded.steps, self._decode_message(bytes(recorded.message))
+            case EntryKind.ADOPT:
+                self._adopt(entry)
+            case EntryKind.PHASE:
+                self.phases.append(decode(entry.body, PhaseOutput))
+                self.messages, self.results = [], {}
+            case EntryKind.OUTCOME:
+                self.outcome = decode(entry.body, Outcome)
+            case EntryKind.INPUT:
+                self.input, self._turn_index = decode(entry.body, TurnInput), len(self.messages)
+            case EntryKind.TURN:
+                self._end_turn(decode(entry.body, TurnRecord))
+
+    @property
+    def turn_messages(self) -> list[Any]:
+        """The messages of the turn that was read last."""
+        return self.messages[self._turn_index :]
+
+    @property
+    def turn_start(self) -> int:
+        """Where the messages of the present turn begin, without those that a compaction has made."""
+        return self._turn_index + (self.input.compacted if self.input is not None else 0)
+
+    def _adopt(self, entry: Entry) -> None:
+        calls = decode(entry.body, list[str])
+        if not self.results.keys() >= set(calls) or len(set(calls)) < len(calls):
+            raise RunDamaged(self._run_id, f"entry {entry.seq} adopts a tool result that is not in the journal")
+        self.messages.extend(self.results.pop(call)[1] for call in calls)
+
+    def _end_turn(self, record: TurnRecord) -> None:
+        if self.input is None:  # its messages were compacted
+            self._turn_index = len(self.messages)
+        self.turns.append(record)
+        self.input = None
+
+    def _decode_message(self, body: bytes) -> Any:
+        try:
+            return self._codec.decode(body)
+        except Exception as exc:  # an adapter's codec may raise any error of its library
+            raise RecordDecodeError(f"a stored message cannot be read by {type(self._codec).__name__}: {exc}") from exc
+
+
 def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> Checkpoint:
     begin = decode(entries[0].body, Begin)
-    outcome: Outcome | None = None
-    phases: list[PhaseOutput] = []
-    messages: list[Any] = []
-    results: dict[str, tuple[int, Any]] = {}
+    reader = JournalReader(begin.meta.run_id, codec)
     for entry in entries[1:]:
-        if entry.kind is EntryKind.MESSAGE:
-            messages.append(_decode_message(codec, entry.body))
-        elif entry.kind is EntryKind.RESULT:
-            recorded = decode(entry.body, RecordedResult)
-            results[recorded.call] = recorded.steps, _decode_message(codec, bytes(recorded.message))
-        elif entry.kind is EntryKind.ADOPT:
-            calls = decode(entry.body, list[str])
-            if not results.keys() >= set(calls) or len(set(calls)) < len(calls):
-                raise RunDamaged(
-                    begin.meta.run_id, f"entry {entry.seq} adopts a tool result that is not in the journal"
-                )
-            messages.extend(results.pop(call)[1] for call in calls)
-        elif entry.kind is EntryKind.PHASE:
-            phases.append(decode(entry.body, PhaseOutput))
-            messages, results = [], {}
-        elif entry.kind is EntryKind.OUTCOME:
-            outcome = decode(entry.body, Outcome)
-    state = RunState(
+        reader.read(entry)
+    state = make_state(codec, progress, reader.messages, reader.turns)
+    state.history.turn_start = reader.turn_start
+    state.phases = reader.phases
+    state.results = {call: result for call, (step, result) in reader.results.items() if step == progress.steps}
+    return Checkpoint(meta=begin.meta, state=state, outcome=reader.outcome)
+
+
+def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], turns: list[TurnRecord]) -> RunState:
+    """Return the state of a run with this progress, without phases and open results."""
+    return RunState(
         codec=codec,
         history=History(messages),
         steps=progress.steps,
-        phases=phases,
         phase=progress.phase,
-        results={call: result for call, (step, result) in results.items() if step == progress.steps},
         own_usage=progress.own_usage,
         child_usage=progress.child_usage,
         elapsed=progress.elapsed,
         annotations=progress.annotations,
+        turns=turns,
+        turn=progress.turn,
     )
-    return Checkpoint(meta=begin.meta, state=state, outcome=outcome)
-
-
-def _decode_message(codec: MessageCodec, body: bytes) -> Any:
-    try:
-        return codec.decode(body)
-    except Exception as exc:  # an adapter's codec may raise any error of its library
-        raise RecordDecodeError(f"a stored message cannot be read by {type(codec).__name__}: {exc}") from exc

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.codec import Begin, Progress, RecordedResult, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.turns import NO_TURNS, StoredTurns, TurnDelta
 from holdfast.clock import Clock
 from holdfast.core.state import History, RunState
 
@@ -36,9 +37,10 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True):
     #: Saved results that are not in the history yet, by call id. Several calls may share one object.
     results: Mapping[str, Any] = _EMPTY
     annotations: Mapping[str, Any] = _EMPTY
+    turns: StoredTurns = NO_TURNS
 
 
-def make_watermark(state: RunState, next_seq: int, size: int) -> Watermark:
+def make_watermark(state: RunState, next_seq: int, size: int, turns: StoredTurns = NO_TURNS) -> Watermark:
     """Return the watermark of a run that is stored completely."""
     history = state.history
     return Watermark(
@@ -51,6 +53,7 @@ def make_watermark(state: RunState, next_seq: int, size: int) -> Watermark:
         steps=state.steps,
         results=dict(state.results) if state.results else _EMPTY,
         annotations=dict(state.annotations) if state.annotations else _EMPTY,
+        turns=turns,
     )
 
 
@@ -65,7 +68,7 @@ def is_rewritten(watermark: Watermark, state: RunState) -> bool:
 class Delta:
     """The entries that bring the store from a watermark to the current state, and the next watermark."""
 
-    __slots__ = ("consumed", "entries", "next_watermark", "progress", "rewrite", "step_finished")
+    __slots__ = ("consumed", "entries", "next_watermark", "note_count", "progress", "rewrite", "step_finished")
 
     def __init__(self, watermark: Watermark, state: RunState, meta: RunMeta, clock: Clock) -> None:
         history = state.history
@@ -74,9 +77,14 @@ class Delta:
         since = Watermark() if self.rewrite else watermark
         bodies: list[_EncodedEntry] = []
         if since.history is None:
-            bodies.append((EntryKind.BEGIN, encode(Begin.from_meta(meta))))
+            repeated = history.rewritten_count if self.rewrite else 0
+            bodies.append((EntryKind.BEGIN, encode(Begin.from_meta(meta, repeated))))
         if len(state.phases) > since.phases:
             bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
+        turns: TurnDelta | None = None
+        if state.turn is not None or state.turns:
+            turns = TurnDelta(since.turns, state, watermark.next_seq + len(bodies), rewrite=self.rewrite)
+            bodies += turns.before
         start = since.messages if same_history else 0
         messages = history[start:]
         self.step_finished = state.steps > watermark.steps
@@ -84,29 +92,42 @@ class Delta:
         later = start + len(messages) - history.finished_count if self.step_finished else 0
         # A finished phase drops its recorded results.
         saved = since.results if same_history else _EMPTY
+        self.note_count = len(state.notes)
+        if state.notes:
+            bodies += [(EntryKind.NOTE, body) for before, body in state.notes if before <= start]
         if saved and messages:
             bodies += _encode_messages(saved, since.steps, state, messages[: len(messages) - later])
             messages = messages[len(messages) - later :]
         for message in messages:
             bodies.append((_MESSAGE, state.codec.encode(message)))
         progress = Progress.from_state(state)
-        self.progress = _encode(progress)
+        recent = turns.stored.recent if turns is not None else _EMPTY
+        self.progress = _encode(msgspec.structs.replace(progress, recent_turns=recent) if recent else progress)
         if self.step_finished:
             bodies.insert(len(bodies) - later, (_STEP, self._encode_step(progress, state, clock)))
+        if state.notes:
+            bodies += [(EntryKind.NOTE, body) for before, body in state.notes if before > start]
         if state.results:
             bodies += _encode_new_results(saved, since.steps, state)
-        self.entries: list[Entry] = []
-        seq, size = watermark.next_seq, since.size
-        for kind, body in bodies:
-            self.entries.append(Entry(seq=seq, kind=kind, body=body))
-            seq += 1
-            size += len(body)
-        self.next_watermark = make_watermark(state, seq, size)
+        if turns is not None:
+            bodies += turns.after
+        self.entries = [
+            Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies, watermark.next_seq)
+        ]
+        self.next_watermark = make_watermark(
+            state,
+            watermark.next_seq + len(bodies),
+            since.size + sum(len(body) for _, body in bodies),
+            turns.stored if turns is not None else NO_TURNS,
+        )
         self.consumed = tuple(state.consumed)
 
     def _encode_step(self, progress: Progress, state: RunState, clock: Clock) -> bytes:
         then = progress.at_step_end(state.step_end)
-        encoded = self.progress if then is progress else _encode(then)
+        if then.turn is not None or then.turns:  # the turn is in the journal
+            encoded = _encode(msgspec.structs.replace(then, turn=None))
+        else:
+            encoded = self.progress if then is progress else _encode(then)
         return _encode(Step(at=clock.now(), progress=msgspec.Raw(encoded)))
 
     def is_empty(self, watermark: Watermark) -> bool:

@@ -98,6 +98,22 @@ class RunEnded(CheckpointError):
         self.run_id, self.status = run_id, status
 
 
+class ConversationClosed(RunEnded):
+    """The conversation has ended: it was closed, or cancelled."""
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(run_id, status)
+        self.args = (f"conversation {run_id} is {status} and takes no more messages: begin one with another key",)
+
+
+class TurnConflict(CheckpointError):
+    """Another message was sent with this id. Nothing was sent."""
+
+    def __init__(self, run_id: str, turn_id: str) -> None:
+        super().__init__(f"conversation {run_id}: another message has the id {turn_id}: choose another id")
+        self.run_id, self.turn_id = run_id, turn_id
+
+
 class UnreadMail(CheckpointError):
     """The run has mail that it has to read first. Nothing was written, and the claim is still held."""
 

@@ -5,11 +5,12 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.codec import RunMeta, read_begin, read_checkpoint
+from holdfast.checkpoint.codec import Progress, RunMeta, decode, read_begin, read_checkpoint
 from holdfast.checkpoint.delta import Watermark, make_watermark
 from holdfast.checkpoint.errors import (
     RecordDecodeError,
@@ -21,8 +22,10 @@ from holdfast.checkpoint.errors import (
     UnknownVersion,
 )
 from holdfast.checkpoint.null import NullCheckpointer
+from holdfast.checkpoint.recent import RecentConversations
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunFilter, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.turns import StoredTurns
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background, shielded_with_undo
 from holdfast.config import CheckpointSettings
@@ -30,6 +33,7 @@ from holdfast.core.errors import MissingDefinition, RunCancelled, RunLost, RunPa
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec
 from holdfast.core.ports import Checkpointer, ChildOutcome, Resumption
+from holdfast.core.state import RunState
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -54,6 +58,7 @@ class StoreCheckpoints:
         self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
         #: By run id: releases of children whose caller was cancelled while they were being claimed.
         self._child_releases: dict[str, asyncio.Task[None]] = {}
+        self._recent = RecentConversations(store)
         self._open_lock = asyncio.Lock()
         self._is_open = False
 
@@ -88,15 +93,28 @@ class StoreCheckpoints:
             owner=self,
         )
 
+    async def load(self, run_id: str) -> StoredRun:
+        """Load a run for `resume`: without its journal, if this process has it from the last turn of a conversation.
+
+        Raises:
+            CheckpointError: as `CheckpointStore.load`.
+        """
+        return await self._recent.load(run_id)
+
+    def keep_journal(self, meta: RunMeta, state: RunState, created_at: datetime, watermark: Watermark) -> None:
+        """Keep the decoded journal of a conversation for its next turn."""
+        self._recent.put(meta, state, created_at, watermark.next_seq, watermark.size)
+
     def resume(self, claim: Claim, stored: StoredRun, codec: MessageCodec) -> Resumption:
         """Read a claimed run so that it can be resumed.
 
         Raises:
             CheckpointError: the run cannot be read. It was left unchanged.
         """
-        checkpoint = read_checkpoint(stored, codec)
-        watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size)
-        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark)
+        checkpoint = self._recent.read(stored, codec) or read_checkpoint(stored, codec)
+        turns = StoredTurns.from_progress(decode(stored.record.progress, Progress))
+        watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size, turns)
+        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark, checkpoint.state)
         return Resumption(
             info=checkpoint.meta.to_info(),
             checkpointer=checkpointer,
@@ -105,14 +123,15 @@ class StoreCheckpoints:
         )
 
     def _open_checkpointer(
-        self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark
+        self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark, state: RunState | None = None
     ) -> StoreCheckpointer:
         return StoreCheckpointer.resume(
             claim,
             watermark,
-            stored.record.progress,
+            stored.record,
             self._store,
             meta,
+            state=state,
             settings=self._settings,
             clock=self._clock,
             owner=self,
@@ -225,14 +244,14 @@ class StoreCheckpoints:
         claiming = self._store.claim(run_id, self.worker_id, statuses={status})
         return await shielded_with_undo(claiming, partial(self.release_claim, release=undo))
 
-    async def cancel_children(self, run_id: str) -> None:
-        """Cancel the unfinished children of a run that the caller has claimed and will cancel next.
+    async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
+        """Cancel the unfinished children of a run that the caller has claimed and will cancel next, or that continues.
 
         Recovery leaves them alone meanwhile, because their parent is not terminal. If this process dies half-way,
         the recorded cancel request makes the next owner cancel the run.
         """
         children = [child async for child in self._store.list_runs(RunFilter(parent_run_id=run_id))]
-        if children:
+        if children and not continues:
             await self._store.request_cancel(run_id)
         for child in children:
             if child.is_terminal:

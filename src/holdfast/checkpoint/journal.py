@@ -26,6 +26,12 @@ class EntryKind(StrEnum):
     PHASE = "phase"
     #: The outcome of the run: its output, or its error.
     OUTCOME = "outcome"
+    #: A turn of a conversation begins: its id and number. Its messages follow.
+    INPUT = "input"
+    #: A turn has ended, with its output or error.
+    TURN = "turn"
+    #: An event for watchers, such as a retry. It is no part of the run's state.
+    NOTE = "note"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -20,7 +20,9 @@ class NullCheckpointer:
     async def complete(self, output: Any, usage: Usage) -> bool:
         return True
 
-    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
         return True
 
     async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:

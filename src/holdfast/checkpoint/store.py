@@ -233,6 +233,28 @@ class CheckpointStore(Protocol):
         """
         ...
 
+    # -- drafts -------------------------------------------------------------------------------------------------
+
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        """Keep the draft of the reply under way instead of the one before; `None` drops it.
+
+        For watchers: outside the journal, not synced, and lost with the process or the server. Ignored if the claim is
+        not the run's newest, or the run is not running or gone. Never delays the writes of runs.
+        """
+        ...
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        """Return the draft that was put under the newest claim of a running run; `None` if there is none."""
+        ...
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        """Ask the worker of the run, now or later, to put drafts until `ttl` has passed. Need not survive anything."""
+        ...
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        """Return those of the runs whose drafts are requested now."""
+        ...
+
     async def purge(self, *, limit: int = 100) -> int:
         """Remove up to `limit` terminal, expired runs, with the runs they started. Returns how many.
 

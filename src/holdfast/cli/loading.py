@@ -13,8 +13,9 @@ from holdfast.cli.errors import CommandError, UsageError, format_error, is_debug
 from holdfast.cli.stores import make_store
 from holdfast.config import WorkerSettings
 from holdfast.core.agent import Agent, AgentSource
+from holdfast.core.events import Event
 from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunEvent, RunListener
+from holdfast.core.ports import RunListener
 
 
 def load_object(path: str) -> Any:
@@ -158,7 +159,7 @@ class ListenerPair:
     def __init__(self, first: RunListener, second: RunListener) -> None:
         self._first, self._second = first, second
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
         await self._second.on_event(info, event)
         await self._first.on_event(info, event)
 

@@ -9,13 +9,26 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from holdfast.cli import formatting
 from holdfast.cli.errors import format_error
 from holdfast.cli.output import Stderr, ignore_broken_pipe, one_line, print_json_line, sanitize
 from holdfast.core.errors import ModelUnavailable, RunInterrupted, RunParked
+from holdfast.core.events import (
+    Event,
+    MessageAdded,
+    PhaseStarted,
+    ReplyAdded,
+    RetryScheduled,
+    StatusChanged,
+    StepStarted,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
 from holdfast.core.execution.attempts import RETRY_LOG
 from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunEvent
 from holdfast.core.waiting import RunWaiting
 
 if TYPE_CHECKING:
@@ -47,7 +60,7 @@ class ProgressListener:
         """Print a line to stderr."""
         Stderr().print_line(text, style)
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None: ...
+    async def on_event(self, info: RunInfo, event: Event) -> None: ...
 
     async def on_output(self, info: RunInfo, output: Any) -> None: ...
 
@@ -103,7 +116,7 @@ class ProgressDisplay(LiveListener):
         #: Name and start time of each active call, by run id and call id. The call id of a model request is empty.
         self._active: dict[tuple[str, str], tuple[str, float]] = {}
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
         took = self._track_active(info, event)
         line = _format_event(event, took, live=self._live is not None)
         if line is not None:
@@ -127,20 +140,21 @@ class ProgressDisplay(LiveListener):
             return f"{info.run_id} ({info.agent_name}) "
         return f"  {info.agent_name}: " if info.parent_run_id is not None else ""
 
-    def _track_active(self, info: RunInfo, event: RunEvent) -> timedelta:
+    def _track_active(self, info: RunInfo, event: Event) -> timedelta:
         """Update the active calls. Return the duration of a call that has finished."""
         now = time.monotonic()
-        request, call = (info.run_id, ""), (info.run_id, event.call_id)
-        match event.kind:
-            case "step":
+        request = (info.run_id, "")
+        match event:
+            case StepStarted():
                 self._active[request] = (f"step {event.step}: asking the model ", now)
-            case "text":
+            case TextDelta():
                 text, started = self._active.get(request, ("", now))
                 self._active[request] = (text + event.text, started)
-            case "tool_start":
-                self._active[call] = (f"step {event.step}: {event.name}", now)
-            case "reply" | "tool_end":
-                _, started = self._active.pop(request if event.kind == "reply" else call, ("", now))
+            case ToolCalled():
+                self._active[info.run_id, event.call_id] = (f"step {event.step}: {event.tool}", now)
+            case ReplyAdded() | ToolReturned():
+                key = request if isinstance(event, ReplyAdded) else (info.run_id, event.call_id)
+                _, started = self._active.pop(key, ("", now))
                 return timedelta(seconds=now - started)
         return timedelta(0)
 
@@ -164,35 +178,35 @@ class ProgressDisplay(LiveListener):
         return Group(*lines)
 
 
-def _format_event(event: RunEvent, took: timedelta, *, live: bool) -> tuple[str, str] | None:
+def _format_event(event: Event, took: timedelta, *, live: bool) -> tuple[str, str] | None:
     """Return the line for `event` and its style, or `None` if the event is not shown."""
     step = f"step {event.step}: "
-    match event.kind:
-        case "step":
+    match event:
+        case StepStarted():
             return None if live else (f"{step}asking the model", "")
-        case "reply":
+        case ReplyAdded():
             text = one_line(event.text, _TEXT_LENGTH)
             return (f"{step}model answered in {formatting.duration(took)}" + (f": {text}" if text else ""), "dim")
-        case "tool_start":
-            return None if live else (f"{step}{event.name} started", "")
-        case "tool_end" if event.error:
-            return (f"{step}{event.name} failed after {formatting.duration(took)}", "red")
-        case "tool_end":
-            return (f"{step}{event.name} done in {formatting.duration(took)}", "green")
-        case "phase":
+        case ToolCalled():
+            return None if live else (f"{step}{event.tool} started", "")
+        case ToolReturned() if event.error:
+            return (f"{step}{event.tool} failed after {formatting.duration(took)}", "red")
+        case ToolReturned():
+            return (f"{step}{event.tool} done in {formatting.duration(took)}", "green")
+        case PhaseStarted():
             return (f"phase {event.name}", "bold")
-        case "resumed":
+        case StatusChanged() if event.resumed:
             return (f"resumed after step {event.step}" if event.step else "started", "cyan")
-        case "message":
-            return (f"{step}message: {one_line(event.text, _TEXT_LENGTH)}", "cyan")
-        case "retry":
-            return (f"{step}{_describe_retry(event)}: {one_line(event.text, _TEXT_LENGTH)}", "yellow")
+        case MessageAdded():
+            return (f"{step}message: {one_line(event.content, _TEXT_LENGTH)}", "cyan")
+        case RetryScheduled():
+            return (f"{step}{_describe_retry(event)}: {one_line(event.error, _TEXT_LENGTH)}", "yellow")
     return None
 
 
-def _describe_retry(event: RunEvent) -> str:
+def _describe_retry(event: RetryScheduled) -> str:
     pause = formatting.duration(event.delay)
-    return f"attempt {event.attempt} of {event.name or 'the model'} failed, next in {pause}"
+    return f"attempt {event.attempt} of {event.tool or 'the model'} failed, next in {pause}"
 
 
 def _is_resumable(error: BaseException) -> bool:
@@ -214,17 +228,10 @@ def _get_status(error: BaseException) -> str:
 class JsonEventPrinter(ProgressListener):
     """Prints each event as a line of JSON to stdout."""
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
-        self._print(
-            info,
-            event.kind,
-            step=event.step,
-            name=event.name,
-            call_id=event.call_id,
-            text=event.text,
-            error=event.error,
-            **({"attempt": event.attempt, "delay": event.delay} if event.kind == "retry" else {}),
-        )
+    async def on_event(self, info: RunInfo, event: Event) -> None:
+        fields = msgspec.to_builtins(event)
+        del fields["type"], fields["run_id"]
+        self._print(info, event.type, **fields)
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
         self._print(info, "done", output=output)
@@ -254,25 +261,25 @@ class LivePanels(LiveListener):
         super().__init__()
         self._panels = {cell: _Panel() for cell in cells}
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
         panel = self._find_panel(info)
         if panel is None:
             return
         step = f"step {event.step}: "
-        match event.kind:
-            case "text":
+        match event:
+            case TextDelta():
                 panel.text += event.text
-            case "step":
+            case StepStarted():
                 self._set_activity(info, panel, f"{step}asking the model", text="")
-            case "reply":
+            case ReplyAdded():
                 self._set_activity(info, panel, f"{step}answered", text=event.text)
-            case "tool_start":
-                self._set_activity(info, panel, f"{step}{event.name}")
-            case "tool_end" if event.error:
-                self._set_activity(info, panel, f"{step}{event.name} failed")
-            case "retry":
+            case ToolCalled():
+                self._set_activity(info, panel, f"{step}{event.tool}")
+            case ToolReturned() if event.error:
+                self._set_activity(info, panel, f"{step}{event.tool} failed")
+            case RetryScheduled():
                 self._set_activity(info, panel, f"{step}{_describe_retry(event)}")
-            case "resumed" if event.step:
+            case StatusChanged() if event.resumed and event.step:
                 self._set_activity(info, panel, f"resumed after step {event.step}")
 
     async def on_output(self, info: RunInfo, output: Any) -> None:

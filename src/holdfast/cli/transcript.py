@@ -37,6 +37,11 @@ class TranscriptPrinter:
             case "outcome":
                 line = f"error: {item.text}" if item.error else f"answer: {self._truncate(format_value(item.content))}"
                 self._output.print_line(line, "red" if item.error else "bold green")
+            case "input":
+                self._output.print_line(f"=== turn {item.step} ({item.text})", "bold")
+            case "turn":
+                if item.error:
+                    self._output.print_line(f"turn {item.step} ended without an answer: {item.text}", "red")
             case "message":
                 self._output.print_line(self._truncate(format_value(item.content)))
             case _:
@@ -45,15 +50,15 @@ class TranscriptPrinter:
                 )
 
     def _print_step(self, item: TranscriptItem) -> None:
-        took = ""
+        took, tokens = "", item.usage.total_tokens
         if item.at is not None and self._last_step_at is not None:
             took = f", {formatting.duration(item.at - self._last_step_at)}"
-        used = f", {formatting.number(item.tokens - self._tokens)} tokens" if item.tokens > self._tokens else ""
-        spent = f", {formatting.cost(item.cost_usd)} so far" if item.cost_usd else ""
+        used = f", {formatting.number(tokens - self._tokens)} tokens" if tokens > self._tokens else ""
+        spent = f", {formatting.cost(item.usage.cost_usd)} so far" if item.usage.cost_usd else ""
         at = f" at {format_time(item.at)}" if item.at is not None else ""
         retries = item.retries - self._retries
         retried = f", {retries} {'retry' if retries == 1 else 'retries'}" if retries > 0 else ""
-        self._last_step_at, self._tokens, self._retries = item.at, item.tokens, item.retries
+        self._last_step_at, self._tokens, self._retries = item.at, tokens, item.retries
         self._output.print_line(f"--- step {item.step} finished{at}{took}{used}{retried}{spent}", "dim")
 
     def _print_reply(self, item: TranscriptItem) -> None:

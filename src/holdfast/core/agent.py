@@ -12,6 +12,7 @@ import msgspec
 from holdfast.core.errors import DefinitionError, UnknownTool
 from holdfast.core.info import RunInfo, new_run_id
 from holdfast.core.message import Message, Reply
+from holdfast.core.reply_stream import CURRENT_REPLY
 from holdfast.core.result import OutputT_co
 from holdfast.core.retry import Retry
 from holdfast.core.state import PhaseOutput
@@ -21,7 +22,7 @@ from holdfast.core.validation import check_callable, check_choice, check_count, 
 if TYPE_CHECKING:
     from holdfast.core.execution.loop import Loop
 
-#: An async callable from the conversation and the tools to a reply.
+#: An async callable from the conversation and the tools to a reply. One that streams calls `holdfast.emit_text`.
 Model = Callable[[Sequence[Message], Sequence[ToolSchema]], Awaitable[Reply]]
 
 #: Gets the conversation before a step and returns a shorter one, or `None` to keep it.
@@ -267,6 +268,8 @@ def failover(*models: Model) -> Model:
                 return await model(messages, tools)
             except Exception as exc:  # a provider may raise anything
                 log.warning("a model failed, the next one of its chain is asked: %r", exc)
+                if (stream := CURRENT_REPLY.get()) is not None:
+                    stream.restart_draft()
         return await models[-1](messages, tools)
 
     return ask

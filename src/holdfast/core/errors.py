@@ -116,6 +116,30 @@ class RunFailed(RunError):
     """The run failed in another process or earlier. Only the text of its error is known."""
 
 
+class TurnFailed(RunFailed):
+    """A turn of a conversation ended without an answer. The conversation continues with the next message."""
+
+    def __init__(self, run_id: str, turn_id: str, error: str) -> None:
+        super().__init__(f"conversation {run_id}: turn {turn_id} ended without an answer: {error}")
+        self.run_id, self.turn_id, self.error = run_id, turn_id, error
+
+
+class ConversationBusy(RunError):
+    """A turn of the conversation is under way or queued, and the message was to be rejected then."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"conversation {run_id} is busy: send the message later, or queue it")
+        self.run_id = run_id
+
+
+class TurnInterrupted(RunError):
+    """The next message of a conversation ended the turn."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__("interrupted by the next message")
+        self.run_id = run_id
+
+
 class RunParked(RunError):
     """The run waits for a person or a condition. Its checkpoint is kept; `unpark` resumes it."""
 

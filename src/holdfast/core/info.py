@@ -94,6 +94,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     #: Plain JSON data. `inputs["prompt"]` is the prompt: text, or a list of content parts.
     inputs: dict[str, Any] = {}
+    #: The key of a conversation, which waits for the next message instead of ending. Empty for other runs.
+    conversation: str = ""
 
     def __post_init__(self) -> None:
         """Refuse text that a store could not return unchanged.
@@ -105,7 +107,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         check_run_id(self.run_id)
         if self.parent_run_id is not None:
             check_run_id(self.parent_run_id)
-        for name in ("agent_name", "agent_id", "caller_id", "channel_id", "guild_id", "model_tier"):
+        for name in ("agent_name", "agent_id", "caller_id", "channel_id", "guild_id", "model_tier", "conversation"):
             _check_text(name, getattr(self, name))
         for label, value in self.labels.items():
             _check_text("a label", label)

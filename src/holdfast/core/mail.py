@@ -63,9 +63,9 @@ class Mailbox:
     def has(self, topic: str) -> bool:
         return bool(self._unread) and any(mail.topic == topic for mail in self._unread.values())
 
-    def peek(self, topic: str) -> Mail | None:
-        """Return the oldest mail of the topic. It stays unread."""
-        return next((mail for mail in self._unread.values() if mail.topic == topic), None)
+    def peek(self, *topics: str) -> Mail | None:
+        """Return the oldest mail of these topics. It stays unread."""
+        return next((mail for mail in self._unread.values() if mail.topic in topics), None)
 
     def take(self, mail: Mail) -> None:
         """Consume the mail with the next save."""

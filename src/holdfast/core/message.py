@@ -40,6 +40,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
             cost_usd=(self.cost_usd + other.cost_usd) or NO_USAGE.cost_usd,
         )
 
+    def __sub__(self, other: "Usage") -> "Usage":
+        """Return the usage since `other`, an earlier usage of the same run."""
+        return Usage(
+            input_tokens=self.input_tokens - other.input_tokens,
+            output_tokens=self.output_tokens - other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
+            requests=self.requests - other.requests,
+            tool_calls=self.tool_calls - other.tool_calls,
+            cost_usd=(self.cost_usd - other.cost_usd) or NO_USAGE.cost_usd,
+        )
+
 
 NO_USAGE = Usage()
 ONE_REQUEST = Usage(requests=1)

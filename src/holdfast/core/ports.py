@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import msgspec
-
+from holdfast.core.events import Event
 from holdfast.core.info import RunInfo
 from holdfast.core.mail import Mail
 from holdfast.core.message import MessageCodec, Usage
@@ -49,10 +48,15 @@ class Checkpointer(Protocol):
         """
         ...
 
-    async def wait(self, reason: str, wake_at: datetime | None, wake_on: Sequence[str]) -> bool:
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
         """Let the run wait, without an owner, for a time or for mail of these topics.
 
         Returns False if such mail has arrived: the run is left to be resumed at once.
+
+        Args:
+            cancel_children: the turn that started them has failed.
         """
         ...
 
@@ -116,22 +120,6 @@ class CheckpointerFactory(Protocol):
             keep_claims: a tool still works in its thread: other workers must not take its run before this process ends.
         """
         ...
-
-
-class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened in a run, for listeners in the executing process."""
-
-    kind: Literal["step", "reply", "text", "tool_start", "tool_end", "phase", "resumed", "message", "retry"]
-    step: int = 0
-    #: The tool's or the phase's name. Of a retry: the tool's; empty for a model call.
-    name: str = ""
-    call_id: str = ""
-    #: Of a retry: the error.
-    text: str = ""
-    error: bool = False
-    #: Of a retry: the number of attempts that failed, and the pause before the next one.
-    attempt: int = 0
-    delay: timedelta = timedelta(0)
 
 
 class Recorder(Protocol):
@@ -211,10 +199,36 @@ class Critic(Protocol):
         ...
 
 
-class RunListener(Protocol):
-    """Receives the events, the output and the error of a run."""
+class DraftWriter(Protocol):
+    """Shows one reply under way to watchers. Methods return at once."""
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None: ...
+    def add(self, *, text: str = "", reasoning: str = "") -> None: ...
+
+    def restart(self) -> None:
+        """Withdraw what was added: the model is asked again."""
+        ...
+
+    def close(self) -> None:
+        """End the draft: the reply is complete, or the run has ended."""
+        ...
+
+
+class Watchers(Protocol):
+    """Shows what the runs of this process do to those who watch them. Methods return at once."""
+
+    def on_save(self, run_id: str) -> None:
+        """Notify the watchers of a run that it was saved."""
+        ...
+
+    def open_draft(self, run_id: str, checkpointer: Checkpointer) -> DraftWriter | None:
+        """Begin to show a reply; `None` if no draft of this run can be shown."""
+        ...
+
+
+class RunListener(Protocol):
+    """Receives the events, the output and the error of a run, in the executing process. Its events have no cursor."""
+
+    async def on_event(self, info: RunInfo, event: Event) -> None: ...
 
     async def on_output(self, info: RunInfo, output: Any) -> None: ...
 
@@ -236,4 +250,5 @@ class Ports:
     budget: Budget | None = None
     critic: Critic | None = None
     listener: RunListener | None = None
+    watchers: Watchers | None = None
     extra_tools: ToolProvider | None = None

@@ -8,6 +8,7 @@ from typing import Any, overload
 import msgspec
 
 from holdfast.core.message import NATIVE_CODEC, NO_USAGE, MessageCodec, Usage
+from holdfast.core.turn import NO_TOTALS, Totals, TurnInput, TurnRecord
 
 
 class History(Sequence[Any]):
@@ -17,13 +18,17 @@ class History(Sequence[Any]):
     length are new.
     """
 
-    __slots__ = ("_messages", "finished_count", "rewrites")
+    __slots__ = ("_messages", "finished_count", "rewrites", "rewritten_count", "turn_start")
 
     def __init__(self, messages: Iterable[Any] = ()) -> None:
         self._messages = list(messages)
         #: The length when the last step was finished, or after the last rewrite.
         self.finished_count = len(self._messages)
         self.rewrites = 0
+        #: The length after the last rewrite.
+        self.rewritten_count = 0
+        #: Where the messages of the present turn begin; after a rewrite, the messages since then.
+        self.turn_start = 0
 
     def append(self, message: Any) -> None:
         self._messages.append(message)
@@ -34,7 +39,7 @@ class History(Sequence[Any]):
     def rewrite(self, messages: Iterable[Any]) -> None:
         """Replace all messages: for compaction."""
         self._messages = list(messages)
-        self.finished_count = len(self._messages)
+        self.finished_count = self.rewritten_count = self.turn_start = len(self._messages)
         self.rewrites += 1
 
     @overload
@@ -100,8 +105,15 @@ class RunState:
     annotations: dict[str, Any] = field(default_factory=dict)
     #: Ids of mail that the next save consumes, in the same write as the entries that use it.
     consumed: list[str] = field(default_factory=list)
+    #: Events for watchers that the next save adds to the journal: the number of messages before each, and its body.
+    notes: list[tuple[int, bytes]] = field(default_factory=list)
     #: The last step that was finished in this process.
     step_end: StepEnd = _NO_STEP
+    #: Of a conversation: the turns that have ended, and the present one.
+    turns: list[TurnRecord] = field(default_factory=list)
+    turn: TurnInput | None = None
+    #: What the run had used when the present turn began. Bounds count from there.
+    turn_totals: Totals = NO_TOTALS
 
     @property
     def usage(self) -> Usage:
@@ -123,11 +135,21 @@ class RunState:
         self.results.clear()
 
     @property
+    def turn_steps(self) -> int:
+        """Finished steps of the present turn; without turns, of the run."""
+        return self.steps - self.turn_totals.steps
+
+    @property
+    def turn_elapsed(self) -> timedelta:
+        """Execution time of the present turn; without turns, of the run."""
+        return self.elapsed - self.turn_totals.elapsed
+
+    @property
     def phase_elapsed(self) -> timedelta:
         """Execution time of the current phase."""
         return self.elapsed - (self.phases[-1].elapsed if self.phases else timedelta(0))
 
     @property
     def phase_steps(self) -> int:
-        """Finished steps of the current phase."""
-        return self.steps - (self.phases[-1].steps if self.phases else 0)
+        """Finished steps of the current phase; without phases, of the present turn."""
+        return self.steps - self.phases[-1].steps if self.phases else self.turn_steps

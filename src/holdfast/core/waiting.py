@@ -127,8 +127,13 @@ class RunWaiting(RunError):
     """The run waits for a time, a person, a signal or a result. It holds no process, and resumes by itself."""
 
     def __init__(self, run_id: str, calls: tuple[WaitingCall, ...]) -> None:
-        super().__init__(f"run {run_id} waits for {describe_waits(calls)}")
         self.run_id, self.calls = run_id, calls
+        super().__init__(f"run {run_id} waits for {self.reason}")
+
+    @property
+    def reason(self) -> str:
+        """What the run waits for."""
+        return describe_waits(self.calls)
 
     @property
     def wake_at(self) -> datetime | None:

@@ -8,11 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.core.errors import ModelUnavailable
+from holdfast.core.events import Event, ReplyAdded, ToolCalled, ToolReturned
 from holdfast.core.execution.loop import FinishedCall
 from holdfast.core.execution.native import get_loop
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Usage
-from holdfast.core.ports import Recorder, RunEvent, RunListener
+from holdfast.core.ports import Recorder, RunListener
 from holdfast.core.state import RunState
 from holdfast.core.tool_context import ToolContext
 from holdfast.fanout.cells import Cell
@@ -86,9 +87,9 @@ class ProgressRecorder:
 
     # -- listener -----------------------------------------------------------------------------------------------
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
         recorder = self._recorders.get(info.run_id)
-        if recorder is not None and event.kind == "reply" and event.text:
+        if recorder is not None and isinstance(event, ReplyAdded) and event.text:
             recorder.text = event.text
         if recorder is not None and self._saver.verbose and (line := _format_event(event)):
             log.info("%s: step %d: %s", self._cells[info.run_id].id, event.step, line)
@@ -166,15 +167,15 @@ class CellRecorder(NullRecorder):
         )
 
 
-def _format_event(event: RunEvent) -> str:
+def _format_event(event: Event) -> str:
     """Return the event as a line for the log, or an empty string."""
-    match event.kind:
-        case "reply":
+    match event:
+        case ReplyAdded():
             return f"model answered: {event.text}" if event.text else "model answered"
-        case "tool_start":
-            return f"{event.name} started"
-        case "tool_end":
-            return f"{event.name} failed" if event.error else f"{event.name} done"
+        case ToolCalled():
+            return f"{event.tool} started"
+        case ToolReturned():
+            return f"{event.tool} failed" if event.error else f"{event.tool} done"
     return ""
 
 

@@ -118,6 +118,26 @@ class RunAttacher:
         except StoreClosed as exc:
             raise _make_shutdown_error(run_id) from exc
 
+    async def advance(self, record: RunRecord) -> Exception | None:
+        """Wait until the run may have changed. If it is due and has no owner, execute it here until it ends or waits.
+
+        Returns the error of the execution, unless the run continues.
+        """
+        try:
+            await self._take(record, "detach")
+        except RunBusy as busy:
+            mine = busy.owner == self._worker.worker_id
+            await (self._clock.sleep(_CLAIMED_PAUSE) if mine else self._client.wait_for_change())
+        except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
+            pass
+        except StoreClosed as exc:
+            raise _make_shutdown_error(record.run_id) from exc
+        except Exception as exc:  # of the run: its model or a tool may raise anything
+            return exc
+        if self._executor.draining:
+            raise _make_shutdown_error(record.run_id)
+        return None
+
     async def _take(self, known: RunRecord | StoredRun, on_cancel: OnCancel) -> Result | None:
         """Return the result of the run if it is executed here, has ended, or can be resumed now."""
         record = known.record if isinstance(known, StoredRun) else known

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -30,13 +31,15 @@ from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, Ru
 from holdfast.concurrency import run_in_background
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
+from holdfast.core.execution.calls import IN_DOUBT_KEY
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.native import NATIVE_LOOP, get_loop
-from holdfast.core.execution.steps import IN_DOUBT_KEY, UNKNOWN_OUTCOME
+from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.info import RunInfo, new_run_id
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
+from holdfast.core.turn import TURN_TOPIC, ConversationIdle
 from holdfast.core.waiting import RunWaiting
 from holdfast.stores.redacting import stored_meta
 
@@ -54,7 +57,7 @@ class RunClient:
             agents: by name. Their codecs decode transcripts and results.
         """
         self._checkpoints, self._agents = checkpoints, agents
-        self._store = checkpoints.store
+        self.store = self._store = checkpoints.store
 
     def _loop_for(self, agent_name: str) -> Loop:
         agent = self._agents.get(agent_name)
@@ -81,7 +84,7 @@ class RunClient:
         Raises:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
-        new = _make_queued_run(RunMeta.from_info(info), Progress(), [], not_before)
+        new = make_queued_run(RunMeta.from_info(info), Progress(), [], not_before)
         while True:
             try:
                 await self._store.create(new)
@@ -91,6 +94,11 @@ class RunClient:
                 except RunNotFound:
                     continue  # it was removed meanwhile
             return info.run_id
+
+    async def create(self, info: RunInfo) -> None:
+        """Queue a run unless there is one with this id."""
+        with suppress(RunExists):
+            await self._store.create(make_queued_run(RunMeta.from_info(info), Progress(), []))
 
     async def load_same_request(self, info: RunInfo) -> StoredRun:
         """Load the run with this id, if it has the same agent, prompt and inputs.
@@ -106,8 +114,12 @@ class RunClient:
 
     def is_same_request(self, info: RunInfo, known: RunInfo | RunMeta) -> bool:
         """Whether `info` has the agent, prompt and inputs of the run `known`, which may be redacted."""
-        keys = (info.request_key, stored_meta(self._store, RunMeta.from_info(info)).request_key)
-        return known.agent_name == info.agent_name and known.request_key in keys
+        if (known.agent_name, known.conversation) != (info.agent_name, info.conversation):
+            return False
+        return known.request_key in (
+            info.request_key,
+            stored_meta(self._store, RunMeta.from_info(info)).request_key,
+        )
 
     async def result(self, run_id: str) -> Result:
         """Wait for the result of a run, in whichever process it is executed.
@@ -125,7 +137,10 @@ class RunClient:
 
     def read_waiting(self, record: RunRecord) -> RunWaiting:
         """Return what a waiting run waits for, as an error."""
-        return RunWaiting(record.run_id, read_waits(decode(record.progress, Progress).annotations))
+        calls = read_waits(decode(record.progress, Progress).annotations)
+        if not calls and TURN_TOPIC in record.wake_on:
+            return ConversationIdle(record.run_id)
+        return RunWaiting(record.run_id, calls)
 
     async def wait_for_change(self, timeout: timedelta | None = None) -> None:
         """Wait until a run may have changed; at most `timeout`, and not longer than the poll interval."""
@@ -135,7 +150,7 @@ class RunClient:
         """Return the result of a settled run. Raises as `result` does."""
         run_id = stored.record.run_id
         if stored.record.status is RunStatus.PARKED:
-            raise _make_parked_error(stored.record)
+            raise make_parked_error(stored.record)
         loop = self._loop_for(stored.record.agent_name)
         checkpoint = read_checkpoint(stored, loop.codec)
         outcome = checkpoint.outcome
@@ -220,6 +235,8 @@ class RunClient:
             CheckpointError: the journal has no such step: not reached, saved together with a later one, or compacted.
         """
         stored = await self._store.load(run_id)
+        if decode(stored.entries[0].body, Begin).meta.conversation:
+            raise CheckpointError(f"run {run_id} is a conversation: fork it at a turn, with Conversation.fork")
         steps = [
             (position, decode(bytes(decode(entry.body, Step).progress), Progress))
             for position, entry in enumerate(stored.entries)
@@ -233,7 +250,7 @@ class RunClient:
         old = decode(stored.entries[0].body, Begin).meta
         labels = {**old.labels, "forked_from": run_id, "forked_at": str(at_step)}
         meta = msgspec.structs.replace(old, run_id=new_id or new_run_id(), parent_run_id=None, labels=labels)
-        await self._store.create(_make_queued_run(meta, progress, list(stored.entries[1 : position + 1])))
+        await self._store.create(make_queued_run(meta, progress, list(stored.entries[1 : position + 1])))
         return meta.run_id
 
     async def load_checkpoint(self, run_id: str) -> Checkpoint:
@@ -252,7 +269,8 @@ def is_settled(record: RunRecord) -> bool:
     return record.is_terminal or record.status is RunStatus.PARKED
 
 
-def _make_parked_error(record: RunRecord) -> RunParked:
+def make_parked_error(record: RunRecord) -> RunParked:
+    """Return the error that says why a run is parked."""
     reason, _, detail = record.reason.partition(": ")
     return RunParked(reason, detail)
 
@@ -268,7 +286,7 @@ def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
     return agents[name]
 
 
-def _make_queued_run(
+def make_queued_run(
     meta: RunMeta, progress: Progress, entries: list[Entry], not_before: datetime | None = None
 ) -> NewRun:
     """Make a queued run from its first entry and the copied `entries` of another run."""

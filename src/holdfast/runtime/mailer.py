@@ -147,7 +147,7 @@ class Mailer:
             return None
 
     async def _post_decision(self, call: WaitingCall, decision: Decision) -> None:
-        body = _check_size(msgspec.json.encode(decision))
+        body = check_size(msgspec.json.encode(decision))
         receipt = await self._store.post(call.run_id, Mail(mail_id=call.topic, topic=call.topic, body=body))
         # Also for a second answer: the process that gave the first may have died before this.
         await self._wake_parents(call.run_id)
@@ -155,11 +155,9 @@ class Mailer:
             raise AlreadyAnswered(call.run_id, call.call_id, _read_first(receipt))
 
     async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
-        if mail_id is not None and (not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200):
-            raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")
-        if mail_id is not None and mail_id.startswith("answer:"):
-            raise DefinitionError(f"the id is {mail_id!r:.80}: ids of answers begin with 'answer:', give another one")
-        mail = Mail(mail_id=mail_id or secrets.token_hex(8), topic=topic, body=_check_size(body))
+        if mail_id is not None:
+            check_mail_id(mail_id)
+        mail = Mail(mail_id=mail_id or secrets.token_hex(8), topic=topic, body=check_size(body))
         await self._store.post(run_id, mail)
         await self._wake_parents(run_id)
         return mail.mail_id
@@ -200,7 +198,24 @@ def _check_answer(call: WaitingCall, answer: Answer) -> None:
         raise DefinitionError(f"call {call.call_id} waits for a {call.kind}: give Value or Deny")
 
 
-def _check_size(body: bytes) -> bytes:
+def check_mail_id(mail_id: object) -> None:
+    """Check the id of a message or a signal.
+
+    Raises:
+        DefinitionError: it is no text, too long, or begins as the ids that holdfast makes.
+    """
+    if not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200:
+        raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")
+    if mail_id.startswith(("answer:", "turn:")):
+        raise DefinitionError(f"the id is {mail_id!r:.80}: give one that does not begin with 'answer:' or 'turn:'")
+
+
+def check_size(body: bytes) -> bytes:
+    """Return the body of a mail.
+
+    Raises:
+        PayloadError: it is too large.
+    """
     if len(body) > MAX_MAIL_BYTES:
         raise PayloadError(f"the mail has {len(body)} bytes: send at most {MAX_MAIL_BYTES}")
     return body

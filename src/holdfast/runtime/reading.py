@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -60,6 +60,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: Calls that were made again after a transient error, and the last such error.
     retries: int
     retry_error: str
+    #: The key of a conversation, and the number of its turns that have ended. Empty and zero for other runs.
+    conversation: str
+    turns: int
 
     @property
     def waits_for(self) -> str:
@@ -129,13 +132,7 @@ async def list_runs(
     *,
     limit: int,
     cursor: str | None = None,
-    status: RunStatus | str | Iterable[RunStatus | str] | None = None,
-    agent: str | None = None,
-    caller: str | None = None,
-    parent: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    **query: Unpack[RunQuery],
 ) -> RunList:
     """Return a page of runs, newest first. Never reads journals.
 
@@ -143,16 +140,7 @@ async def list_runs(
         DefinitionError: an argument has a wrong type or value.
         InvalidCursor: the cursor is not one that this store has returned.
     """
-    wanted = _parse_statuses(status)
-    run_filter = RunFilter(
-        statuses=_to_stored_statuses(wanted),
-        agent_name=_check_text("agent", agent),
-        caller_id=_check_text("caller", caller),
-        parent_run_id=_check_text("parent", parent),
-        labels=_check_labels(labels),
-        created_after=_check_time("since", since),
-        created_before=_check_time("until", until),
-    )
+    run_filter, wanted = make_filter(**query)
     _check_text("cursor", cursor)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise DefinitionError(f"limit is {limit!r:.80}: give a number of runs, at least 1")
@@ -165,6 +153,25 @@ async def list_runs(
         cursor = page.cursor
         if cursor is None or len(found) >= limit:
             return RunList(runs=tuple(found), cursor=cursor)
+
+
+def make_filter(**query: Unpack[RunQuery]) -> tuple[RunFilter, frozenset[RunStatus] | None]:
+    """Return the filter of stored runs for a query, and the statuses that it asks for.
+
+    Raises:
+        DefinitionError: an argument has a wrong type or value.
+    """
+    wanted = _parse_statuses(query.get("status"))
+    run_filter = RunFilter(
+        statuses=_to_stored_statuses(wanted),
+        agent_name=_check_text("agent", query.get("agent")),
+        caller_id=_check_text("caller", query.get("caller")),
+        parent_run_id=_check_text("parent", query.get("parent")),
+        labels=_check_labels(query.get("labels")),
+        created_after=_check_time("since", query.get("since")),
+        created_before=_check_time("until", query.get("until")),
+    )
+    return run_filter, wanted
 
 
 def present_status(record: RunRecord) -> RunStatus:
@@ -230,6 +237,8 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
         "cancel_requested": record.cancel_requested,
         "retries": retry.get("count", 0),
         "retry_error": retry.get("error", ""),
+        "conversation": meta.conversation,
+        "turns": progress.turns,
     }
 
 

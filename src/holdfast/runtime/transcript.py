@@ -12,8 +12,9 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.execution.waits import read_waits
-from holdfast.core.message import Reply, System, ToolCall, ToolResult, User
+from holdfast.core.message import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.state import PhaseOutput
+from holdfast.core.turn import TurnInput, TurnRecord
 from holdfast.core.waiting import WaitingCall, WaitKind
 from holdfast.runtime.messages import ReadableMessage, Resolution, Thinking, read_message
 
@@ -51,7 +52,19 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 ItemKind = Literal[
-    "begin", "system", "user", "thinking", "reply", "result", "resolution", "message", "step", "phase", "outcome"
+    "begin",
+    "system",
+    "user",
+    "thinking",
+    "reply",
+    "result",
+    "resolution",
+    "message",
+    "step",
+    "phase",
+    "outcome",
+    "input",
+    "turn",
 ]
 
 
@@ -67,13 +80,14 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     call_id: str = ""
     tool: str = ""
     error: bool = False
-    #: A result's content, an unknown message, a phase's or the run's output.
+    #: A result's content, an unknown message, the output of a phase, a turn or the run.
     content: Any = None
-    #: Of a step: its number, the time it finished, and the run's usage at that time.
+    #: Of a step: its number, and the time it finished. Of the beginning of a turn (`input`, its text is the id) and of
+    #: its end: the number of the turn and the time.
     step: int = 0
     at: datetime | None = None
-    tokens: int = 0
-    cost_usd: float = 0.0
+    #: Of a step or an outcome: the run's usage at that time, its child runs included.
+    usage: Usage = NO_USAGE
     #: Of a step: the run's retries at that time.
     retries: int = 0
 
@@ -138,10 +152,18 @@ class Transcript:
                 outcome = decode(entry.body, Outcome)
                 error = outcome.error or ""
                 yield TranscriptItem(
-                    seq=entry.seq, kind="outcome", content=outcome.output, text=error, error=bool(error)
+                    seq=entry.seq,
+                    kind="outcome",
+                    content=outcome.output,
+                    text=error,
+                    error=bool(error),
+                    usage=outcome.usage,
                 )
-            case EntryKind.ADOPT:
-                return
+            case EntryKind.INPUT:
+                turn = decode(entry.body, TurnInput)
+                yield TranscriptItem(seq=entry.seq, kind="input", text=turn.turn_id, step=turn.number, at=turn.at)
+            case EntryKind.TURN:
+                yield _read_turn(entry)
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
         messages = read_message(body)
@@ -210,15 +232,26 @@ class Transcript:
 def _read_step(entry: Entry) -> TranscriptItem:
     step = decode(entry.body, Step)
     progress = decode(bytes(step.progress), Progress)
-    usage = progress.usage
     return TranscriptItem(
         seq=entry.seq,
         kind="step",
         step=progress.steps,
         at=step.at,
-        tokens=usage.total_tokens,
-        cost_usd=usage.cost_usd,
+        usage=progress.usage,
         retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
+    )
+
+
+def _read_turn(entry: Entry) -> TranscriptItem:
+    record = decode(entry.body, TurnRecord)
+    return TranscriptItem(
+        seq=entry.seq,
+        kind="turn",
+        step=record.input.number,
+        at=record.at,
+        content=record.output,
+        text=record.error,
+        error=record.status != "done",
     )
 
 

@@ -334,7 +334,7 @@ class Worker:
             if (record.next_seq, record.created_at) == (loaded.record.next_seq, loaded.record.created_at):
                 mail = await self._store.read_mail(run_id)
                 return StoredRun(record=record, entries=loaded.entries, mail=mail)
-        return await self._store.load(run_id)
+        return await self._checkpoints.load(run_id)
 
     async def _children_made_progress(self, run_id: str) -> bool:
         """Whether a child has finished a step during the attempts that this run spent in one step."""

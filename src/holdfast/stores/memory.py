@@ -58,6 +58,9 @@ class MemoryStore:
         self._cancel_requested: set[str] = set()
         self._unread: set[str] = set()
         self._change_event = asyncio.Event()
+        #: By run id: the token of the claim and the draft that was put under it; until when drafts are requested.
+        self._drafts: dict[str, tuple[int, bytes]] = {}
+        self._draft_requests: dict[str, datetime] = {}
 
     async def open(self) -> None:
         self._is_open = True
@@ -225,6 +228,35 @@ class MemoryStore:
                 wait.cancel()
         return changed.is_set()
 
+    # -- drafts -------------------------------------------------------------------------------------------------
+
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        self._check_open()
+        run = self._runs.get(claim.run_id)
+        if run is None or run.token != claim.token or run.status is not RunStatus.RUNNING:
+            return
+        if draft is None:
+            self._drafts.pop(claim.run_id, None)
+        else:
+            self._drafts[claim.run_id] = claim.token, draft
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        self._check_open()
+        run = self._runs.get(run_id)
+        token, draft = self._drafts.get(run_id, (0, None))
+        return draft if run is not None and run.token == token and run.status is RunStatus.RUNNING else None
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        self._check_open()
+        now = self._clock.now()
+        self._draft_requests = {each: until for each, until in self._draft_requests.items() if until > now}
+        self._draft_requests[run_id] = max(now + ttl, self._draft_requests.get(run_id, now))
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        self._check_open()
+        now = self._clock.now()
+        return [run_id for run_id in run_ids if self._draft_requests.get(run_id, now) > now]
+
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()
         now = self._clock.now()
@@ -315,6 +347,7 @@ class MemoryStore:
             run = self._runs.pop(removed, None)
             self._cancel_requested.discard(removed)
             self._unread.discard(removed)
+            self._drafts.pop(removed, None)
             remaining.extend(self._children.pop(removed, ()))
             if run is not None and run.new.parent_run_id in self._children:
                 self._children[run.new.parent_run_id].discard(removed)

@@ -36,7 +36,8 @@ class MemoryRun:
     journal: list[Entry] = field(default_factory=list)
     #: By id, in the order of arrival; consumed mail without its body.
     mail: dict[str, Mail] = field(default_factory=dict)
-    unread: set[str] = field(default_factory=set)
+    #: Ids, in the order of arrival.
+    unread: dict[str, None] = field(default_factory=dict)
     #: Counts up over the store, in the order of creation: the cursor of listings.
     number: int = 0
 
@@ -77,7 +78,7 @@ class MemoryRun:
         """
         self._check_sequence(release.entries)
         self._check_consumed(release.consumed)
-        left = self.unread.difference(release.consumed)
+        left = self.unread.keys() - set(release.consumed)
         if any(self.mail[mail_id].topic in release.wake_on for mail_id in left):
             raise UnreadMail(self.new.run_id)
         self.consume(release.consumed)
@@ -104,7 +105,7 @@ class MemoryRun:
         if self.status in TERMINAL_STATUSES:
             raise RunEnded(self.new.run_id, self.status)
         posted = self.mail[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
-        self.unread.add(mail.mail_id)
+        self.unread[mail.mail_id] = None
         if self.status is RunStatus.WAITING and mail.topic in self.wake_on:
             self.status, self.wake_at, self.wake_on = RunStatus.INTERRUPTED, None, ()
             self.not_before = self.updated_at = now
@@ -117,12 +118,12 @@ class MemoryRun:
             StoreError: one of the ids is not unread mail. Nothing was changed.
         """
         self._check_consumed(mail_ids)
-        self.unread.difference_update(mail_ids)
         for mail_id in mail_ids:
+            self.unread.pop(mail_id, None)
             self.mail[mail_id] = msgspec.structs.replace(self.mail[mail_id], body=b"")
 
     def get_unread_mail(self) -> tuple[Mail, ...]:
-        return tuple(mail for mail_id, mail in self.mail.items() if mail_id in self.unread)
+        return tuple(self.mail[mail_id] for mail_id in self.unread)
 
     def _check_sequence(self, entries: Sequence[Entry]) -> None:
         for seq, entry in enumerate(entries, self.next_seq):
@@ -132,7 +133,7 @@ class MemoryRun:
                 )
 
     def _check_consumed(self, mail_ids: Sequence[str]) -> None:
-        if unknown := set(mail_ids) - self.unread:
+        if unknown := set(mail_ids) - self.unread.keys():
             raise StoreError(
                 f"run {self.new.run_id}: {sorted(unknown)} is not among its unread mail; nothing was written"
             )

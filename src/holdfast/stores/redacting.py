@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import Begin, RunMeta, decode, encode
+from holdfast.checkpoint.draft import Draft
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import NewRun, Release
@@ -17,6 +18,10 @@ from holdfast.stores.wrapper import StoreWrapper
 #: The fields of a run's meta that hold free text. The others identify the run and are stored unchanged: stores find,
 #: count and resume runs by them.
 _REDACTED_FIELDS = ("prompt", "labels", "inputs", "content")
+
+
+#: The fields of a turn that are ids of messages, or digests.
+_TURN_FIELDS = ("turn_id", "joined", "digest", "recent_turns")
 
 
 class RedactingStore(StoreWrapper):
@@ -37,14 +42,14 @@ class RedactingStore(StoreWrapper):
             run,
             labels=summary.labels,
             meta=encode(summary),
-            progress=self._redact_body(run.progress),
+            progress=self._redact_progress(run.progress),
             entries=entries,
         )
         return await self._store.create(redacted, worker_id=worker_id)
 
     async def append(self, claim: Claim, write: Append) -> None:
         redacted = msgspec.structs.replace(
-            write, entries=self._redact_entries(write.entries), progress=self._redact_body(write.progress)
+            write, entries=self._redact_entries(write.entries), progress=self._redact_progress(write.progress)
         )
         await self._store.append(claim, redacted)
 
@@ -53,12 +58,16 @@ class RedactingStore(StoreWrapper):
             release,
             reason=self._redact(release.reason),
             entries=self._redact_entries(release.entries),
-            progress=None if release.progress is None else self._redact_body(release.progress),
+            progress=None if release.progress is None else self._redact_progress(release.progress),
         )
         await self._store.release(claim, redacted)
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
-        return await self._store.post(run_id, msgspec.structs.replace(mail, body=self._redact_body(mail.body)))
+        body = self._redact_data(msgspec.json.decode(mail.body))
+        return await self._store.post(run_id, msgspec.structs.replace(mail, body=msgspec.json.encode(body)))
+
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        await self._store.put_draft(claim, None if draft is None else self._redact_draft(draft))
 
     def stored_meta(self, meta: RunMeta) -> RunMeta:
         """Return `meta` as this store keeps it."""
@@ -81,8 +90,36 @@ class RedactingStore(StoreWrapper):
         redacted: Any = self._redact({name: meta[name] for name in _REDACTED_FIELDS if name in meta})
         return {**meta, **redacted}
 
+    def _redact_draft(self, body: bytes) -> bytes:
+        """Redact a draft. Its last words may be the beginning of a secret: they are left out until a space follows."""
+        draft = msgspec.json.decode(body, type=Draft)
+        text, reasoning = self._redact(_cut_last_word(draft.text)), self._redact(_cut_last_word(draft.reasoning))
+        return msgspec.json.encode(msgspec.structs.replace(draft, text=text, reasoning=reasoning))
+
     def _redact_body(self, body: bytes) -> bytes:
-        return msgspec.json.encode(self._redact(msgspec.json.decode(body)))
+        data = msgspec.json.decode(body)
+        redacted = self._redact_data(data)
+        if isinstance(data, dict) and "input" in data:  # a turn that has ended
+            redacted["input"] = self._redact_data(data["input"])
+        return msgspec.json.encode(redacted)
+
+    def _redact_progress(self, body: bytes) -> bytes:
+        data = msgspec.json.decode(body)
+        redacted = self._redact_data(data)
+        if "turn" in data:
+            redacted["turn"] = self._redact_data(data["turn"])
+        return msgspec.json.encode(redacted)
+
+    def _redact_data(self, data: Any) -> Any:
+        """Redact an object, except the ids of messages: turns are found by them."""
+        redacted: Any = self._redact(data)
+        kept = {name: data[name] for name in _TURN_FIELDS if name in data} if isinstance(data, dict) else {}
+        return {**redacted, **kept} if kept else redacted
+
+
+def _cut_last_word(text: str) -> str:
+    *_, last = text.split()[-1:] or [""]
+    return text if text[-1:].isspace() else text[: len(text) - len(last)]
 
 
 def stored_meta(store: CheckpointStore, meta: RunMeta) -> RunMeta:

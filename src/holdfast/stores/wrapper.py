@@ -90,5 +90,17 @@ class StoreWrapper:
     async def wait_for_change(self, timeout: timedelta) -> bool:
         return await self._store.wait_for_change(timeout)
 
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        await self._store.put_draft(claim, draft)
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        return await self._store.read_draft(run_id)
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        await self._store.request_drafts(run_id, ttl)
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        return await self._store.requested_drafts(run_ids)
+
     async def purge(self, *, limit: int = 100) -> int:
         return await self._store.purge(limit=limit)

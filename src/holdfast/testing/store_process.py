@@ -333,6 +333,20 @@ class StoreProcess:
         changed: bool = await self.child.call("wait_for_change", timeout=timeout)
         return changed
 
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        await self.child.call("put_draft", claim=claim, draft=draft)
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        draft: bytes | None = await self.child.call("read_draft", run_id=run_id)
+        return draft
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        await self.child.call("request_drafts", run_id=run_id, ttl=ttl)
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        requested: Collection[str] = await self.child.call("requested_drafts", run_ids=run_ids)
+        return requested
+
     async def purge(self, *, limit: int = 100) -> int:
         purged: int = await self.child.call("purge", limit=limit)
         return purged

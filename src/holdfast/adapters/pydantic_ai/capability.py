@@ -15,6 +15,8 @@ from pydantic_ai.messages import (
     PartStartEvent,
     TextPart,
     TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
     ToolCallPart,
 )
 from pydantic_ai.models import ModelRequestContext
@@ -24,7 +26,6 @@ from holdfast.adapters.pydantic_ai.batch import Batch
 from holdfast.adapters.pydantic_ai.state import AdapterState
 from holdfast.adapters.pydantic_ai.transcript import Transcript, get_open_parts
 from holdfast.core.execution.steps import StepContext
-from holdfast.core.ports import RunEvent
 
 #: pydantic-ai refuses more than 100 attempts of one request. After these the loop makes a new request.
 _MAX_ATTEMPTS = 50
@@ -129,17 +130,16 @@ class StreamingDurableCapability(DurableCapability):
     @on_event(PartStartEvent)
     async def _on_part_start(self, ctx: RunContext[Any], event: PartStartEvent) -> None:
         if isinstance(event.part, TextPart):
-            await self._emit_text(event.part.content)
+            await self._context.emit_text(event.part.content)
+        elif isinstance(event.part, ThinkingPart):
+            await self._context.emit_reasoning(event.part.content)
 
     @on_event(PartDeltaEvent)
     async def _on_part_delta(self, ctx: RunContext[Any], event: PartDeltaEvent) -> None:
         if isinstance(event.delta, TextPartDelta):
-            await self._emit_text(event.delta.content_delta)
-
-    async def _emit_text(self, text: str) -> None:
-        if text:
-            run = self._context.run
-            await run.emit(RunEvent(kind="text", step=run.state.steps + 1, text=text))
+            await self._context.emit_text(event.delta.content_delta)
+        elif isinstance(event.delta, ThinkingPartDelta):
+            await self._context.emit_reasoning(event.delta.content_delta or "")
 
 
 def _get_queued_messages(ctx: RunContext[Any]) -> list[ModelMessage]:

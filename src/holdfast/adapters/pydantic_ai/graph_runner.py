@@ -36,7 +36,7 @@ class GraphRunner:
         )
         self._state, self._deps = run.ctx.state, run.ctx.deps
         self._state.output_retries_used = adapter_state.output_retries
-        self._deps.prompt = load_prompt(context.prompt)
+        self._deps.prompt = load_prompt(context.prompt) if context.prompt else transcript.find_prompt()
         #: The unanswered reply that ends the saved conversation.
         self._resumed_reply: ModelResponse | None = None
         #: The error of a request to the model.

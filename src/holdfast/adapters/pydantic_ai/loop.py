@@ -120,7 +120,7 @@ class PydanticAILoop:
     async def _run_once(self, context: StepContext) -> Any:
         adapter_state, transcript = AdapterState(context.state), Transcript(context)
         if not transcript.has_started:
-            adapter_state.start_phase()
+            adapter_state.start_turn() if context.run.info.conversation else adapter_state.start_phase()
         batch = Batch(context, adapter_state, self._options.policies, transcript.final_results())
         capability = StreamingDurableCapability if self._options.stream else DurableCapability
         runner: GraphRunner | None = None
@@ -148,7 +148,7 @@ class PydanticAILoop:
         return await stack.enter_async_context(
             self._agent.iter(
                 load_prompt(context.prompt) if begins else None,
-                message_history=await self._load_initial_history(context) if begins else transcript.messages,
+                message_history=transcript.messages or await self._load_initial_history(context),
                 deps=await self._make_deps(context.run.info, stack),
                 instructions=context.profile.instructions or None,
                 usage=usage,
@@ -225,10 +225,11 @@ def durable(
         in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
         retry: how failed model requests are repeated; without it the defaults of `Retry`.
         tool_retry: by tool name: repeats calls of `pure` and `idempotent` tools that raised a transient error.
-        usage_limits: pydantic-ai's, over the whole run, resumes included. Without them only `bounds` hold.
+        usage_limits: pydantic-ai's, over the whole run or the turn of a conversation, resumes included. Without them
+            only `bounds` hold.
         compact: gets the messages before a step and returns fewer, or `None` to keep them.
         missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
-        stream: request replies as streams, and emit their text as it arrives, as `text` events of the listener.
+        stream: request replies as streams, and show their text as it arrives, to watchers and the listener.
 
     Raises:
         DefinitionError: the agent has no name, or the options contradict each other.

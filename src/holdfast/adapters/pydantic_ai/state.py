@@ -85,6 +85,12 @@ class AdapterState:
         self.end_batch()
         self.output_retries, self.tool_retries = 0, {}
 
+    def start_turn(self) -> None:
+        """Reset everything for the next turn of a conversation: pydantic-ai's limits hold for a turn."""
+        self.start_phase()
+        self.usage = RunUsage()
+        self._last_counts = _read_counts(self.usage)
+
     def end_batch(self) -> None:
         """Forget the calls of a reply that is answered."""
         self.deferred, self.started, self.unknown_calls = {}, [], []

@@ -9,6 +9,7 @@ from pydantic_ai.messages import (
     ModelRequestPart,
     ModelResponse,
     ToolReturnPart,
+    UserContent,
     UserPromptPart,
     repair_messages,
 )
@@ -26,19 +27,21 @@ class Transcript:
         self._context, self._history = context, context.state.history
         #: The parts since the last reply that are in the history, by `id()`. Held so that no id is used again.
         self._recorded_parts: dict[int, ModelRequestPart] = {}
+        in_turn = self._history[self._history.turn_start :]
         self._repeats = RepeatCounter(
-            _get_call_signatures(message) for message in self._history if isinstance(message, ModelResponse)
+            _get_call_signatures(message) for message in in_turn if isinstance(message, ModelResponse)
         )
         self._answers_start = _find_answers_start(self._history)
         answers: list[ModelRequest] = self._history[self._answers_start :]
         #: An earlier process has answered the last reply, which holds the run's output.
-        self.has_output = bool(answers) and has_mark(answers[-1], FINAL)
+        self.has_output = self.has_started and bool(answers) and has_mark(answers[-1], FINAL)
         if not self.has_output:
             self.mark_recorded(part for message in answers for part in message.parts)
 
     @property
     def has_started(self) -> bool:
-        return bool(self._history)
+        """Whether the prompt is in the history."""
+        return not self._context.begins
 
     @property
     def ends_with_reply(self) -> bool:
@@ -50,7 +53,16 @@ class Transcript:
     @property
     def messages(self) -> list[ModelMessage]:
         """The messages that pydantic-ai continues from, without the answers to a reply that holds the output."""
-        return self._history[: self._answers_start] if self.has_output else list(self._history)
+        messages = self._history[: self._answers_start] if self.has_output else list(self._history)
+        return [message for message in messages if not has_mark(message, FINAL)]
+
+    def find_prompt(self) -> str | Sequence[UserContent]:
+        """Return the prompt of the turn, or of the run."""
+        for message in self._history[self._history.turn_start :]:
+            for part in message.parts:
+                if isinstance(part, UserPromptPart):
+                    return part.content
+        return ""
 
     def final_results(self) -> dict[str, ModelRequest]:
         """Return the recorded results beside the output, by call id."""
@@ -60,9 +72,9 @@ class Transcript:
         return {part.tool_call_id: each for each in answers for part in each.parts if isinstance(part, ToolReturnPart)}
 
     async def start(self, messages: Sequence[ModelMessage], request: ModelRequest) -> None:
-        """Record the initial messages and the first request. Returns when they are durable."""
+        """Record the request, and before it the messages of a new run. Returns when they are durable."""
         self.mark_recorded(get_open_parts([*messages, request]))
-        await self._context.start([*messages, request])
+        await self._context.start([request] if self._history else [*messages, request])
 
     def add_request(self, parts: Sequence[ModelRequestPart]) -> bool:
         """Record parts that are about to be sent to the model. Return whether any of them is new."""
@@ -103,7 +115,7 @@ class Transcript:
             DefinitionError: the shorter conversation does not end with a request.
         """
         compact = self._context.profile.compact
-        shorter = await compact(repair_messages(list(self._history), repair_last_response=False)) if compact else None
+        shorter = await compact(repair_messages(self.messages, repair_last_response=False)) if compact else None
         if shorter is None:
             return None
         *before, request = shorter or [None]

@@ -34,7 +34,8 @@ class WatchTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 class IdleWatch:
     """Measures the idle time of one run and acts on it.
 
-    All times are the run's execution time: a resumed run continues at its saved value.
+    All times are the execution time of the run, or of the turn of a conversation: a resumed one continues at its saved
+    value.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class IdleWatch:
     ) -> None:
         self._info, self._state, self._control, self._timeouts = info, state, control, timeouts
         self._escalators, self._timers, self._clock = escalators, timers, clock
-        self._started_at = clock.monotonic() - state.elapsed.total_seconds()
-        saved = state.annotations.get(ANNOTATION_KEY, {})
-        self._last_activity: float = saved.get("active_at", state.elapsed.total_seconds())
+        elapsed = state.turn_elapsed.total_seconds()
+        self._started_at = clock.monotonic() - elapsed
+        is_new_turn = bool(info.conversation) and state.turn is None
+        saved = {} if is_new_turn else state.annotations.get(ANNOTATION_KEY, {})
+        self._last_activity: float = saved.get("active_at", elapsed)
         self._extensions: int = saved.get("extensions", 0)
         self._extension_s: float = saved.get("extended", 0.0)
         self._escalated = False

@@ -79,8 +79,8 @@ def _to_json_value(
             {
                 "step": item.step,
                 "at": item.at,
-                "tokens": item.tokens,
-                "cost_usd": item.cost_usd,
+                "tokens": item.usage.total_tokens,
+                "cost_usd": item.usage.cost_usd,
                 "retries": item.retries,
             }
             for item in steps

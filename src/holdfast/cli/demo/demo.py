@@ -15,8 +15,8 @@ from holdfast.cli.demo.check import Attempt, DemoResult, StoreSnapshot, check_at
 from holdfast.cli.errors import CommandError
 from holdfast.cli.output import Output
 from holdfast.cli.stores import open_client, open_store
+from holdfast.core.events import Event, StatusChanged, StepStarted, ToolCalled, ToolReturned
 from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunEvent
 
 #: Approximate duration of a step at a pace of 1. A kill comes at a random time within it.
 _STEP_SECONDS = 0.4
@@ -109,11 +109,11 @@ class Demo:
         async for event in _read_events(process):
             self._print_reconciled()
             self._print_event(event)
-            if event.kind == "step":
+            if isinstance(event, StepStarted):
                 step = event.step
             if kill is None or kill_scheduled or event.step < max(kill.step, earliest):
                 continue
-            if event.kind == "tool_end" or not kill.mid_batch:
+            if isinstance(event, ToolReturned) or not kill.mid_batch:
                 kill_scheduled = True
                 delay = self._random.uniform(0, _RESULT_GAP_SECONDS if kill.mid_batch else _STEP_SECONDS) * self._pace
                 asyncio.get_running_loop().call_later(delay, _kill_process, process)
@@ -121,17 +121,17 @@ class Demo:
 
     # -- printing -----------------------------------------------------------------------------------------------
 
-    def _print_event(self, event: RunEvent) -> None:
-        match event.kind:
-            case "resumed" if self._attempts:
+    def _print_event(self, event: Event) -> None:
+        match event:
+            case StatusChanged() if event.resumed and self._attempts:
                 before = self._attempts[-1].snapshot
                 reused = f"{before.replies} model replies and {len(before.recorded)} tool results"
                 self._output.print_line(f"  resumed after step {event.step}: {reused} are not repeated", "cyan")
-            case "step":
+            case StepStarted():
                 self._output.print_line(f"  step {event.step:>2}  asking the model", "dim")
-            case "tool_start":
+            case ToolCalled():
                 self._output.print_line(f"           {event.call_id} started")
-            case "tool_end":
+            case ToolReturned():
                 self._output.print_line(f"           {event.call_id} done", "green")
 
     def _print_reconciled(self) -> None:
@@ -152,11 +152,11 @@ class Demo:
             self._output.print_line(f"  finished: {snapshot.output}", "bold green")
 
 
-async def _read_events(process: asyncio.subprocess.Process) -> AsyncIterator[RunEvent]:
+async def _read_events(process: asyncio.subprocess.Process) -> AsyncIterator[Event]:
     assert process.stdout is not None  # it is a pipe
     async for line in process.stdout:
         if line.endswith(b"\n"):
-            yield msgspec.json.decode(line, type=RunEvent)
+            yield msgspec.json.decode(line, type=Event)
 
 
 def _kill_process(process: asyncio.subprocess.Process) -> None:

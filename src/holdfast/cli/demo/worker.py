@@ -13,15 +13,15 @@ from holdfast.app import App
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.demo.agent import RUN_ID, Ledger, build_agent
 from holdfast.cli.stores import get_record
+from holdfast.core.events import Event
 from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunEvent
 from holdfast.stores.url import store_from_url
 
 
 class EventForwarder:
     """A listener that writes each event to stdout as a line of JSON, for the parent process."""
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
         # Unbuffered: an event from before the kill has to arrive.
         os.write(1, msgspec.json.encode(event) + b"\n")
 

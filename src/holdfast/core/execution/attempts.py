@@ -9,8 +9,8 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ModelUnavailable, ToolTimeout, convert_process_exit, format_error
+from holdfast.core.events import RetryScheduled
 from holdfast.core.execution.run import RunExecution
-from holdfast.core.ports import RunEvent
 from holdfast.core.retry import Backoff, Retry, get_retry_after
 from holdfast.core.tool import Tool
 from holdfast.core.tool_context import current_call
@@ -54,6 +54,7 @@ class ModelRetries:
             Exception: `error` itself, if it is not transient.
         """
         run = self._run
+        run.restart_draft()
         interrupts = run.is_resumable_after(error) and not isinstance(error, ModelUnavailable)
         if error is self._final_error or interrupts or run.is_stopping or not self._policy.is_transient(error):
             raise error
@@ -174,18 +175,17 @@ async def _report_retry(
     _annotate(run, error)
     if run.recorder is not None:
         run.recorder.event("retry", detail)
-    if run.has_listeners:
-        await run.emit(
-            RunEvent(
-                kind="retry",
-                step=run.state.steps + 1,
-                name=tool,
-                call_id=call_id,
-                text=text,
-                attempt=attempt,
-                delay=delay,
-            )
-        )
+    event = RetryScheduled(
+        run_id=run.info.run_id,
+        step=run.state.steps + 1,
+        call_id=call_id,
+        tool=tool,
+        error=text,
+        attempt=attempt,
+        delay=delay,
+    )
+    run.note(event)
+    await run.emit(event)
     await run.save()
 
 
@@ -202,5 +202,6 @@ def _annotate(run: RunExecution, error: Exception, *, outages: int | None = None
 
 
 def _format_short(error: BaseException) -> str:
-    text = format_error(error)
+    # Stores need not be able to keep half a surrogate pair.
+    text = format_error(error).encode(errors="replace").decode()
     return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}…"

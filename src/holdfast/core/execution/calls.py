@@ -7,6 +7,12 @@ from typing import Any, Protocol
 from holdfast.core.approval import ApprovalRequest
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 
+#: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
+IN_DOUBT_KEY = "in_doubt"
+
+#: Among the annotations of an interrupted run: the step, and its announced `once` calls that were never started.
+NOT_STARTED_KEY = "not_started"
+
 
 class AnnouncedCall(Protocol):
     """A call that a reply asks for, before it is made. A `CallRequest` is one."""

@@ -2,11 +2,12 @@
 
 import asyncio
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.concurrency import shielded
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import RunCancelled, RunError, RunFailed, RunInterrupted, SaveFailed, ShuttingDown
+from holdfast.core.events import ChildFinished, ChildStarted
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.info import RunInfo
@@ -92,16 +93,37 @@ class ChildRuns:
         try:
             # The child may act at once. If the reply that asks for this call were lost, the model would be asked again
             # and the new call would start another child. Shielded: the tool may cancel this task.
+            if not parent.is_repeating_step:  # else it may be the child of an earlier attempt
+                self._note_start(info)
             await shielded(parent.save(must_succeed=True))
             parent.may_have_children = True
-            return await self._execute(agent, info)
+            result = await self._execute(agent, info)
         except RunWaiting as exc:
             self.waiting.append(exc)
             raise
         except Exception as exc:
             if parent.record_interruption(exc):
                 self._interrupting_error = exc
+            else:
+                self._note_end(info, "cancelled" if isinstance(exc, RunCancelled) else "failed")
             raise
+        self._note_end(info, "done")
+        return result
+
+    def _note_start(self, info: RunInfo) -> None:
+        self._parent.note(
+            ChildStarted(
+                run_id=self._parent.info.run_id,
+                step=self._step,
+                child_run_id=info.run_id,
+                agent=info.agent_name,
+                call_id=self._call_id,
+            )
+        )
+
+    def _note_end(self, info: RunInfo, status: Literal["done", "failed", "cancelled"]) -> None:
+        run_id = self._parent.info.run_id
+        self._parent.note(ChildFinished(run_id=run_id, step=self._step, child_run_id=info.run_id, status=status))
 
     async def _execute(self, agent: AgentSource, info: RunInfo) -> Result:
         services = self._parent.services
@@ -116,6 +138,8 @@ class ChildRuns:
             if found.error is not None:
                 raise RunFailed(f"child run {info.run_id} failed: {found.error}")
             return Result(run_id=info.run_id, output=loop.load_output(found.output), usage=found.usage, steps=0)
+        if found is None and self._parent.is_repeating_step:
+            self._note_start(info)
         run = RunExecution(info, services, resumption=found, parent=self._parent)
         try:
             return await supervisor.supervise(agent, run)

@@ -21,14 +21,17 @@ from holdfast.core.errors import (
     Shutdown,
     convert_process_exit,
 )
+from holdfast.core.events import PhaseStarted, StatusChanged
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.steps import StepContext
-from holdfast.core.ports import RunEvent
+from holdfast.core.execution.turns import end_turn, ends_turn, open_turn
+from holdfast.core.mail import Mail
 from holdfast.core.result import CheckpointAction, Result
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool
-from holdfast.core.waiting import RunWaiting, describe_waits
+from holdfast.core.turn import INTERRUPT_TOPIC, ConversationIdle, TurnMessage
+from holdfast.core.waiting import RunWaiting
 
 #: Attempts in a row in which the agent of a resumed run cannot be built, before the run is parked.
 MAX_BUILD_FAILURES = 10
@@ -50,21 +53,25 @@ async def execute(run: RunExecution, source: AgentSource) -> StoredResult:
 
 async def _execute(run: RunExecution, source: AgentSource) -> StoredResult:
     ports, timer = run.ports, None
+    run.loop = run.services.get_loop(source)
     try:
         await _open_checkpointer(run)
+        turn_mail = open_turn(run) if run.info.conversation else None
+        if run.info.conversation and turn_mail is None and run.state.turn is None:
+            return Result(run_id=run.info.run_id, output=None, usage=run.state.usage, steps=run.state.steps), None
         if ports.audit is not None:
             run.recorder = ports.audit.begin(run.info, run.state)
             run.recorder.start(resumed=run.resumed)
         agent = await _build_agent(source, run)
-        loop = run.services.get_loop(agent)
+        loop = run.loop = run.services.get_loop(agent)
         run.state.codec = loop.codec
-        if run.resumed:
-            await run.emit(RunEvent(kind="resumed", step=run.state.steps))
+        if run.resumed and turn_mail is None:
+            await run.emit(StatusChanged(run_id=run.info.run_id, step=run.state.steps, status="running", resumed=True))
         timer = _start_watch(agent, run)
         if ports.budget is not None:
             await ports.budget.check(run.info, run.state)
         tools = await ports.extra_tools.tools(run.info) if ports.extra_tools is not None else ()
-        pipeline = _Pipeline(run, agent, loop, tools)
+        pipeline = _Pipeline(run, agent, loop, tools, turn_mail)
         output = await pipeline.run()
         stored = loop.dump_output(output)
         if ports.listener is not None:
@@ -118,7 +125,7 @@ def _start_watch(agent: Agent, run: RunExecution) -> Timer | None:
         run.has_listeners = run.has_listeners or run.watch is not None
     if limit is None or run.watch is not None:
         return None
-    return _stop_later(run, limit, max(limit - run.state.elapsed, timedelta(0)))
+    return _stop_later(run, limit, max(limit - run.state.turn_elapsed, timedelta(0)))
 
 
 def _stop_later(run: RunExecution, limit: timedelta, delay: timedelta) -> Timer:
@@ -126,10 +133,13 @@ def _stop_later(run: RunExecution, limit: timedelta, delay: timedelta) -> Timer:
 
 
 class _Pipeline:
-    """The conversations of one run: one, or one for each phase that is not finished."""
+    """What one attempt of a run executes: its loop once, once for each phase that is not finished, or one turn."""
 
-    def __init__(self, run: RunExecution, agent: Agent, loop: Loop, extra_tools: Sequence[Tool]) -> None:
+    def __init__(
+        self, run: RunExecution, agent: Agent, loop: Loop, extra_tools: Sequence[Tool], turn_mail: Mail | None
+    ) -> None:
         self._run, self._agent, self._loop, self._extra_tools = run, agent, loop, extra_tools
+        self._turn_mail = turn_mail
         #: The conversation of the last phase, or the only one.
         self._messages = run.state.history
 
@@ -138,6 +148,8 @@ class _Pipeline:
         run, info = self._run, self._run.info
         if run.resumed and (unknown := describe_unknown_phases(self._agent, run.state)):
             raise MissingDefinition(f"run {run.info.run_id} has {unknown}: it is left for a process with those phases")
+        if run.info.conversation:
+            return await self._run_turn()
         if not self._agent.phases:
             run.state.phase = ""  # an agent that had phases may have begun one without a message
             return await self._run_loop(self._agent.profile(), info.content)
@@ -148,7 +160,7 @@ class _Pipeline:
             await self._drop_messages()
         for phase in phases[len(finished) :]:
             run.state.phase = phase.name
-            await run.emit(RunEvent(kind="phase", step=run.state.steps, name=phase.name))
+            await run.emit(PhaseStarted(run_id=info.run_id, step=run.state.steps, name=phase.name))
             await self._run_phase(phase, phase.render(info, tuple(finished)), last=len(finished) == len(phases) - 1)
         return self._loop.load_output(finished[-1].output)
 
@@ -175,10 +187,20 @@ class _Pipeline:
         if not last:  # the last one ends with the run, unless a message has come for its conversation
             await run.save(force=True)
 
+    async def _run_turn(self) -> Any:
+        if self._agent.phases:
+            raise DefinitionError(f"agent {self._agent.name} has phases: a conversation needs an agent without them")
+        mail = self._turn_mail
+        return await self._run_loop(self._agent.profile(), "" if mail is None else TurnMessage.from_mail(mail).prompt)
+
     async def _run_loop(self, profile: Profile, prompt: str | list[Any]) -> Any:
-        context = StepContext(self._run, profile.with_tools(self._extra_tools), prompt)
+        profile = profile.with_tools(self._extra_tools)
+        context = StepContext(self._run, profile, prompt, turn_mail=self._turn_mail)
         try:
-            return await self._loop.run(context)
+            output = await self._loop.run(context)
+            if self._turn_mail is not None and context.begins:
+                raise DefinitionError(f"agent {self._agent.name}: its loop does not support conversations")
+            return output
         finally:
             await context.close()
 
@@ -230,6 +252,7 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
         result: if the run succeeded.
     """
     action = run.classify_error(error)
+    run.close_draft()
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
         await _call_port(run, _commit_budget(run, action))
@@ -264,6 +287,13 @@ async def _finalize_checkpoint(
     checkpointer = run.checkpointer
     if checkpointer is None or action is CheckpointAction.NONE:
         return True
+    if ends_turn(run, action, error):
+        end_turn(run, None if result is None else result[1], error)
+        idle = ConversationIdle(run.info.run_id)
+        leaves_children = error is not None and run.may_have_children
+        # With unread mail the run is resumed at once.
+        await checkpointer.wait(idle.reason, None, idle.wake_on, cancel_children=leaves_children)
+        return True
     if result is not None:
         return await checkpointer.complete(result[1], result[0].usage)
     if error is not None and action is CheckpointAction.FAIL:
@@ -273,7 +303,9 @@ async def _finalize_checkpoint(
             run.state.annotations[PROCESS_EXIT_KEY] = {"step": run.state.steps + 1, "error": str(error)}
         await _save_unsaved(run)
         if isinstance(error, RunWaiting):
-            return await checkpointer.wait(describe_waits(error.calls), error.wake_at, error.wake_on)
+            is_in_turn = run.state.turn is not None
+            wake_on = (*error.wake_on, INTERRUPT_TOPIC) if is_in_turn else error.wake_on
+            return await checkpointer.wait(error.reason, error.wake_at, wake_on)
         if isinstance(error, RunParked):
             await checkpointer.park(error.message)
         elif isinstance(error, RunInterrupted) and not isinstance(error, Shutdown):

@@ -38,8 +38,9 @@ class Loop(Protocol[OutputT_co]):
 
     The contract with the executor:
 
-    - `context.state.history` is the conversation. If it is empty, begin with `context.start(messages)`, which makes
-      the run durable before the first model call. If it is not, continue from it with no new input.
+    - `context.state.history` is the conversation. If `context.begins`, add the prompt with `context.start(messages)`,
+      which makes it durable before the first model call; in later turns of a conversation the history is not empty
+      then. Otherwise continue from the history with no new input.
     - Before each model call: `context.begin_step()`. It may raise to stop the run. It returns steered messages, which
       go into the history before anything else is awaited.
     - After a reply that asks for tools: `context.announce_calls(...)`, then each call through `context.call(...)`.

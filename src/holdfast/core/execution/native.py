@@ -39,6 +39,7 @@ from holdfast.core.message import (
     User,
 )
 from holdfast.core.prompt import dump_json_parts, summarize_prompt
+from holdfast.core.reply_stream import CURRENT_REPLY
 from holdfast.core.tool import Tool
 from holdfast.core.waiting import ApprovalRequest, Deferred, Suspend
 
@@ -113,8 +114,9 @@ class NativeLoop:
 
     async def run(self, context: StepContext) -> Any:
         """Return the text of the first reply that asks for no tools."""
-        if not context.state.history:
-            system = [System(context.profile.instructions)] if context.profile.instructions else []
+        if context.begins:
+            instructions = context.profile.instructions if not context.state.history else ""
+            system = [System(instructions)] if instructions else []
             await context.start([*system, _make_prompt_message(context.prompt)])
         conversation = _Conversation(context)
         reply = conversation.pending_reply()
@@ -142,9 +144,7 @@ class _Conversation:
         self._tools = context.profile.tools
         self._schemas = tuple(tool.schema for tool in self._tools.values())
         self._max_repeats = context.profile.max_repeats
-        self._repeats = RepeatCounter(
-            _list_requested_calls(message) for message in self._history if isinstance(message, Reply)
-        )
+        self._repeats = RepeatCounter(map(_list_requested_calls, self._replies))
 
     def pending_reply(self) -> Reply | None:
         """Return the reply that ends a saved conversation: a tool has no result, or it is the answer."""
@@ -157,7 +157,12 @@ class _Conversation:
 
         If compaction removed replies, the step counts as finished: it must not be counted twice.
         """
-        return sum(isinstance(message, Reply) for message in self._history) <= self._context.state.phase_steps
+        return len(self._replies) <= self._context.state.phase_steps
+
+    @property
+    def _replies(self) -> list[Reply]:
+        """The replies of this turn."""
+        return [message for message in self._history[self._history.turn_start :] if isinstance(message, Reply)]
 
     async def ask_model(self) -> Reply:
         """Append the model's next reply to the history and return it."""
@@ -170,7 +175,7 @@ class _Conversation:
         reply = await self._request_reply(context.profile.model)
         self._history.append(reply)
         context.add_usage(_ensure_request_counted(reply.usage))
-        if self._run.has_listeners:
+        if self._run.has_listeners or self._run.draft is not None:
             await context.emit_reply(reply.text)
         if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
             raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)
@@ -180,6 +185,7 @@ class _Conversation:
         """Call the model until it replies, as the agent's `Retry` says."""
         retries = self._context.model_retries
         while True:
+            token = CURRENT_REPLY.set(self._context)
             try:
                 reply = await model(self._history, self._schemas)
             except Exception as exc:  # a provider may raise anything
@@ -187,6 +193,8 @@ class _Conversation:
             else:
                 retries.on_reply()
                 return _validate_reply(reply)
+            finally:
+                CURRENT_REPLY.reset(token)
 
     async def _compact(self) -> None:
         compact = self._context.profile.compact

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from holdfast.clock import Clock
 from holdfast.concurrency import shielded
 from holdfast.core.agent import AgentSource
@@ -20,16 +22,18 @@ from holdfast.core.errors import (
     Shutdown,
     convert_process_exit,
 )
+from holdfast.core.events import Event, NotedEvent
 from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.stop_state import StopCause, StopState
 from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.json_value import to_json_value
 from holdfast.core.mail import MESSAGE_TOPIC, Mailbox, decode_message
-from holdfast.core.ports import Ports, Recorder, Resumption, RunEvent, Watch
+from holdfast.core.ports import DraftWriter, Ports, Recorder, Resumption, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
 from holdfast.core.tool_threads import ToolThreads
+from holdfast.core.turn import TurnMessage
 
 log = logging.getLogger("holdfast.run")
 
@@ -87,6 +91,8 @@ class RunExecution:
         self.state = RunState() if resumption is None else resumption.state
         self.checkpointer = None if resumption is None else resumption.checkpointer
         self.resumed = resumption is not None
+        #: Executes the agent; known before the agent is built.
+        self.loop: Loop = services.default_loop
         self.services, self.ports, self.clock = services, services.ports, services.clock
         self.stop_state = StopState()
         self.mailbox = Mailbox(self.state.consumed, () if resumption is None else resumption.mail)
@@ -94,6 +100,8 @@ class RunExecution:
         self.may_have_children = self.resumed
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
+        #: The reply under way, once the model has streamed a part of it.
+        self.draft: DraftWriter | None = None
         #: Without a listener or a watch, here or above, events need not be made.
         self.has_listeners: bool = self.ports.listener is not None or (parent is not None and parent.has_listeners)
         self.finalize_task: asyncio.Task[BaseException | None] | None = None
@@ -112,6 +120,7 @@ class RunExecution:
         #: When the run would have started if it had never been interrupted.
         self._started_at = self.clock.monotonic() - self.state.elapsed.total_seconds()
         self._steps_at_start = self.state.steps
+        self._had_history = bool(self.state.history)
 
     # -- stop ---------------------------------------------------------------------------------------------------
 
@@ -275,7 +284,11 @@ class RunExecution:
     def take_messages(self) -> list[str]:
         """Return and remove the messages. The loop puts them into the history before it awaits anything."""
         nudges = self.state.annotations.pop(STEERING_KEY, ())
-        return [*nudges, *(decode_message(mail) for mail in self.mailbox.take_all(MESSAGE_TOPIC))]
+        messages = self.mailbox.take_all(MESSAGE_TOPIC)
+        if messages and (turn := self.state.turn) is not None:
+            joined = {mail.mail_id: TurnMessage.from_mail(mail).digest for mail in messages}
+            self.state.turn = msgspec.structs.replace(turn, joined={**turn.joined, **joined})
+        return [*nudges, *map(decode_message, messages)]
 
     @property
     def steering(self) -> Sequence[str]:
@@ -293,6 +306,11 @@ class RunExecution:
     def unproven_since_resume(self) -> bool:
         """Whether the run was resumed and has not finished a step since: it may be what ended its last process."""
         return self.resumed and self.state.steps == self._steps_at_start
+
+    @property
+    def is_repeating_step(self) -> bool:
+        """Whether an earlier process may have begun the current step, and made calls in it."""
+        return self._had_history and self.state.steps == self._steps_at_start
 
     def update_elapsed(self) -> None:
         self.state.elapsed = timedelta(seconds=self.clock.monotonic() - self._started_at)
@@ -355,6 +373,8 @@ class RunExecution:
             saved = False
         else:
             saved = True
+            if self.ports.watchers is not None:
+                self.ports.watchers.on_save(self.info.run_id)
         if own_task and self.stop_state.is_stopped:
             raise asyncio.CancelledError
         return saved
@@ -385,7 +405,28 @@ class RunExecution:
                 if ended or self.stop_state.abandoned:
                     raise
 
-    async def emit(self, event: RunEvent) -> None:
+    def open_draft(self) -> DraftWriter | None:
+        """Return the draft of the reply under way; `None` if it cannot be watched."""
+        if self.draft is None and self.ports.watchers is not None and self.checkpointer is not None:
+            self.draft = self.ports.watchers.open_draft(self.info.run_id, self.checkpointer)
+        return self.draft
+
+    def restart_draft(self) -> None:
+        if self.draft is not None:
+            self.draft.restart()
+
+    def close_draft(self) -> None:
+        if self.draft is not None:
+            self.draft.close()
+            self.draft = None
+
+    def note(self, event: NotedEvent) -> None:
+        """Add an event to the journal with the next save, for watchers: nothing else in the journal tells of it."""
+        if self.checkpointer is not None:
+            noted = msgspec.structs.replace(event, at=self.clock.now())
+            self.state.notes.append((len(self.state.history), msgspec.json.encode(noted)))
+
+    async def emit(self, event: Event) -> None:
         """Report activity to the watches of this run and its parents, and the event to the listener."""
         above: RunExecution | None = self
         while above is not None:

@@ -10,14 +10,24 @@ import msgspec
 from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect
 from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded, convert_process_exit
+from holdfast.core.events import (
+    MessageAdded,
+    ReasoningDelta,
+    ReplyAdded,
+    StepStarted,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+    TurnStarted,
+)
 from holdfast.core.execution.attempts import ModelRetries
-from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall
+from holdfast.core.execution.calls import IN_DOUBT_KEY, NOT_STARTED_KEY, AnnouncedCall, ExecutableCall
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import WAITING, Waits
-from holdfast.core.mail import CHILD_TOPIC
-from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, Usage
-from holdfast.core.ports import RunEvent
+from holdfast.core.mail import CHILD_TOPIC, Mail
+from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
@@ -27,12 +37,6 @@ UNKNOWN_OUTCOME = (
     "It may or may not have taken effect. Check before you call it again."
 )
 
-#: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
-IN_DOUBT_KEY = "in_doubt"
-
-#: Among the annotations of an interrupted run: the step, and its announced `once` calls that were never started.
-NOT_STARTED_KEY = "not_started"
-
 _NO_CALLS: frozenset[str] = frozenset()
 
 #: Constants, because Python 3.11 looks up a member of an enum 20 times more slowly than a global name.
@@ -40,12 +44,20 @@ _ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
 
 
 class StepContext:
-    """One conversation of one run: the whole run, or one phase of it."""
+    """The whole run, one phase of it, or one turn of a conversation."""
 
-    def __init__(self, run: RunExecution, profile: Profile, prompt: str | list[Any]) -> None:
-        #: The prompt: text, or content parts as `PromptEncoder.dump_prompt` made them.
+    def __init__(
+        self, run: RunExecution, profile: Profile, prompt: str | list[Any], *, turn_mail: Mail | None = None
+    ) -> None:
+        """Make the context of a new or a resumed phase or turn.
+
+        Args:
+            turn_mail: the message that begins a turn of a conversation. `None`: the turn has begun.
+        """
+        #: The prompt: text, or content parts as `PromptEncoder.dump_prompt` made them. Empty for a resumed turn.
         self.prompt = prompt
         self.profile = profile
+        self._turn_mail = turn_mail
         self.run, self.state = run, run.state
         self.model_retries = ModelRetries(run, profile.retry)
         self.waits = Waits(run)
@@ -67,10 +79,29 @@ class StepContext:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
+    @property
+    def begins(self) -> bool:
+        """Whether the prompt is new: the loop adds it to the history with `start`."""
+        return self._turn_mail is not None if self.run.info.conversation else not self.state.history
+
     async def start(self, messages: Iterable[Any]) -> None:
-        """Begin the conversation. Returns when the run is in the store, before the first model call."""
+        """Add the prompt to the history. Returns when it is in the store, before the first model call."""
+        if self._turn_mail is not None:
+            begin_turn(self.run, self._turn_mail)
+            self._turn_mail = None
         self.state.history.extend(messages)
         await self.run.save(force=True)
+        if self.state.turn is not None and self.run.has_listeners:
+            turn = self.state.turn
+            await self.run.emit(
+                TurnStarted(
+                    run_id=self.run_id,
+                    step=self.state.steps + 1,
+                    turn_id=turn.turn_id,
+                    number=turn.number,
+                    prompt=turn.prompt,
+                )
+            )
 
     async def begin_step(self, prepare: Callable[[], Awaitable[None]] | None = None) -> list[str]:
         """Check bounds, budget and shutdown before a model call. Return the messages that were sent to the run.
@@ -82,31 +113,54 @@ class StepContext:
         """
         run, state = self.run, self.state
         run.raise_if_stopped()
+        raise_if_interrupted(run)
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
-        if state.steps >= bounds.max_steps:
+        if state.turn_steps >= bounds.max_steps:
             raise StepsExceeded(self.run_id, bounds.max_steps)
         if phase_bounds is not None and state.phase_steps >= phase_bounds.max_steps:
             raise StepsExceeded(self.run_id, phase_bounds.max_steps)
         if run.ports.budget is not None:
             await run.ports.budget.check(run.info, state)
         if run.has_listeners:
-            await run.emit(RunEvent(kind="step", step=state.steps + 1))
+            await run.emit(StepStarted(run_id=self.run_id, step=state.steps + 1))
         if prepare is not None:
             await prepare()
         # Taken last: an error before this point must not lose the messages.
         if not run.has_messages:
             return []
         for text in run.peek_messages():
-            await run.emit(RunEvent(kind="message", step=state.steps + 1, text=text))
+            await run.emit(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
         return run.take_messages()
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
         self.state.own_usage = self.state.own_usage + usage
 
+    async def emit_text(self, text: str) -> None:
+        """Show further text of the reply under way to watchers and listeners. It is not recorded."""
+        run = self.run
+        if text and (draft := run.open_draft()) is not None:
+            draft.add(text=text)
+        if text and run.has_listeners:
+            await run.emit(TextDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+
+    async def emit_reasoning(self, text: str) -> None:
+        """Show further reasoning that precedes the reply, as `emit_text` does."""
+        run = self.run
+        if text and (draft := run.open_draft()) is not None:
+            draft.add(reasoning=text)
+        if text and run.has_listeners:
+            await run.emit(ReasoningDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+
+    def restart_draft(self) -> None:
+        """Withdraw the text that was emitted: the model is asked again."""
+        self.run.restart_draft()
+
     async def emit_reply(self, text: str) -> None:
+        """Show the complete reply, which is in the history: its draft ends."""
+        self.run.close_draft()
         if self.run.has_listeners:
-            await self.run.emit(RunEvent(kind="reply", step=self.state.steps + 1, text=text))
+            await self.run.emit(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def end_step(self) -> None:
         """Finish and save the step: the reply and all its tool results are in the history."""
@@ -263,7 +317,15 @@ class StepContext:
         if request.effect is _ONCE:
             await run.verify_claim()
         if run.has_listeners:
-            await run.emit(RunEvent(kind="tool_start", step=step, name=request.tool, call_id=request.call_id))
+            await run.emit(
+                ToolCalled(
+                    run_id=self.run_id,
+                    step=step,
+                    call_id=request.call_id,
+                    tool=request.tool,
+                    arguments=request.arguments,
+                )
+            )
             if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
                 await run.verify_claim()
         started_at = run.clock.monotonic() if run.recorder is not None else 0.0
@@ -282,11 +344,18 @@ class StepContext:
             took = timedelta(seconds=run.clock.monotonic() - started_at)
             run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
         if run.has_listeners:
-            error = request.is_error(result)
-            await run.emit(
-                RunEvent(kind="tool_end", step=step, name=request.tool, call_id=request.call_id, error=error)
-            )
+            await run.emit(self._make_result_event(request, context, result))
         return result
+
+    def _make_result_event(self, request: ExecutableCall, context: ToolContext, result: Any) -> ToolReturned:
+        return ToolReturned(
+            run_id=self.run_id,
+            step=context.step,
+            call_id=request.call_id,
+            tool=request.tool,
+            content=result.content if isinstance(result, ToolResult) else None,
+            error=request.is_error(result),
+        )
 
     async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         """Make the call and return its result, once its child runs have ended."""

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.core.events import CallDecided
 from holdfast.core.execution.calls import ExecutableCall
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.mail import CHILD_TOPIC
@@ -159,6 +160,9 @@ class Waits:
             decision = msgspec.json.decode(mail.body, type=Decision)
         decision = msgspec.structs.replace(decision, at=mail.posted_at)
         self._set(msgspec.structs.replace(call, decision=decision))
+        self._run.note(
+            CallDecided(run_id=call.run_id, step=call.step, call_id=call.call_id, tool=call.tool, decision=decision)
+        )
         return decision
 
     def remove(self, call_id: str) -> None:

@@ -24,6 +24,7 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import Durability, StoreHealth
 from holdfast.stores.postgres.database import Database, ReaderPool, SqlFiles, escape_text, unescape_text
+from holdfast.stores.postgres.drafts import Drafts
 from holdfast.stores.postgres.gc import GarbageCollector
 from holdfast.stores.postgres.heartbeat import Heartbeat
 from holdfast.stores.postgres.notify import ChangeNotifier
@@ -56,6 +57,7 @@ class _Components:
     heartbeat: Heartbeat
     notifier: ChangeNotifier
     garbage_collector: GarbageCollector
+    drafts: Drafts
 
 
 class PostgresStore:
@@ -123,6 +125,7 @@ class PostgresStore:
                 heartbeat=Heartbeat(self._database, self._lease_timeout),
                 notifier=ChangeNotifier(self._listen_database, readers, poll_interval=self._poll_interval),
                 garbage_collector=GarbageCollector(readers, self._sql),
+                drafts=Drafts(readers, self._sql),
             )
             self._components.garbage_collector.wake()
             await self._components.notifier.start(_LISTEN_TIMEOUT)
@@ -297,6 +300,20 @@ class PostgresStore:
     def is_listening(self) -> bool:
         """Whether other processes wake `wait_for_change`. Otherwise, as behind a pooler, it polls."""
         return self._require_open().notifier.is_listening
+
+    # -- drafts -------------------------------------------------------------------------------------------------
+
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        await self._require_open().drafts.put(claim, draft)
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        return await self._require_open().drafts.read(run_id)
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        await self._require_open().drafts.request(run_id, ttl)
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        return await self._require_open().drafts.requested(run_ids)
 
     async def purge(self, *, limit: int = 100) -> int:
         response = await self._execute(Command("purge", None, {"limit": limit}))

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import threading
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
+from datetime import datetime
 from functools import partial
 from operator import itemgetter
 from queue import Empty, SimpleQueue
@@ -18,10 +19,11 @@ from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
+from holdfast.stores.sqlite.drafts import find_requested, read_draft
 from holdfast.stores.sqlite.listing import NEWEST, OLDEST, Position, make_record, parse_cursor, read_page
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.mail import read_unread_mail
-from holdfast.stores.sqlite.transaction import Execute
+from holdfast.stores.sqlite.transaction import Execute, to_micros
 from holdfast.stores.sqlite.writer import resolve_future
 
 T = TypeVar("T")
@@ -185,6 +187,12 @@ class Reader:
 
     async def pending_mail(self, worker_id: str) -> tuple[str, ...]:
         return await self._threads.submit(partial(_find_run_ids, "pending_mail", worker_id))
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        return await self._threads.submit(partial(read_draft, run_id))
+
+    async def requested_drafts(self, run_ids: Collection[str], now: datetime) -> list[str]:
+        return await self._threads.submit(partial(find_requested, run_ids, to_micros(now)))
 
     async def check_health(self) -> StoreHealth:
         return await self._threads.submit(partial(_check_health, self._database))

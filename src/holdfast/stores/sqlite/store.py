@@ -23,6 +23,7 @@ from holdfast.checkpoint.store import Durability, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.stores.sqlite import claims, heartbeat, runs
 from holdfast.stores.sqlite.database import Database
+from holdfast.stores.sqlite.drafts import DraftWriter
 from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.mail import post
@@ -87,6 +88,7 @@ class SqliteStore:
             self._notifier.notify,
             can_write=self._writer.is_running,
         )
+        self._drafts = DraftWriter(self._database, self._clock)
         self._is_open = True
 
     async def close(self) -> None:
@@ -99,6 +101,7 @@ class SqliteStore:
     async def _close(self) -> None:
         self._notifier.wake_all()
         self._heartbeat.stop()
+        await self._drafts.stop()
         await self._reader.close()
         await self._writer.stop()
 
@@ -210,6 +213,24 @@ class SqliteStore:
         self._check_open()
         with self._heartbeat.polling():
             return await self._notifier.wait_for_change(timeout)
+
+    # -- drafts -------------------------------------------------------------------------------------------------------
+
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        self._check_open()
+        await self._drafts.put(claim, draft)
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        self._check_open()
+        return await self._reader.read_draft(run_id)
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        self._check_open()
+        await self._drafts.request(run_id, ttl)
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        self._check_open()
+        return await self._reader.requested_drafts(run_ids, self._clock.now())
 
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()

@@ -16,10 +16,11 @@ import msgspec
 
 from holdfast.core.agent import Agent, AgentSource, Model, Phase
 from holdfast.core.effects import NOT_EXECUTED, Completed, Reconcile, Reconciliation
+from holdfast.core.events import Event, ReplyAdded, ToolCalled, ToolReturned
 from holdfast.core.execution.loop import Loop
 from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.message import NATIVE_CODEC, Message, Reply, Usage
-from holdfast.core.ports import Audit, Budget, Recorder, RunEvent, RunListener, ToolProvider
+from holdfast.core.ports import Audit, Budget, Recorder, RunListener, ToolProvider
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool, ToolSchema
 from holdfast.core.tool_context import _CURRENT_CALL, ChildStarter, ToolContext, current_call
@@ -223,18 +224,20 @@ class RecordingListener:
         self._run_id, self._loop, self._event_log, self._inner = run_id, loop, event_log, inner
         self._instrumentation, self._other_loops = instrumentation, other_loops
 
-    async def on_event(self, info: RunInfo, event: RunEvent) -> None:
+    async def on_event(self, info: RunInfo, event: Event) -> None:
         if self._inner is not None:
             await self._inner.on_event(info, event)
         if info.agent_name not in self._other_loops:
             return
-        run_id, step, call_id, tool = info.run_id, event.step, event.call_id, event.name
-        if event.kind == "tool_start":
-            self._instrumentation.record_tool_start(run_id, step, call_id, tool, "")
-        elif event.kind == "tool_end":
-            self._instrumentation.record_tool_end(run_id, step, call_id, tool, returned=not event.error)
-        elif event.kind == "reply":
-            self._event_log.write(OtherLoopReplyEvent(run_id=run_id, step=step))
+        run_id, step = info.run_id, event.step
+        match event:
+            case ToolCalled():
+                self._instrumentation.record_tool_start(run_id, step, event.call_id, event.tool, "")
+            case ToolReturned():
+                returned = not event.error
+                self._instrumentation.record_tool_end(run_id, step, event.call_id, event.tool, returned=returned)
+            case ReplyAdded():
+                self._event_log.write(OtherLoopReplyEvent(run_id=run_id, step=step))
 
     async def on_output(self, info: RunInfo, output: Any) -> None:
         if info.run_id == self._run_id:

@@ -22,6 +22,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 # ruff: noqa: E402
 from holdfast.testing.store_suite.claims import ClaimTests, FencingTests, WorkerTests
+from holdfast.testing.store_suite.drafts import DraftTests, SharedDraftTests
 from holdfast.testing.store_suite.durability import DamageTests, ReopenTests, SharedStoreTests
 from holdfast.testing.store_suite.journal import AppendTests, CreateTests, LoadTests, RewriteTests
 from holdfast.testing.store_suite.kills import KillTests
@@ -59,6 +60,7 @@ class StoreSuite(
     NotBeforeTests,
     CancelTests,
     ChangeNotificationTests,
+    DraftTests,
     OpenCloseTests,
     IsolationTests,
     RunIdTests,
@@ -70,6 +72,7 @@ class StoreSuite(
 class DurableStoreSuite(
     ReopenTests,
     SharedStoreTests,
+    SharedDraftTests,
     DamageTests,
     RaceTests,
     WorkerDeathTests,

@@ -305,3 +305,29 @@ SELECT worker_id, host, pid, started, heartbeat_at FROM workers WHERE worker_id 
 
 -- name: list_workers
 SELECT worker_id, host, pid, started, heartbeat_at FROM workers
+
+-- name: put_draft
+-- Parameters: run id, token, body.
+INSERT INTO drafts (run_key, token, body)
+SELECT run_key, token, ?3 FROM runs WHERE run_id = ?1 AND token = ?2 AND status = 'running'
+ON CONFLICT (run_key) DO UPDATE SET token = excluded.token, body = excluded.body
+
+-- name: drop_draft
+-- Parameters: run id, token.
+DELETE FROM drafts WHERE run_key = (SELECT run_key FROM runs WHERE run_id = ?1) AND token = ?2
+
+-- name: read_draft
+SELECT drafts.body FROM runs JOIN drafts USING (run_key)
+WHERE run_id = ? AND drafts.token = runs.token AND status = 'running'
+
+-- name: forget_draft_requests
+DELETE FROM draft_requests WHERE until <= ?
+
+-- name: request_drafts
+INSERT INTO draft_requests (run_id, until) VALUES (?, ?)
+ON CONFLICT (run_id) DO UPDATE SET until = max(until, excluded.until)
+
+-- name: requested_drafts
+-- Parameters: the time, a JSON list of run ids.
+SELECT run_id FROM draft_requests
+WHERE until > ? AND run_id IN (SELECT value FROM json_each(?))

@@ -1,0 +1,91 @@
+"""Drafts: written on a thread of their own, by a connection that does not sync."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+
+import apsw
+import msgspec
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.clock import Clock
+from holdfast.db.sqlite import set_synchronous, transaction
+from holdfast.stores.sqlite.database import Database, statement
+from holdfast.stores.sqlite.transaction import Execute, to_micros
+
+
+class DraftWriter:
+    """Writes drafts and requests for drafts. Starts its thread with the first one."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+        self._thread: ThreadPoolExecutor | None = None
+        self._connection: apsw.Connection | None = None
+        self._stopping = False
+
+    async def put(self, claim: Claim, draft: bytes | None) -> None:
+        if draft is None:
+            await self._write(partial(_drop_draft, claim))
+        else:
+            await self._write(partial(_put_draft, claim, draft))
+
+    async def request(self, run_id: str, ttl: timedelta) -> None:
+        now = self._clock.now()
+        await self._write(partial(_request_drafts, run_id, to_micros(now), to_micros(now + ttl)))
+
+    async def stop(self) -> None:
+        """Finish the write under way and close the connection."""
+        self._stopping = True
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            await asyncio.get_running_loop().run_in_executor(thread, self._disconnect)
+            thread.shutdown(wait=False)
+
+    async def _write(self, work: Callable[[Execute], None]) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-sqlite-drafts")
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, work)
+
+    # -- in its thread ------------------------------------------------------------------------------------------------
+
+    def _commit(self, work: Callable[[Execute], None]) -> None:
+        if self._connection is None:
+            self._connection = self._database.connect_writer(self._may_wait)
+            set_synchronous(self._connection, False)
+        with self._database.mapped_errors(self._connection), transaction(self._connection):
+            work(self._connection.execute)
+
+    def _may_wait(self) -> bool:
+        return not self._stopping
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _put_draft(claim: Claim, draft: bytes, execute: Execute) -> None:
+    execute(statement("put_draft"), (claim.run_id, claim.token, draft))
+
+
+def _drop_draft(claim: Claim, execute: Execute) -> None:
+    execute(statement("drop_draft"), (claim.run_id, claim.token))
+
+
+def _request_drafts(run_id: str, now: int, until: int, execute: Execute) -> None:
+    execute(statement("forget_draft_requests"), (now,))
+    execute(statement("request_drafts"), (run_id, until))
+
+
+def read_draft(run_id: str, execute: Execute) -> bytes | None:
+    """Return the draft of the newest claim."""
+    body: bytes | None = execute(statement("read_draft"), (run_id,)).get
+    return body
+
+
+def find_requested(run_ids: Collection[str], now: int, execute: Execute) -> list[str]:
+    """Return those of the runs whose drafts are requested."""
+    wanted = msgspec.json.encode(list(run_ids)).decode()
+    return [run_id for (run_id,) in execute(statement("requested_drafts"), (now, wanted)).fetchall()]
