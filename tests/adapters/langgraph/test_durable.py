@@ -12,6 +12,7 @@ import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
@@ -134,7 +135,9 @@ async def test_a_message_that_is_sent_to_the_run_is_its_next_turn() -> None:
         await started.wait()
         await app.send(run_id, "two")
         go_on.set()
-        texts = [message.text for message in (await app.result(run_id)).output["messages"]]
+        result = await app.result(run_id)
+    texts = [message.text for message in result.output["messages"]]
+    assert result.steps == 2
     assert texts == ["one", "answer to one", "two", "answer to two"]
 
 
@@ -233,6 +236,23 @@ async def test_a_crash_repeats_no_finished_node_and_no_finished_call_of_a_batch(
     result = await crash.run(durable(graph, effects={"slow": "pure"}))
     assert Counter(crash.passed) == {"model": 1, "quick": 1, "slow": 2, "second node": 2}
     assert get_tool_texts(result.output) == ["quick", "slow"]
+
+
+async def test_a_crash_repeats_no_finished_task_of_an_entrypoint() -> None:
+    crash = Crash("second")
+
+    @task
+    async def visit(place: str) -> str:
+        await crash.reach(place)
+        return place.upper()
+
+    @entrypoint()
+    async def tour(places: list[str]) -> list[str]:
+        return [await visit(place) for place in places]
+
+    result = await crash.run(durable(tour, input=lambda info: ["first", "second", "third"]))
+    assert result.output == ["FIRST", "SECOND", "THIRD"]
+    assert crash.passed == ["first", "second", "second", "third"]
 
 
 async def test_a_once_call_in_doubt_is_reported_to_the_model() -> None:

@@ -29,6 +29,11 @@ class CheckpointRows(
     #: The graph has got its input: the messages before this entry are in its state.
     starts_turn: bool = False
 
+    @property
+    def has_own_checkpoint(self) -> bool:
+        """Whether there is a checkpoint of the graph itself among the rows, and not only of a subgraph."""
+        return any(row[0] == "" for row in self.checkpoints)
+
     @classmethod
     def from_batch(cls, batch: RowBatch, *, starts_turn: bool = False) -> "CheckpointRows":
         """Return the rows that a batch has written."""

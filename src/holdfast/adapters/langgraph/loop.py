@@ -108,7 +108,7 @@ class LangGraphLoop:
         if context.begins:
             prompt = context.prompt if isinstance(context.prompt, str) else ""
             await context.start([User(prompt)])
-        saver = RunSaver(context, self._serde, self._graph.trigger_to_nodes)
+        saver = RunSaver(context, self._serde, self._graph)
         async with saver:
             await saver.database.load()
             graph = self._graph.copy({"checkpointer": saver})

