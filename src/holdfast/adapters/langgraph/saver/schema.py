@@ -31,7 +31,7 @@ Row = tuple[Any, ...]
 def make_schema(*, postgres: bool) -> Schema:
     """Return the schema. Ids are compared byte by byte in both databases.
 
-    In SQLite new rows go to the end of their table. Ordered by thread (WITHOUT ROWID), each thread has pages of its own:
+    In SQLite new rows go to the end of their table. Ordered by thread (WITHOUT ROWID) each thread has its own pages:
     128 threads of 10 steps with 2 KB write 96 MB instead of 15.
     """
     text = 'TEXT COLLATE "C"' if postgres else "TEXT"
