@@ -5,7 +5,7 @@ import asyncio
 from holdfast.adapters.langgraph.saver.batch import RowBatch, StreamsTaken
 from holdfast.adapters.langgraph.saver.requests import WriteRequest
 from holdfast.adapters.langgraph.saver.values import ChannelKey, ListCache
-from holdfast.db.tables import Cursor, Tables, TablesError, TablesUnavailable
+from holdfast.db.tables import Cursor, Tables, TablesUnavailable
 
 #: Bounds the time that a commit takes.
 _MAX_BATCH = 1_000
@@ -47,17 +47,13 @@ class GroupWriter:
     async def _commit_batch(self, batch: list[tuple[WriteRequest, "asyncio.Future[None]"]]) -> None:
         try:
             await self._commit([request for request, _ in batch])
-        except TablesError as exc:
-            if len(batch) == 1 or isinstance(exc, TablesUnavailable):
-                for _, done in batch:
-                    _settle(done, exc)
+        except Exception as exc:  # of the database, or of the driver for a value that it cannot store
+            if len(batch) > 1 and not isinstance(exc, TablesUnavailable):
+                for each in batch:  # one of them is refused: the others do not fail with it
+                    await self._commit_batch([each])
                 return
-            for each in batch:  # one of them is refused: the others do not fail with it
-                await self._commit_batch([each])
-        except BaseException as exc:
             for _, done in batch:
                 _settle(done, exc)
-            raise
         else:
             for _, done in batch:
                 _settle(done, None)
