@@ -176,8 +176,11 @@ class RunSaver(HoldfastSaver):
             if reply.text:
                 self._context.state.history.append(ReplyEntry(text=str(reply.text)))
         await self._context.run.save()
-        for reply in replies:
-            await self._context.emit_reply(str(reply.text))
+        if (
+            get_thread(config)[1] == ""
+        ):  # a subgraph takes several steps within one of the run: their replies are not its
+            for reply in replies:
+                await self._context.emit_reply(str(reply.text))
 
     def _find_replies(self, writes: Sequence[tuple[str, Any]]) -> list[AIMessage]:
         """Return the replies of a model among the writes of a task that were not seen before."""
