@@ -50,6 +50,10 @@ async def main(model: Model) -> None:
         (await app.run(untyped, "go")).output.anything
         stored: Result[Booking] = await app.result(await app.submit(booking, "go"))
         stored.output.nmae  # wrong
+        turn = await app.conversation(booking, "key").send("go")
+        turn.output.name.upper()
+        turn.output.nmae  # wrong
+        (await app.conversation("booking", "key").send("go")).output.anything
         plain: Result = result
         plain.output.anything
     app.run_sync(booking, "go").output.name.upper()

@@ -117,6 +117,7 @@ class Story:
                 (2, "m1", "m1"),
                 (3, "m2", "m2"),
             ]
+            assert [turn.steps for turn in history] == [2, 2, 2], "a step was counted twice"
             assert await self.inner.read_mail(chat.run_id) == ()
             return outputs
 

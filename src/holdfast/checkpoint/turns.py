@@ -12,7 +12,7 @@ from holdfast.core.message import MessageCodec
 from holdfast.core.state import RunState
 from holdfast.core.turn import TurnInput, TurnRecord
 
-#: The number of ended messages whose place in the journal the progress keeps.
+#: The number of ended turns whose place in the journal the progress keeps.
 RECENT_TURNS = 8
 
 _NONE: Mapping[str, int] = MappingProxyType({})
@@ -68,10 +68,14 @@ class TurnDelta:
             self.before.append((EntryKind.INPUT, encode(begin)))
         if ended and state.turn is None:
             self.after.append((EntryKind.TURN, encode(ended[-1])))
-        ids = _list_ids(newest)
-        earlier = [(turn_id, seq) for turn_id, seq in recent.items() if turn_id not in ids]
-        recent = dict([*earlier[-RECENT_TURNS:], *((turn_id, first) for turn_id in ids)])
-        self.stored = StoredTurns(ended=len(state.turns), begun=newest.number, recent=recent)
+        recent |= dict.fromkeys(_list_ids(newest), first)
+        self.stored = StoredTurns(ended=len(state.turns), begun=newest.number, recent=_keep_recent(recent))
+
+
+def _keep_recent(first_seqs: dict[str, int]) -> dict[str, int]:
+    """Return the ids of the newest turns: `RECENT_TURNS`, and the present one."""
+    kept = set(sorted(set(first_seqs.values()))[-RECENT_TURNS - 1 :])
+    return {turn_id: seq for turn_id, seq in first_seqs.items() if seq in kept}
 
 
 def _list_ids(turn: TurnInput) -> list[str]:
@@ -87,7 +91,7 @@ def index_turns(entries: Sequence[Entry], *, first_seq: int) -> dict[str, int]:
         elif entry.kind is EntryKind.TURN:
             turn = decode(entry.body, TurnRecord).input
             first |= dict.fromkeys(_list_ids(turn), first.get(turn.turn_id, seq))
-    return dict(list(first.items())[-RECENT_TURNS:])
+    return _keep_recent(first)
 
 
 class JournaledTurn(msgspec.Struct, frozen=True, kw_only=True):

@@ -124,8 +124,8 @@ class Conversation(Generic[OutputT]):
             ConversationClosed: it has ended.
             TurnConflict: the `id` was used for another message.
         """
-        turn_id, is_new = await self._post(content, id, when)
-        return await self._wait(turn_id, scan=not is_new)
+        turn_id, turns_before = await self._post(content, id, when)
+        return await self._wait(turn_id, turns_before)
 
     async def post(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> str:
         """Send a message, and return its id. Durable when this returns. Arguments and errors as for `send`."""
@@ -138,18 +138,20 @@ class Conversation(Generic[OutputT]):
         Raises:
             CheckpointError: no message has this id.
         """
+        # Before the record: a message that is read meanwhile is in the record.
+        unread = [mail.mail_id for mail in await self._store.read_mail(self.run_id)]
         progress = decode((await self._client.get_record(self.run_id)).progress, Progress)
-        known = is_present(progress, turn_id) or turn_id in progress.recent_turns
-        unread = () if known else await self._store.read_mail(self.run_id)
-        if not known and all(mail.mail_id != turn_id for mail in unread):
-            if (turn := await self._turns.find_ended(progress, turn_id, scan=True)) is None:
-                raise CheckpointError(f"conversation {self.run_id} has no message {turn_id!r:.80}")
-            return self._turns.finish(turn)
-        return await self._wait(turn_id, scan=False)
+        if turn_id in unread or is_present(progress, turn_id):
+            return await self._wait(turn_id, progress.turns)
+        turn = await self._turns.find_ended(progress, turn_id, scan=True)
+        if turn is None:
+            raise CheckpointError(f"conversation {self.run_id} has no message {turn_id!r:.80}")
+        return self._turns.finish(turn)
 
-    async def _post(self, content: Prompt, id: str | None, when: When) -> tuple[str, bool]:
-        """Return the id of the message, and whether it was sent now for the first time."""
+    async def _post(self, content: Prompt, id: str | None, when: When) -> tuple[str, int | None]:
+        """Return the id of the message, and how many turns had ended before; `None` if it was sent before."""
         mail, digest = self._make_mail(content, id, when)
+        turns_before = 0
         while True:
             record = await self._find_record()
             if record is None:
@@ -158,9 +160,10 @@ class Conversation(Generic[OutputT]):
                 progress = decode(record.progress, Progress)
                 if is_present(progress, mail.mail_id) or mail.mail_id in progress.recent_turns:
                     await self._check_digest(progress, mail.mail_id, digest)
-                    return mail.mail_id, False
+                    return mail.mail_id, None
                 if when == "reject" and await self._is_busy(record, progress):
                     raise ConversationBusy(self.run_id)
+                turns_before = progress.turns
             try:
                 receipt = await self._store.post(self.run_id, mail)
             except RunNotFound:
@@ -171,7 +174,7 @@ class Conversation(Generic[OutputT]):
         if not receipt.is_new:
             await self._check_receipt(receipt, digest)
         await self._janitor.deliver_mail(self.run_id)
-        return mail.mail_id, receipt.is_new
+        return mail.mail_id, turns_before if receipt.is_new else None
 
     def _make_mail(self, content: Prompt, id: str | None, when: When) -> tuple[Mail, str]:
         check_choice("when", when, get_args(When))
@@ -221,25 +224,24 @@ class Conversation(Generic[OutputT]):
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    async def _wait(self, turn_id: str, *, scan: bool) -> Turn[OutputT]:
+    async def _wait(self, turn_id: str, turns_before: int | None) -> Turn[OutputT]:
         """Wait for the end of a turn.
 
         Args:
-            scan: the turn may have ended long ago: look for it in the whole journal first.
+            turns_before: that number of turns had ended, and this was not among them. `None`: it may have been.
         """
         error: Exception | None = None
-        seen: int | None = None
         while True:
             record = await self._client.get_record(self.run_id)
             progress = decode(record.progress, Progress)
-            missed = seen is not None and progress.turns - seen > RECENT_TURNS
-            turn = await self._turns.find_ended(progress, turn_id, scan=scan or missed)
+            missed = turns_before is None or progress.turns - turns_before > RECENT_TURNS
+            turn = await self._turns.find_ended(progress, turn_id, scan=missed)
             if turn is not None:
                 return self._turns.finish(turn)
             self._raise_if_stuck(record)
-            if error is not None and progress.turns == seen:  # it is not the error of a turn
+            if error is not None and progress.turns == turns_before:  # it is not the error of a turn
                 raise error
-            scan, seen = False, progress.turns
+            turns_before = progress.turns
             error = await self._attacher.advance(record)
 
     def _raise_if_stuck(self, record: RunRecord) -> None:
