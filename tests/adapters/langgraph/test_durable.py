@@ -22,12 +22,12 @@ from tests.adapters.langgraph.crash import RUN, Crash
 from tests.adapters.langgraph.graphs import USAGE, State, build_agent, script, trip
 from tests.simulated_host import SimulatedHost
 
-from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo
+from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo, TurnFailed
 from holdfast.adapters.langgraph import durable, record_tool_call
 from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
-from holdfast.core.events import Event, TextDelta
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.message import Usage
+from holdfast.events import Event, ReplyAdded, TextDelta
 from holdfast.runtime.transcript import Transcript
 from holdfast.stores.memory import MemoryStore
 
@@ -162,13 +162,11 @@ async def test_a_sync_node_may_invoke_a_graph_that_has_checkpoints_of_its_own() 
         assert (await app.run(agent, "", inputs={"places": []})).output == {"places": ["inner"]}
 
 
-async def test_the_text_of_replies_is_emitted_as_it_arrives() -> None:
+async def test_a_watcher_sees_the_replies_and_their_text_as_it_arrives() -> None:
     model = GenericFakeChatModel(messages=iter([AIMessage("one two")]))
 
     async def answer(state: Chat) -> Chat:
         return {"messages": [await model.ainvoke(state["messages"])]}
-
-    texts: list[str] = []
 
     class Listener:
         async def on_event(self, info: RunInfo, event: Event) -> None:
@@ -179,10 +177,32 @@ async def test_the_text_of_replies_is_emitted_as_it_arrives() -> None:
 
         async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
 
+    texts: list[str] = []
     agent = durable(build_line(answer, state=Chat).compile(name="chat"), stream=True)
     async with App([agent], MemoryStore(), listener=Listener()) as app:
-        await app.run(agent, "go")
+        run_id = (await app.run(agent, "go")).run_id
+        events = [event async for event in app.events(run_id) if event.cursor is not None]
     assert texts == ["one", " ", "two"]
+    assert [event.type for event in events] == ["message", "reply", "step_finished", "output"]
+    assert [event.text for event in events if isinstance(event, ReplyAdded)] == ["one two"]
+
+
+async def test_a_conversation_keeps_the_state_of_the_graph_and_continues_after_a_turn_that_failed() -> None:
+    async def answer(state: Chat) -> Chat:
+        last = str(state["messages"][-1].text)
+        if last == "fail":
+            raise ValueError("no")
+        return {"messages": [AIMessage(f"{len(state['messages'])} {last}")]}
+
+    agent = durable(build_line(answer, state=Chat).compile(name="chat"))
+    async with App([agent], MemoryStore()) as app:
+        chat = app.conversation("chat", "ada")
+        await chat.send("one")
+        with pytest.raises(TurnFailed):
+            await chat.send("fail")
+        turn = await chat.send("three")
+    texts = [str(message.text) for message in turn.output["messages"]]
+    assert texts == ["one", "1 one", "fail", "three", "4 three"]
 
 
 # -- interruptions --------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class LangGraphLoop:
                 await context.model_retries.on_error(exc)
 
     async def _run_once(self, context: StepContext) -> Any:
-        if not context.state.history:
+        if context.begins:
             prompt = context.prompt if isinstance(context.prompt, str) else ""
             await context.start([User(prompt)])
         saver = RunSaver(context, self._serde, self._graph)
@@ -126,15 +126,12 @@ class LangGraphLoop:
         Raises:
             RunWaiting: an interrupt has no answer.
         """
-        waiting = await self._find_interrupts(graph, context)
-        if waiting:
+        waits_for_input = not _has_input(context)
+        if not waits_for_input and (waiting := await self._find_interrupts(graph, context)):
             return Command(resume=await interrupts.resolve(waiting))
         await begin_step(context)
-        state = await graph.aget_state(_make_config(context))
-        if state.next:
-            return None
-        sent = _list_sent(context)
-        if not sent:
+        state, sent = await graph.aget_state(_make_config(context)), _list_sent(context)
+        if not sent or (state.next and not waits_for_input):
             return None
         if state.created_at is None:
             return self._make_first_input(context.run.info, sent)
@@ -168,8 +165,8 @@ class LangGraphLoop:
             async for ns, mode, chunk in events:
                 if mode == "values" and not ns:
                     output = chunk
-                elif mode == "messages" and isinstance(chunk[0], AIMessageChunk) and chunk[0].text:
-                    await context.emit_text(str(chunk[0].text))
+                elif mode == "messages" and isinstance(chunk[0], AIMessageChunk):
+                    await _emit_chunk(context, chunk[0])
         return output
 
 
@@ -207,7 +204,7 @@ def durable(
         reconcile: by tool name: finds, after a crash, the outcome of a call whose result was never recorded.
         in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
         retry: how a superstep is repeated in which a node raised a transient error.
-        stream: emit the text of replies as it arrives, as `text` events of the listener.
+        stream: show the text of replies as it arrives, to watchers and the listener.
 
     Raises:
         DefinitionError: this is no compiled graph, it has no name, or the options contradict each other.
@@ -236,15 +233,30 @@ def _make_config(context: StepContext) -> RunnableConfig:
     return {"configurable": {"thread_id": context.run_id, "checkpoint_ns": ""}, "recursion_limit": limit}
 
 
+def _has_input(context: StepContext) -> bool:
+    """Return whether the graph has got the prompt of the run, or of the present turn of a conversation."""
+    history = context.state.history
+    return any(isinstance(entry, CheckpointRows) and entry.starts_turn for entry in history[history.turn_start :])
+
+
 def _list_sent(context: StepContext) -> list[str]:
     """Return the prompt or the messages that the graph has not got yet."""
+    history = context.state.history
     sent: list[str] = []
-    for entry in context.state.history:
+    for entry in history[history.turn_start :]:
         if isinstance(entry, User):
             sent.append(entry.text)
         elif isinstance(entry, CheckpointRows) and entry.starts_turn:
             sent = []
     return sent
+
+
+async def _emit_chunk(context: StepContext, chunk: AIMessageChunk) -> None:
+    for block in chunk.content_blocks:
+        if block["type"] == "text":
+            await context.emit_text(block["text"])
+        elif block["type"] == "reasoning":
+            await context.emit_reasoning(block.get("reasoning", ""))
 
 
 def _get_text(output: Any) -> str:

@@ -182,6 +182,8 @@ class RunSaver(HoldfastSaver):
         ):  # a subgraph takes several steps within one of the run: their replies are not its
             for reply in replies:
                 await self._context.emit_reply(str(reply.text))
+        elif replies:
+            self._context.run.close_draft()
 
     def _find_replies(self, writes: Sequence[tuple[str, Any]]) -> list[AIMessage]:
         """Return the replies of a model among the writes of a task that were not seen before."""
