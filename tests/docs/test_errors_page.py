@@ -25,7 +25,8 @@ def render_page() -> str:
 
 def _errors_of_all_modules() -> Iterator[str]:
     for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
-        if not module.name.endswith("__main__"):
+        # Programs, which read their arguments when they are imported.
+        if not module.name.endswith(("_main__", "_main", "crash_agent")):
             importlib.import_module(module.name)
     todo: list[type[HoldfastError]] = [HoldfastError]
     while todo:

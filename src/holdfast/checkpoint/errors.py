@@ -142,7 +142,10 @@ class RunEnded(CheckpointError):
 
 
 class ConversationClosed(RunEnded):
-    """The conversation has ended: it was closed, or cancelled."""
+    """The conversation has ended: it was closed, or cancelled.
+
+    What to do: Begin a conversation with another key, or `fork` this one.
+    """
 
     def __init__(self, run_id: str, status: str) -> None:
         super().__init__(run_id, status)
@@ -150,7 +153,10 @@ class ConversationClosed(RunEnded):
 
 
 class TurnConflict(CheckpointError):
-    """Another message was sent with this id. Nothing was sent."""
+    """Another message was sent with this id. Nothing was sent.
+
+    What to do: Use another id for another message.
+    """
 
     def __init__(self, run_id: str, turn_id: str) -> None:
         super().__init__(f"conversation {run_id}: another message has the id {turn_id}: choose another id")

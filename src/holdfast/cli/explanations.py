@@ -3,10 +3,11 @@
 import importlib
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 
 from holdfast.errors import HoldfastError
 
-#: The modules that define errors. None needs an extra.
+#: The modules that define errors. Those of an extra that is not installed are left out.
 _MODULES = (
     "holdfast.batteries.audit.audit",
     "holdfast.batteries.budget.budget",
@@ -16,6 +17,7 @@ _MODULES = (
     "holdfast.batteries.schedule.jobs",
     "holdfast.batteries.skill",
     "holdfast.checkpoint.errors",
+    "holdfast.client.errors",
     "holdfast.cli.errors",
     "holdfast.compare.recipe",
     "holdfast.core.errors",
@@ -24,13 +26,18 @@ _MODULES = (
     "holdfast.fanout.errors",
     "holdfast.runtime.mailer",
     "holdfast.testing.crash.checks",
+    "holdfast.web.api.body",
+    "holdfast.web.api.parameters",
+    "holdfast.web.errors",
+    "holdfast.web.ui.application",
 )
 
 
 def load_explanations() -> dict[str, str]:
     """Return the explanation of each error, by the name of its class, sorted."""
     for module in _MODULES:
-        importlib.import_module(module)
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(module)
     errors = {kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in _walk(HoldfastError)}
     return dict(sorted(errors.items()))
 

@@ -19,7 +19,10 @@ from holdfast.web.wire import PROBLEM_TYPE, Problem
 
 
 class ServerUnavailable(StoreUnavailable):
-    """The server did not answer, or cannot serve at present. The same call may succeed later."""
+    """The server did not answer, or cannot serve at present. The same call may succeed later.
+
+    What to do: Make the call again later. Calls with an id or an `Idempotency-Key` may be repeated safely.
+    """
 
 
 #: By name: the classes that a problem may stand for.

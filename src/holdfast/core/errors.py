@@ -169,7 +169,10 @@ class RunFailed(RunError):
 
 
 class TurnFailed(RunFailed):
-    """A turn of a conversation ended without an answer. The conversation continues with the next message."""
+    """A turn of a conversation ended without an answer. The conversation continues with the next message.
+
+    What to do: Read the error, mend its cause, and send another message.
+    """
 
     def __init__(self, run_id: str, turn_id: str, error: str) -> None:
         super().__init__(f"conversation {run_id}: turn {turn_id} ended without an answer: {error}")
@@ -177,7 +180,10 @@ class TurnFailed(RunFailed):
 
 
 class ConversationBusy(RunError):
-    """A turn of the conversation is under way or queued, and the message was to be rejected then."""
+    """A turn of the conversation is under way or queued, and the message was to be rejected then.
+
+    What to do: Send the message again later, or with another `when`.
+    """
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"conversation {run_id} is busy: send the message later, or queue it")
@@ -185,7 +191,10 @@ class ConversationBusy(RunError):
 
 
 class TurnInterrupted(RunError):
-    """The next message of a conversation ended the turn."""
+    """The next message of a conversation ended the turn.
+
+    What to do: Nothing: the next message is answered.
+    """
 
     def __init__(self, run_id: str) -> None:
         super().__init__("interrupted by the next message")

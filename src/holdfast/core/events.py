@@ -244,7 +244,10 @@ NotedEvent = RetryScheduled | CallDecided | ChildStarted | ChildFinished
 
 
 class ReaderTooSlow(HoldfastError):
-    """A watcher did not take its events in time, and was disconnected. No event is lost: continue after `cursor`."""
+    """A watcher did not take its events in time, and was disconnected. No event is lost: continue after `cursor`.
+
+    What to do: Watch again with `after=error.cursor`, and take events faster.
+    """
 
     def __init__(self, run_id: str, cursor: str | None) -> None:
         super().__init__(f"a watcher of run {run_id} was too slow: watch again with after={cursor!r}")

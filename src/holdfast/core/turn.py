@@ -120,7 +120,10 @@ def summarize_input(content: str | list[Any]) -> str:
 
 
 class ConversationIdle(RunWaiting):
-    """The conversation waits for its next message."""
+    """The conversation waits for its next message.
+
+    What to do: Nothing, unless you have written a loop or a checkpointer: the run waits for mail.
+    """
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id, ())

@@ -12,19 +12,28 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 
 
 class BodyTooLarge(RequestError):
-    """The body of the request is too large. It was not read to its end."""
+    """The body of the request is too large. It was not read to its end.
+
+    What to do: Send a smaller body.
+    """
 
     status = 413
 
 
 class UnsupportedMediaType(RequestError):
-    """The body of the request is not JSON by its Content-Type."""
+    """The body of the request is not JSON by its Content-Type.
+
+    What to do: Send `Content-Type: application/json`.
+    """
 
     status = 415
 
 
 class InvalidBody(RequestError):
-    """The body of the request is not the JSON that this path expects."""
+    """The body of the request is not the JSON that this path expects.
+
+    What to do: Correct the body as the message says; the OpenAPI description has its schema.
+    """
 
     status = 422
 

@@ -17,7 +17,10 @@ DEFAULT_WAIT, MAX_WAIT = 20, 50
 
 
 class InvalidParameter(RequestError):
-    """A query parameter or a header is not valid."""
+    """A query parameter or a header is not valid.
+
+    What to do: Correct the parameter or header that the message names.
+    """
 
     status = 422
 

@@ -99,6 +99,9 @@ async def _refuse(site: Site, request: Request) -> Response:
 
 
 class PageNotFound(RequestError):
-    """The site has no page with this address."""
+    """The site has no page with this address.
+
+    What to do: Check the address; runs are at `/runs/ID`.
+    """
 
     status = 404
