@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.bench-ready
 FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
-.PHONY: help demo postgresql chromium front-end-clients test check chaos bench bench-peers screenshots docs clean
+.PHONY: help demo postgresql chromium front-end-clients test quick check chaos bench bench-peers screenshots docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ chromium:
 test: $(READY) postgresql chromium front-end-clients ## Check and run all tests
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+quick: $(READY) ## Check lint, and test the kernel and the checkpoints (2 minutes)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -n 3 --dist worksteal -k "not postgres" tests/core tests/checkpoint tests/runtime
 
 check: $(READY) ## Check lint, types and import contracts
 	$(BIN)/ruff check .

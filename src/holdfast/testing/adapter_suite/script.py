@@ -8,7 +8,8 @@ from holdfast.core.agent import Agent, MissingTools
 from holdfast.core.effects import Effect
 
 #: The usage that the model of a driver reports for each reply.
-INPUT_TOKENS, OUTPUT_TOKENS = 10, 3
+INPUT_TOKENS = 10
+OUTPUT_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
