@@ -411,18 +411,18 @@ async def test_a_look_that_is_cancelled_half_way_forgets_nothing() -> None:
     for run_id in ("one", "two"):
         host.store.fail("release", StoreFull("no room"))
         await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id=run_id)
-    reached = asyncio.Event()
+    reached, go_on = asyncio.Event(), asyncio.Event()
 
     async def hang(method: str) -> None:
         reached.set()
-        await asyncio.Event().wait()
+        await go_on.wait()
 
     host.store.before = hang
     look = asyncio.create_task(host.checkpoints.retry_pending_releases())
     await reached.wait()
     look.cancel()
     await asyncio.wait([look])
-    host.store.before = None
+    go_on.set()
     await host.checkpoints.retry_pending_releases()
     assert await host.list_records() == []
 

@@ -127,6 +127,8 @@ class LineReader:
         Raises:
             LeaveChat: the input has ended, or Ctrl-C was pressed.
         """
+        if self._handler.stopped:
+            raise LeaveChat
         print(prompt, end="", flush=True)
         if not sys.stdin.isatty():
             line: str = await asyncio.to_thread(sys.stdin.readline)

@@ -33,7 +33,7 @@ class Janitor:
         self._mailer = Mailer(self._store, clock=clock)
         self._task: asyncio.Task[None] | None = None
         self._purged_at = clock.monotonic() - PURGE_INTERVAL.total_seconds()
-        self._woken_at = clock.monotonic()
+        self._woken_at = clock.monotonic() - WAKE_INTERVAL.total_seconds()
 
     def start(self) -> None:
         """Start `run` in the background."""

@@ -28,7 +28,6 @@ class LangGraphDriver:
     unsupported: ClassVar[Mapping[str, str]] = {
         "approvals": "no: `interrupt` asks a person",
         "deploys": "reported to the model",
-        "conversations": "no",
     }
 
     def get_answer(self, output: Any) -> str:
