@@ -26,7 +26,7 @@ def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None
             shell.ok("submit", "sampler", "note", "--run-id", "r2")
             shell.ok("recover", "sample:app", "-q")
             last = shell.ok("tail", "r2", "--json").splitlines()[-1]
-            assert json.loads(last)["type"] == "output"
+            assert json.loads(last)["status"] == "done"
         finally:
             shell.end()
 
