@@ -48,13 +48,16 @@ class RunAttacher:
                 removed while the caller waited. Any other error: the run's own.
         """
         try:
-            return await self._start(agent, info, on_cancel, is_new=is_new)
-        except RunExists as exc:
-            if exc.run_id != info.run_id:
-                raise  # a child
-            known: RunRecord | StoredRun = await self._client.load_same_request(info)
-        except _CONTINUING:
-            known = await self._client.get_record(info.run_id)
+            try:
+                return await self._start(agent, info, on_cancel, is_new=is_new)
+            except RunExists as exc:
+                if exc.run_id != info.run_id:
+                    raise  # a child
+                known: RunRecord | StoredRun = await self._client.load_same_request(info)
+            except _CONTINUING:
+                known = await self._client.get_record(info.run_id)
+        except StoreClosed as exc:
+            raise _make_shutdown_error(info.run_id) from exc
         return await self._follow(known, on_cancel, through_waits=through_waits)
 
     async def _start(self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel, *, is_new: bool) -> Result:
