@@ -171,6 +171,21 @@ def test_an_event_loop_that_ends_leaves_the_runs(tmp_path: Path) -> None:
     assert asyncio.run(status()) is RunStatus.INTERRUPTED
 
 
+async def test_serve_returns_although_the_app_closes_within_a_claim() -> None:
+    store, claiming = ProbeStore(MemoryStore()), asyncio.Event()
+
+    async def hang(method: str) -> None:
+        if method == "claim_next":
+            claiming.set()
+            await asyncio.Event().wait()
+
+    async with App([Agent(name="agent", model=Gated())], store, worker=False) as app:
+        store.before = hang
+        serving = asyncio.create_task(app.serve())
+        await claiming.wait()
+    await serving
+
+
 Start = Callable[[App], Awaitable[object]]
 
 _STARTS: dict[str, Start] = {

@@ -116,6 +116,8 @@ class Worker:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
+            if task.cancelled() and self._stopping.is_set() and not _is_cancelled():
+                return  # `close` has ended the loop within a claim
             if started_here:
                 await _cancel_tasks({task})
             raise
@@ -357,6 +359,12 @@ def _format_poison_reason(claim: Claim, stored: StoredRun, agent: AgentSource, r
         f"poison: {claim.strikes - 1} owners in a row died or gave up in step {progress.steps + 1}{where} "
         f"without finishing it{last}"
     )
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task was cancelled, not one that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _cancel_tasks(tasks: "set[asyncio.Task[Any]]") -> None:
