@@ -129,12 +129,13 @@ class MessageCodec(Protocol):
         ...
 
 
-class NativeCodec:
-    """Encodes the messages of the native loop as JSON."""
+class JsonCodec:
+    """Encodes the messages of a loop as JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, message_type: Any) -> None:
+        """Decode messages of this type, which may be a union."""
         self._encoder = msgspec.json.Encoder()
-        self._decoder = msgspec.json.Decoder(Message)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(message_type)
 
     def encode(self, message: Any) -> bytes:
         try:
@@ -146,4 +147,8 @@ class NativeCodec:
         return self._decoder.decode(body)
 
 
-NATIVE_CODEC = NativeCodec()
+class NativeCodec(JsonCodec):
+    """Encodes the messages of the native loop."""
+
+
+NATIVE_CODEC = NativeCodec(Message)

@@ -9,7 +9,7 @@ from holdfast.adapters.langgraph.saver.batch import RowBatch
 from holdfast.adapters.langgraph.saver.schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, split_row
 from holdfast.adapters.langgraph.saver.values import ListCache
 from holdfast.core.errors import PayloadError
-from holdfast.core.message import ToolCall, User
+from holdfast.core.message import JsonCodec, ToolCall, User
 
 _CheckpointRow = tuple[str, str, str | None, str | None, str, bytes]
 _ValueRow = tuple[str, str, str, str, bytes]
@@ -84,29 +84,18 @@ class CallInterrupted(msgspec.Struct, frozen=True, gc=False, tag_field="role", t
 Entry = User | ReplyEntry | CallResult | CallInterrupted | CheckpointRows
 
 
-class JournalCodec:
+class JournalCodec(JsonCodec):
     """Encodes the entries as JSON."""
-
-    def __init__(self) -> None:
-        self._encoder = msgspec.json.Encoder()
-        self._decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
-
-    def encode(self, message: Any) -> bytes:
-        """Return the entry as JSON. Raises `PayloadError` if it has no JSON form."""
-        try:
-            return self._encoder.encode(message)
-        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
-            raise PayloadError(f"a {type(message).__name__} cannot be stored: {exc}") from exc
 
     def decode(self, body: bytes) -> Any:
         """Return the entry. Raises `PayloadError` if this version does not know it."""
         try:
-            return self._decoder.decode(body)
+            return super().decode(body)
         except msgspec.MsgspecError as exc:
             raise PayloadError(f"this version cannot read a stored entry of a graph: {exc}") from exc
 
 
-CODEC = JournalCodec()
+CODEC = JournalCodec(Entry)
 
 
 def make_batch(run_id: str, entries: Iterable[CheckpointRows]) -> RowBatch:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from holdfast.core.errors import PayloadError
 from holdfast.core.json_value import to_json_value
+from holdfast.core.message import JsonCodec
 
 _OUTPUT_ADAPTER: TypeAdapter[list[TResponseOutputItem]] = TypeAdapter(list[TResponseOutputItem])
 
@@ -60,27 +61,17 @@ class Final(_Message, frozen=True, kw_only=True, tag="final"):
 Message = Input | Reply | ToolOutput | Final
 
 
-class AgentsCodec:
-    """Encodes the messages as JSON."""
-
-    def __init__(self) -> None:
-        self._encoder = msgspec.json.Encoder()
-        self._decoder = msgspec.json.Decoder(Message)
-
-    def encode(self, message: Any) -> bytes:
-        try:
-            return self._encoder.encode(message)
-        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
-            raise PayloadError(f"a {type(message).__name__} cannot be stored: {exc}") from exc
+class AgentsCodec(JsonCodec):
+    """Says which adapter cannot read a message."""
 
     def decode(self, body: bytes) -> Any:
         try:
-            return self._decoder.decode(body)
+            return super().decode(body)
         except msgspec.MsgspecError as exc:
             raise PayloadError(f"this adapter cannot read a stored message: {exc}") from exc
 
 
-CODEC = AgentsCodec()
+CODEC = AgentsCodec(Message)
 
 
 def make_reply(agent: str, response: ModelResponse, unknown: Sequence[str]) -> Reply:
