@@ -185,7 +185,7 @@ class _Conversation:
         """Call the model until it replies, as the agent's `Retry` says."""
         retries = self._context.model_retries
         while True:
-            token = CURRENT_REPLY.set(self._context)
+            CURRENT_REPLY.set(self._context)
             try:
                 reply = await model(self._history, self._schemas)
             except Exception as exc:  # a provider may raise anything
@@ -194,7 +194,7 @@ class _Conversation:
                 retries.on_reply()
                 return _validate_reply(reply)
             finally:
-                CURRENT_REPLY.reset(token)
+                CURRENT_REPLY.set(None)  # `reset` raises if the coroutine is closed from elsewhere
 
     async def _compact(self) -> None:
         compact = self._context.profile.compact

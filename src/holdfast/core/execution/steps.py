@@ -375,7 +375,8 @@ class StepContext:
 
     async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         """Make the call and return its result, once its child runs have ended."""
-        run, token = self.run, _CURRENT_CALL.set(context)
+        run, outer = self.run, _CURRENT_CALL.get()
+        _CURRENT_CALL.set(context)
         try:
             result = await request.execute()
         except Suspend as suspend:
@@ -393,7 +394,7 @@ class StepContext:
                 raise
             result = WAITING
         finally:
-            _CURRENT_CALL.reset(token)
+            _CURRENT_CALL.set(outer)  # `reset` raises if the coroutine is closed from elsewhere
             children.closed = True
             if children.outcomes:
                 await children.stop()

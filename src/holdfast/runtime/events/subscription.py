@@ -9,8 +9,8 @@ import msgspec
 from holdfast.core.events import DraftRetracted, Event, ReaderTooSlow, ReasoningDelta, ReplyAdded, TextDelta
 from holdfast.runtime.events.journal import NumberedEvent
 
-#: A watcher that lets more than this wait is disconnected. Watchers share the events, so this bounds what a slow one
-#: keeps alive.
+#: A watcher that lets more than this wait behind its next batch is disconnected. Watchers share the events, so this
+#: bounds what a slow one keeps alive. One batch may be larger: a single tool result can be.
 MAX_WAITING_BYTES = 8 * 2**20
 MAX_WAITING_BATCHES = 1_000
 
@@ -66,7 +66,7 @@ class Subscription:
         else:
             self._batches[-1] = merged
         self._waiting_bytes += batch.size
-        is_large = self._waiting_bytes > MAX_WAITING_BYTES and len(self._batches) > 1
+        is_large = self._waiting_bytes - self._batches[0].size > MAX_WAITING_BYTES
         if is_large or len(self._batches) > MAX_WAITING_BATCHES:
             self._batches.clear()
             self._error = ReaderTooSlow(self.run_id, self.cursor)
