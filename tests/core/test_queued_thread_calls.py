@@ -9,8 +9,8 @@ from tests.core.recording_ports import RecordingPorts
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import CLAIM_CHECK_TTL
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.run_writer import CLAIM_CHECK_TTL
 from holdfast.core.agent import Agent
 from holdfast.core.errors import RunCancelled, RunLost, Shutdown
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME

@@ -5,14 +5,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
-from holdfast.checkpoint.delta import Delta, Watermark, is_rewritten
-from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge, UnreadMail
-from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
+from holdfast.checkpoint.delta import Watermark, is_rewritten
+from holdfast.checkpoint.errors import UnreadMail
+from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.checkpoint.run_writer import ReleaseOptions, RunWriter
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.config import CheckpointSettings
@@ -23,13 +23,6 @@ from holdfast.core.state import RunState
 from holdfast.core.turn import INPUT_TOPICS
 
 log = logging.getLogger("holdfast.checkpoint")
-
-#: A successful write proves the claim for this long: no check is needed before a `once` tool starts.
-CLAIM_CHECK_TTL = timedelta(seconds=1)
-
-#: The first pause before a write is retried. The pauses double.
-_INITIAL_BACKOFF = timedelta(milliseconds=50)
-_MAX_BACKOFF = timedelta(seconds=2)
 
 #: Ends a claim: releases it, or removes the run.
 _FinalWrite = Callable[[Claim], Awaitable[None]]
@@ -73,18 +66,12 @@ class StoreCheckpointer:
         Args:
             owner: retries a failed release, and cancels child runs.
         """
-        self._store, self._meta, self._worker_id = store, meta, worker_id
+        self._store, self._meta = store, meta
         self._settings, self._clock = settings or CheckpointSettings(), clock
         self._has_interval = self._settings.save_interval > timedelta(0)
-        self._claim: Claim | None = None
-        self._watermark = Watermark()
-        self._progress = b""
+        self._writer = RunWriter(store, meta, worker_id, self._settings, clock)
         self._lock = asyncio.Lock()
         self._closed = False
-        self._saved_at: float | None = None
-        #: When the last write was sent, and when the last successful one was: it proves the claim as of then.
-        self._sent_at = 0.0
-        self._claim_checked_at: float | None = None
         #: The newest state that the save interval deferred, and the timer of its write.
         self._deferred: RunState | None = None
         self._timer: Timer | None = None
@@ -92,7 +79,6 @@ class StoreCheckpointer:
         self._latest_state: RunState | None = None
         #: Known if the run was resumed.
         self._created_at: datetime | None = None
-        self._progressed = False
         self._owner = owner
         self._pending_release: _FinalWrite | None = None
 
@@ -115,19 +101,19 @@ class StoreCheckpointer:
         """
         checkpointer = cls(store, meta, claim.worker_id, **options)
         checkpointer._latest_state = state
-        checkpointer._claim, checkpointer._watermark, checkpointer._progress = claim, watermark, record.progress
+        checkpointer._writer.resume(claim, watermark, record.progress)
         checkpointer._created_at = record.created_at
         return checkpointer
 
     @property
     def claim(self) -> Claim | None:
         """The claim of this checkpointer; `None` before the first save. Its token never changes."""
-        return self._claim
+        return self._writer.claim
 
     @property
     def next_seq(self) -> int:
         """The number of the next journal entry."""
-        return self._watermark.next_seq
+        return self._writer.watermark.next_seq
 
     # -- saving -------------------------------------------------------------------------------------------------
 
@@ -147,9 +133,9 @@ class StoreCheckpointer:
         await self._write(state, retry=force)
 
     def _seconds_until_save(self) -> float:
-        if self._saved_at is None:
+        if self._writer.saved_at is None:
             return 0.0
-        return self._saved_at + self._settings.save_interval.total_seconds() - self._clock.monotonic()
+        return self._writer.saved_at + self._settings.save_interval.total_seconds() - self._clock.monotonic()
 
     def _defer(self, state: RunState, wait: timedelta) -> None:
         self._deferred = state
@@ -177,57 +163,11 @@ class StoreCheckpointer:
             # Before the first await: a state deferred during the write is newer than the written one.
             self._clear_deferred()
             try:
-                await self._write_delta(state, retry=retry)
+                await self._writer.write(state, retry=retry)
             except Exception:
                 if self._has_interval:
                     self._defer(state, self._settings.save_interval)
                 raise
-
-    async def _write_delta(self, state: RunState, *, retry: bool) -> None:
-        delta = Delta(self._watermark, state, self._meta, self._clock)
-        if self._claim is not None and delta.is_empty(self._watermark):
-            return
-        limit = self._settings.max_transcript_bytes
-        if limit is not None and delta.next_watermark.size > limit:
-            raise TranscriptTooLarge(self._meta.run_id, delta.next_watermark.size, limit)
-        send = partial(self._send, delta)
-        await (self._retry_until_timeout(send) if retry else send())
-        self._watermark, self._progress = delta.next_watermark, delta.progress
-        _forget_consumed(state, delta.consumed)
-        del state.notes[: delta.note_count]  # more may have been added during the write
-        self._progressed = self._progressed or delta.step_finished
-        self._claim_checked_at = self._sent_at
-        self._saved_at = self._clock.monotonic()
-
-    async def _send(self, delta: Delta) -> None:
-        self._sent_at = self._clock.monotonic()
-        if self._claim is None:
-            self._claim = await self._create(delta)
-            return
-        write = Append(
-            entries=delta.entries,
-            progress=delta.progress,
-            rewrite=delta.rewrite,
-            step_finished=delta.step_finished,
-            consumed=delta.consumed,
-        )
-        await self._store.append(self._claim, write)
-
-    async def _create(self, delta: Delta) -> Claim:
-        run = NewRun(
-            run_id=self._meta.run_id,
-            agent_name=self._meta.agent_name,
-            caller_id=self._meta.caller_id,
-            parent_run_id=self._meta.parent_run_id,
-            labels=self._meta.labels,
-            meta=encode(self._meta.summary()),
-            progress=delta.progress,
-            entries=delta.entries,
-        )
-        claim = await self._store.create(run, worker_id=self._worker_id)
-        if claim is None:
-            raise StoreError(f"{type(self._store).__name__}.create returned no claim although a worker id was given")
-        return claim
 
     def _clear_deferred(self) -> None:
         self._deferred = None
@@ -236,23 +176,16 @@ class StoreCheckpointer:
             self._timer = None
 
     async def verify_claim(self) -> None:
-        """Verify the claim by a fenced write, unless one succeeded within `CLAIM_CHECK_TTL`."""
-        if self._claim is None or self._closed:
+        """Verify the claim by a fenced write, unless a write succeeded within `CLAIM_CHECK_TTL`."""
+        writer = self._writer
+        if writer.claim is None or self._closed:
             return
         # A second try if the answer took longer than the TTL. The answer to that one counts however late it is.
         for _ in range(2):
-            if (
-                self._claim_checked_at is not None
-                and self._clock.monotonic() - self._claim_checked_at < CLAIM_CHECK_TTL.total_seconds()
-            ):
+            if writer.is_claim_proven:
                 return
             async with self._lock:
-                await self._retry_until_timeout(partial(self._check_claim, self._claim))
-
-    async def _check_claim(self, claim: Claim) -> None:
-        self._sent_at = self._clock.monotonic()
-        await self._store.append(claim, Append(entries=(), progress=self._progress))
-        self._claim_checked_at = self._sent_at
+                await writer.retry_until_timeout(partial(writer.check_claim, writer.claim))
 
     # -- finalizing ---------------------------------------------------------------------------------------------
 
@@ -295,7 +228,7 @@ class StoreCheckpointer:
         state = self._latest_state
         is_between_turns = bool(self._meta.conversation) and state is not None and state.turn is None
         if is_between_turns and state is not None and self._owner is not None and self._created_at is not None:
-            self._owner.keep_journal(self._meta, state, self._created_at, self._watermark)
+            self._owner.keep_journal(self._meta, state, self._created_at, self._writer.watermark)
 
     async def _finalize_unless_mail(self, write: _FinalWrite) -> bool:
         """End the claim with `write`. If unread mail refuses that, leave the run to be resumed, and return False."""
@@ -316,12 +249,16 @@ class StoreCheckpointer:
 
     @property
     def _has_unsaved_phase(self) -> bool:
-        return self._latest_state is not None and len(self._latest_state.phases) > self._watermark.phases
+        return self._latest_state is not None and len(self._latest_state.phases) > self._writer.watermark.phases
 
     @property
     def _strikes_to_keep(self) -> int:
         """The strikes of a run whose present attempt is none."""
-        return 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - 1)
+        return self._count_strikes(is_strike=False)
+
+    def _count_strikes(self, *, is_strike: bool) -> int:
+        claim = self._writer.claim
+        return 0 if self._writer.progressed or claim is None else max(0, claim.strikes - (not is_strike))
 
     async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
         """Record failure or cancellation. The run is kept for its retention and can be resumed by hand.
@@ -358,7 +295,7 @@ class StoreCheckpointer:
 
     async def _save_rewrite(self) -> None:
         """Save a rewritten history: a release can add to the journal, but not replace it."""
-        if self._latest_state is not None and is_rewritten(self._watermark, self._latest_state):
+        if self._latest_state is not None and is_rewritten(self._writer.watermark, self._latest_state):
             await self._save_last(self._latest_state)
 
     async def _release_and_remove(self, release: _FinalWrite, claim: Claim) -> None:
@@ -376,7 +313,8 @@ class StoreCheckpointer:
     def _current_usage(self) -> Usage:
         if self._latest_state is not None:
             return self._latest_state.usage
-        return decode(self._progress, Progress).usage if self._progress else NO_USAGE
+        progress = self._writer.progress
+        return decode(progress, Progress).usage if progress else NO_USAGE
 
     async def park(self, reason: str) -> None:
         """Leave the run parked: it waits for a person or a condition."""
@@ -386,7 +324,7 @@ class StoreCheckpointer:
         """Leave the run to recovery after `delay`. Counts as a strike only if `strike` and no step was finished."""
         if self._deferred is not None:
             await self._save_last(self._deferred)
-        strikes = 0 if self._progressed or self._claim is None else max(0, self._claim.strikes - (not strike))
+        strikes = self._count_strikes(is_strike=strike)
         if strike:
             delay = max(delay, backoff(strikes))
         await self._finalize(
@@ -407,8 +345,8 @@ class StoreCheckpointer:
         self._clear_deferred()
         try:
             async with self._lock:
-                if self._claim is not None:
-                    await self._retry_until_timeout(partial(write, self._claim))
+                if (claim := self._writer.claim) is not None:
+                    await self._writer.retry_until_timeout(partial(write, claim))
         except RunLost:
             raise
         except BaseException:  # a host's own store may raise anything, and the caller may be cancelled
@@ -421,83 +359,14 @@ class StoreCheckpointer:
     async def retry_release(self) -> None:
         """Repeat the release that failed. Raises what the store raises."""
         async with self._lock:
-            if self._pending_release is not None and self._claim is not None:
-                await self._pending_release(self._claim)
+            if self._pending_release is not None and self._writer.claim is not None:
+                await self._pending_release(self._writer.claim)
                 self._pending_release = None
 
     async def _remove(self, claim: Claim) -> None:
         await self._store.remove(self._meta.run_id, claim=claim)
 
     async def _release_claim(
-        self,
-        claim: Claim,
-        *,
-        status: RunStatus,
-        reason: str = "",
-        outcome: bytes | None = None,
-        strikes: int = 0,
-        delay: timedelta = timedelta(0),
-        retention: timedelta | None = None,
-        wake_at: datetime | None = None,
-        wake_on: Sequence[str] = (),
+        self, claim: Claim, *, reason: str = "", outcome: bytes | None = None, **options: Unpack[ReleaseOptions]
     ) -> None:
-        delta = self._unsaved_delta()
-        entries = [] if delta is None else list(delta.entries)
-        if outcome is not None:
-            seq = self._watermark.next_seq + len(entries)
-            entries.append(Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome))
-        release = Release(
-            status=status,
-            # Stores need not be able to keep half a surrogate pair or a NUL.
-            reason=reason.encode(errors="replace").decode().replace("\0", "\ufffd"),
-            entries=entries,
-            progress=None if delta is None else delta.progress,
-            strikes=strikes,
-            delay=delay,
-            retention=retention,
-            consumed=() if delta is None else delta.consumed,
-            wake_at=wake_at,
-            wake_on=wake_on,
-        )
-        await self._store.release(claim, release)
-        if delta is not None:
-            self._watermark = delta.next_watermark
-
-    def _unsaved_delta(self) -> Delta | None:
-        """Return what is new since the last save; `None` if it cannot be appended."""
-        if self._latest_state is None:
-            return None
-        try:
-            delta = Delta(self._watermark, self._latest_state, self._meta, self._clock)
-        except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
-            log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
-            return None
-        limit = self._settings.max_transcript_bytes
-        is_too_large = limit is not None and delta.next_watermark.size > limit
-        # The result of a turn may exceed the limit: the next turn is refused.
-        if delta.rewrite or (is_too_large and not self._meta.conversation):
-            return None
-        return delta
-
-    async def _retry_until_timeout(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `store_timeout`."""
-        pause = _INITIAL_BACKOFF
-        deadline: float | None = None
-        while True:
-            try:
-                await work()
-                return
-            except StoreUnavailable:
-                now = self._clock.monotonic()
-                if deadline is None:
-                    deadline = now + self._settings.store_timeout.total_seconds()
-                if now + pause.total_seconds() > deadline:
-                    raise
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, _MAX_BACKOFF)
-
-
-def _forget_consumed(state: RunState, mail_ids: Sequence[str]) -> None:
-    """Forget mail that the store has consumed. More may have been taken during the write."""
-    if mail_ids:
-        state.consumed[:] = [mail_id for mail_id in state.consumed if mail_id not in mail_ids]
+        await self._writer.release(claim, unsaved=self._latest_state, reason=reason, outcome=outcome, **options)

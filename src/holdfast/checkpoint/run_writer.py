@@ -1,0 +1,193 @@
+"""Writes one run to a store: creates it, appends deltas to its journal, checks and releases its claim."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Required, TypedDict, Unpack
+
+from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.codec import RunMeta, encode
+from holdfast.checkpoint.delta import Delta, Watermark
+from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.record import NewRun, Release, RunStatus
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.clock import Clock
+from holdfast.config import CheckpointSettings
+from holdfast.core.state import RunState
+
+log = logging.getLogger("holdfast.checkpoint")
+
+#: A successful write proves the claim for this long: no check is needed before a `once` tool starts.
+CLAIM_CHECK_TTL = timedelta(seconds=1)
+
+#: The first pause before a write is retried. The pauses double.
+_INITIAL_BACKOFF = timedelta(milliseconds=50)
+_MAX_BACKOFF = timedelta(seconds=2)
+
+
+class ReleaseOptions(TypedDict, total=False):
+    """How a claim ends: the fields of `Release` that do not come from the run's state."""
+
+    status: Required[RunStatus]
+    strikes: int
+    delay: timedelta
+    retention: timedelta | None
+    wake_at: datetime | None
+    wake_on: Sequence[str]
+
+
+class RunWriter:
+    """The claim of one run and what its store holds. Its owner makes one call at a time."""
+
+    def __init__(
+        self, store: CheckpointStore, meta: RunMeta, worker_id: str, settings: CheckpointSettings, clock: Clock
+    ) -> None:
+        """Make the writer of a new run. The first write puts the run into the store."""
+        self._store, self._meta, self._worker_id = store, meta, worker_id
+        self._settings, self._clock = settings, clock
+        #: `None` before the first write. Its token never changes.
+        self.claim: Claim | None = None
+        self.watermark = Watermark()
+        self.progress = b""
+        #: A step was finished under this claim.
+        self.progressed = False
+        #: When the last delta was written.
+        self.saved_at: float | None = None
+        #: When the last write was sent, and when the last successful one was: it proves the claim as of then.
+        self._sent_at = 0.0
+        self._claim_checked_at: float | None = None
+
+    def resume(self, claim: Claim, watermark: Watermark, progress: bytes) -> None:
+        """Go on from what the store holds."""
+        self.claim, self.watermark, self.progress = claim, watermark, progress
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    async def write(self, state: RunState, *, retry: bool) -> None:
+        """Write the delta since the last successful write. The first write creates the run, claimed by the worker."""
+        delta = Delta(self.watermark, state, self._meta, self._clock)
+        if self.claim is not None and delta.is_empty(self.watermark):
+            return
+        limit = self._settings.max_transcript_bytes
+        if limit is not None and delta.next_watermark.size > limit:
+            raise TranscriptTooLarge(self._meta.run_id, delta.next_watermark.size, limit)
+        send = partial(self._send, delta)
+        await (self.retry_until_timeout(send) if retry else send())
+        self.watermark, self.progress = delta.next_watermark, delta.progress
+        _forget_consumed(state, delta.consumed)
+        del state.notes[: delta.note_count]  # more may have been added during the write
+        self.progressed = self.progressed or delta.step_finished
+        self._claim_checked_at = self._sent_at
+        self.saved_at = self._clock.monotonic()
+
+    async def _send(self, delta: Delta) -> None:
+        self._sent_at = self._clock.monotonic()
+        if self.claim is None:
+            self.claim = await self._create(delta)
+            return
+        write = Append(
+            entries=delta.entries,
+            progress=delta.progress,
+            rewrite=delta.rewrite,
+            step_finished=delta.step_finished,
+            consumed=delta.consumed,
+        )
+        await self._store.append(self.claim, write)
+
+    async def _create(self, delta: Delta) -> Claim:
+        run = NewRun(
+            run_id=self._meta.run_id,
+            agent_name=self._meta.agent_name,
+            caller_id=self._meta.caller_id,
+            parent_run_id=self._meta.parent_run_id,
+            labels=self._meta.labels,
+            meta=encode(self._meta.summary()),
+            progress=delta.progress,
+            entries=delta.entries,
+        )
+        claim = await self._store.create(run, worker_id=self._worker_id)
+        if claim is None:
+            raise StoreError(f"{type(self._store).__name__}.create returned no claim although a worker id was given")
+        return claim
+
+    # -- the claim ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_claim_proven(self) -> bool:
+        """Whether a write succeeded within `CLAIM_CHECK_TTL`."""
+        checked_at = self._claim_checked_at
+        return checked_at is not None and self._clock.monotonic() - checked_at < CLAIM_CHECK_TTL.total_seconds()
+
+    async def check_claim(self, claim: Claim) -> None:
+        """Prove the claim by a fenced write without entries."""
+        self._sent_at = self._clock.monotonic()
+        await self._store.append(claim, Append(entries=(), progress=self.progress))
+        self._claim_checked_at = self._sent_at
+
+    async def release(
+        self,
+        claim: Claim,
+        *,
+        unsaved: RunState | None,
+        reason: str = "",
+        outcome: bytes | None = None,
+        **options: Unpack[ReleaseOptions],
+    ) -> None:
+        """End the claim, and add what is `unsaved` and the outcome to the journal in the same write."""
+        delta = None if unsaved is None else self._unsaved_delta(unsaved)
+        entries = [] if delta is None else list(delta.entries)
+        if outcome is not None:
+            seq = self.watermark.next_seq + len(entries)
+            entries.append(Entry(seq=seq, kind=EntryKind.OUTCOME, body=outcome))
+        release = Release(
+            # Stores need not be able to keep half a surrogate pair or a NUL.
+            reason=reason.encode(errors="replace").decode().replace("\0", "\ufffd"),
+            entries=entries,
+            progress=None if delta is None else delta.progress,
+            consumed=() if delta is None else delta.consumed,
+            **options,
+        )
+        await self._store.release(claim, release)
+        if delta is not None:
+            self.watermark = delta.next_watermark
+
+    def _unsaved_delta(self, state: RunState) -> Delta | None:
+        """Return what is new since the last save; `None` if it cannot be appended."""
+        try:
+            delta = Delta(self.watermark, state, self._meta, self._clock)
+        except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
+            log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
+            return None
+        limit = self._settings.max_transcript_bytes
+        is_too_large = limit is not None and delta.next_watermark.size > limit
+        # The result of a turn may exceed the limit: the next turn is refused.
+        if delta.rewrite or (is_too_large and not self._meta.conversation):
+            return None
+        return delta
+
+    # -- an unavailable store -----------------------------------------------------------------------------------
+
+    async def retry_until_timeout(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `store_timeout`."""
+        pause = _INITIAL_BACKOFF
+        deadline: float | None = None
+        while True:
+            try:
+                await work()
+                return
+            except StoreUnavailable:
+                now = self._clock.monotonic()
+                if deadline is None:
+                    deadline = now + self._settings.store_timeout.total_seconds()
+                if now + pause.total_seconds() > deadline:
+                    raise
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, _MAX_BACKOFF)
+
+
+def _forget_consumed(state: RunState, mail_ids: Sequence[str]) -> None:
+    """Forget mail that the store has consumed. More may have been taken during the write."""
+    if mail_ids:
+        state.consumed[:] = [mail_id for mail_id in state.consumed if mail_id not in mail_ids]
