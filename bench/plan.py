@@ -11,6 +11,8 @@ _GROUPS = ("file", "sqlite-group-1", "sqlite-group-2", "postgres-group-1", "post
 _LANGGRAPH = ("sqlite", "sqlite-delta", "postgres", "postgres-delta")
 
 _PEERS = {"langgraph": _LANGGRAPH, "dbos": ("sqlite", "postgres"), "restate": ("server",)}
+#: Workers that lease their tasks: after a crash, the lease has to expire first, which W3 would measure.
+_TASK_QUEUES = {"absurd": ("postgres",), "pgtask": ("postgres",)}
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Workload:
 
 
 WORKLOADS = {
-    "w1": Workload("W1: one long run", "steps", {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS}),
-    "w2": Workload("W2: many runs at once", "runs", {"raw": _GROUPS, "holdfast": _FORMS, **_PEERS}),
+    "w1": Workload("W1: one long run", "steps", {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS, **_TASK_QUEUES}),
+    "w2": Workload("W2: many runs at once", "runs", {"raw": _GROUPS, "holdfast": _FORMS, **_PEERS, **_TASK_QUEUES}),
     "w3": Workload("W3: recovery", "runs", {"raw": ("file", "sqlite-1", "postgres-1"), "holdfast": _STORES, **_PEERS}),
     "w4": Workload("W4: three tool calls a step", "steps", {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS}),
     "w5": Workload(
-        "W5: a pydantic-ai agent", "steps", {"pydantic_ai": ("bare", "holdfast-sqlite"), "dbos": ("dbos-sqlite",)}
+        "W5: a pydantic-ai agent",
+        "steps",
+        {"pydantic_ai": ("bare", "holdfast-sqlite"), "dbos": ("dbos-sqlite",), "step_persistence": ("sqlite",)},
     ),
     "w6": Workload("W6: runs whose tools wait", "runs", {"holdfast": _STORES, **_PEERS}, has_limit=False),
     "w7": Workload("W7: a fleet", "workers", {"holdfast": ("postgres",)}, has_limit=False),

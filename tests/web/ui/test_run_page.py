@@ -46,7 +46,8 @@ def test_without_javascript_long_content_is_a_page(plain_page: Page, finished: s
     plain_page.goto(finished)
     call = plain_page.locator("#step-2 details.call")
     call.locator("summary").click()
-    call.get_by_role("link", name="Show all").click()
+    with plain_page.expect_navigation():
+        call.get_by_role("link", name="Show all").click()
     assert plain_page.locator("main pre").inner_text().rstrip() == LONG_TEXT.rstrip()
 
 
@@ -65,10 +66,12 @@ def test_a_long_run_is_shown_in_windows(server: UIServer, page: Page) -> None:
     expect(page.locator("#step-400")).to_contain_text("thought 400")
     assert page.locator(".step").count() < 150
     page.get_by_role("link", name="Earlier steps").click()
-    assert page.locator("#step-400").count() == 0
+    expect(page.locator("#step-400")).to_have_count(0)
     last_shown = page.locator(".step").last.get_attribute("id")
+    first_shown = page.locator(".step").first.get_attribute("id")
     page.get_by_role("link", name="Later steps").click()
-    assert page.locator(f"#{last_shown}").count() == 1, "windows overlap"
+    expect(page.locator(f"#{first_shown}")).to_have_count(0)
+    expect(page.locator(f"#{last_shown}")).to_have_count(1)  # windows overlap
     page.goto(f"{server.url}/runs/long-1?step=123#step-123")
     expect(page.locator("#step-123:target")).to_contain_text("thought 123")
     page.get_by_role("link", name="First").click()
