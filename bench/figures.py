@@ -88,6 +88,12 @@ MEASURES: dict[str, tuple[Measure, ...]] = {
         *_compared("cpu_share", "idle worker, of one processor", "%", 100),
     ),
     "w9": (*_compared("claim", "a claim"), *_compared("page", "first page")),
+    "w10": (
+        *_compared("submit", "submit"),
+        *_compared("result", "submit to result"),
+        *_compared("page", "first page"),
+        *_compared("purge", "purge of 500 runs"),
+    ),
 }
 
 

@@ -41,6 +41,7 @@ WORKLOADS = {
     "w7": Workload("W7: a fleet", "workers", {"holdfast": ("postgres",)}, has_limit=False),
     "w8": Workload("W8: a store with many waiting runs", "runs", {"holdfast": _STORES}, has_limit=False),
     "w9": Workload("W9: a store with many queued runs", "runs", {"holdfast": _STORES}, has_limit=False),
+    "w10": Workload("W10: a store with many ended runs", "runs", {"holdfast": _STORES}, has_limit=False),
 }
 
 #: Larger sizes are not measured: the cost grows with the square of the history.
@@ -77,6 +78,7 @@ SHORT = (
     Size("w7", 1, 3, _W7), Size("w7", 2, 3, _W7), Size("w7", 4, 3, _W7),
     Size("w8", 100_000, 1, {"seconds": 5}),
     Size("w9", 200_000, 1),
+    Size("w10", 100_000, 1),
 )  # fmt: skip
 
 FULL = (
@@ -85,10 +87,11 @@ FULL = (
     Size("w3", 1000, 5, _W3),
     Size("w4", 100), Size("w4", 1000),
     Size("w5", 10), Size("w5", 100), Size("w5", 300),
-    Size("w6", 1000, 3, {"seconds": 10}),
+    Size("w6", 1000, 3, {"seconds": 10}), Size("w6", 10_000, 1, {"seconds": 10}),
     Size("w7", 1, 5, _W7), Size("w7", 2, 5, _W7), Size("w7", 4, 5, _W7),
     Size("w8", 1000, 3, {"seconds": 10}), Size("w8", 100_000, 3, {"seconds": 10}),
     Size("w9", 1000, 3), Size("w9", 200_000, 3),
+    Size("w10", 1000, 3), Size("w10", 100_000, 3), Size("w10", 1_000_000, 1),
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 
 from bench.systems.holdfast.agent import store_url
 from bench.systems.protocol import Job, Result, processor_seconds
@@ -63,6 +64,30 @@ async def queued_runs_in_store(job: Job) -> Result:
         await store.close()
 
 
+async def kept_runs_in_store(job: Job) -> Result:
+    """Measure calls of users, and a purge, on a store that keeps a few ended runs, and on one that keeps many."""
+    store = store_from_url(store_url(job))
+    async with App([_make_agent(asyncio.Event())], store) as app:
+        result: Result = {}
+        for name, number in (("few", FEW), ("many", job["runs"])):
+            await _fill(store, name, number, RunStatus.DONE)
+            result[name] = {
+                "submit": await _measure(lambda: app.submit("bench", "go")),
+                "result": await _measure(lambda: _submit_and_wait(app)),
+                "page": await _measure(lambda: store.list_page(limit=50)),
+                "purge": await _measure_purge(store, name),
+            }
+    return result
+
+
+async def _measure_purge(store: CheckpointStore, prefix: str) -> float:
+    """Return the seconds that it takes to remove a batch of ended runs whose retention is over."""
+    await _fill(store, f"{prefix}-expired", BATCH, RunStatus.DONE, retention=timedelta(0))
+    began = time.perf_counter()
+    removed = await store.purge(limit=BATCH)  # the worker may have removed some
+    return (time.perf_counter() - began) / removed * BATCH
+
+
 def _make_agent(woken: asyncio.Event) -> Agent:
     """Build an agent that waits for a signal if its prompt says so, and answers."""
 
@@ -111,8 +136,15 @@ async def _measure_idle_worker(seconds: float) -> float:
     return (processor_seconds() - spent) / (time.perf_counter() - began)
 
 
-async def _fill(store: CheckpointStore, prefix: str, number: int, status: RunStatus) -> None:
-    """Create runs of this status: queued ones, or ones that wait for mail."""
+async def _fill(
+    store: CheckpointStore,
+    prefix: str,
+    number: int,
+    status: RunStatus,
+    *,
+    retention: timedelta | None = None,
+) -> None:
+    """Create runs of this status: queued ones, ones that wait for mail, or ended ones with their retention."""
     worker = None if status is RunStatus.QUEUED else await _register_worker(store)
 
     async def create(run_id: str) -> None:
@@ -120,7 +152,8 @@ async def _fill(store: CheckpointStore, prefix: str, number: int, status: RunSta
         run = NewRun(run_id=run_id, agent_name="bench", caller_id="caller", entries=[entry], meta=b"{}", progress=b"{}")
         claim = await store.create(run, worker_id=worker)
         if claim is not None:
-            await store.release(claim, Release(status=status, wake_on=["never"]))
+            wake_on = ["never"] if status is RunStatus.WAITING else ()
+            await store.release(claim, Release(status=status, wake_on=wake_on, retention=retention))
 
     for first in range(0, number, BATCH):
         await asyncio.gather(*(create(f"{prefix}-{n}") for n in range(first, min(first + BATCH, number))))
