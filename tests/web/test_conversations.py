@@ -1,10 +1,13 @@
 """Conversations over HTTP."""
 
 import httpx
+import pytest
 from tests.web.conftest import Site
 from tests.web.test_api import check_problem, wait_for_status
 
-from holdfast.client import AsyncClient
+from holdfast import RunWaiting
+from holdfast.checkpoint.errors import RunNotFound, TurnConflict
+from holdfast.client import AsyncClient, Client
 from holdfast.core.events import TurnFinished
 
 CHAT = "/conversations/talker/chat-1"
@@ -54,6 +57,33 @@ async def test_a_conversation_is_forked_and_erased(ann: httpx.AsyncClient) -> No
     check_problem(taken, 409, "RunConflict")
     assert (await ann.delete(chat)).status_code == 204
     check_problem(await ann.get(chat), 404, "RunNotFound")
+
+
+async def test_a_client_converses(site: Site) -> None:
+    token = site.issue_token("chat:talker:chat-6", "read", "send", "control")
+    async with AsyncClient(site.url, token=token) as client:
+        chat = client.conversation("talker", "chat-6")
+        turn = await chat.send("hello", id="m1")
+        assert (turn.status, turn.output, turn.number) == ("done", "you said hello", 1)
+        assert (await chat.send("hello", id="m1")).number == 1, "the same id is the same message"
+        with pytest.raises(TurnConflict):
+            await chat.post("other", id="m1")
+        with pytest.raises(RunWaiting) as waiting:
+            await chat.send("pay")
+        assert [call.tool for call in waiting.value.calls] == ["pay"]
+        assert [turn.prompt for turn in await chat.history()] == ["hello", "pay"]
+        await chat.erase()
+        with pytest.raises(RunNotFound):
+            await chat.history()
+
+
+def test_a_client_without_an_event_loop_converses(site: Site) -> None:
+    with Client(site.url, token=site.issue_token("chat:talker:chat-7", "read", "send", "control")) as client:
+        chat = client.conversation("talker", "chat-7")
+        assert chat.send("hello").output == "you said hello"
+        assert chat.result(chat.post("again")).output == "you said again"
+        assert [turn.number for turn in chat.history()] == [1, 2]
+        chat.erase()
 
 
 async def test_the_events_of_a_conversation_continue_between_turns(site: Site) -> None:

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
+from holdfast.client.conversation import AsyncConversation
 from holdfast.client.errors import ServerUnavailable, make_error
+from holdfast.client.requests import PAUSES, STREAM_TIMEOUT, Requests
 from holdfast.client.sse import read_frames
 from holdfast.core.events import Event
 from holdfast.core.info import new_run_id
@@ -29,15 +31,6 @@ from holdfast.web.wire import (
     SignalRequest,
     ValueRequest,
 )
-
-T = TypeVar("T")
-
-#: The pauses between attempts to connect again. Then the last one, for as long as the caller waits.
-_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
-#: How many seconds the server waits for a result before it asks the client to ask again.
-_RESULT_WAIT = 20
-#: A stream is silent for 15 s at most: the server sends heartbeats.
-_STREAM_TIMEOUT = httpx.Timeout(10.0, read=45.0)
 
 
 class AsyncClient:
@@ -58,6 +51,7 @@ class AsyncClient:
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/") + "/", headers=headers, timeout=timeout.total_seconds(), trust_env=False
         )
+        self._requests = Requests(self._http)
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
@@ -90,11 +84,11 @@ class AsyncClient:
             not_before=not_before,
         )
         headers = {"idempotency-key": run_id or new_run_id()}
-        return (await self._post("runs", body, RunReference, headers, repeat=True)).run_id
+        return (await self._requests.post("runs", body, RunReference, headers, repeat=True)).run_id
 
     async def get(self, run_id: str) -> RunDetails:
         """Return the present state of a run."""
-        return await self._get(_make_path(run_id), RunDetails)
+        return await self._requests.get(_make_path(run_id), RunDetails)
 
     async def list(
         self,
@@ -115,7 +109,9 @@ class AsyncClient:
             "caller": caller,
             "label": [f"{name}={value}" for name, value in (labels or {}).items()],
         }
-        return await self._get("runs", RunList, {name: value for name, value in query.items() if value is not None})
+        return await self._requests.get(
+            "runs", RunList, {name: value for name, value in query.items() if value is not None}
+        )
 
     async def result(self, run_id: str) -> RunResult:
         """Wait for the result of a run.
@@ -125,12 +121,7 @@ class AsyncClient:
             RunWaiting: it waits for a person, a signal or a result from outside.
         """
         path = f"{_make_path(run_id)}/result"
-        while True:
-            response = await self._send(
-                "GET", path, params={"wait": _RESULT_WAIT}, timeout=_STREAM_TIMEOUT, repeat=True
-            )
-            if response.status_code == httpx.codes.OK:
-                return msgspec.json.decode(response.content, type=RunResult)
+        return await self._requests.get_when_ended(path, RunResult)
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[Event]:
         """Yield the events of a run until it ends, as `App.events` does.
@@ -147,7 +138,7 @@ class AsyncClient:
                         yield event
                 return
             except (ServerUnavailable, httpx.TransportError):
-                await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+                await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
                 attempt += 1
 
     async def _read_stream(self, run_id: str, after: str | None) -> AsyncGenerator[Event]:
@@ -158,7 +149,7 @@ class AsyncClient:
         """
         headers = {} if after is None else {"last-event-id": after}
         path = f"{_make_path(run_id)}/events"
-        async with self._http.stream("GET", path, headers=headers, timeout=_STREAM_TIMEOUT) as response:
+        async with self._http.stream("GET", path, headers=headers, timeout=STREAM_TIMEOUT) as response:
             if response.status_code == httpx.codes.NO_CONTENT:
                 return
             if response.is_error:
@@ -170,76 +161,38 @@ class AsyncClient:
                 yield msgspec.json.decode(frame.data, type=Event)
         raise ServerUnavailable(f"the events of run {run_id} were cut off")
 
+    def conversation(self, agent: str, key: str) -> AsyncConversation:
+        """Return the conversation with this agent and key. It begins with its first message."""
+        return AsyncConversation(self._requests, agent, key)
+
     # -- mail and control ---------------------------------------------------------------------------------------
 
     async def send(self, run_id: str, text: str, *, id: str | None = None) -> str:
         """Send a message to a run. Returns its id."""
         body = MessageRequest(text=text, id=id or new_run_id())
-        return (await self._post(f"{_make_path(run_id)}/messages", body, MailReference, repeat=True)).id
+        return (await self._requests.post(f"{_make_path(run_id)}/messages", body, MailReference, repeat=True)).id
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> str:
         """Send a signal to a run. Returns its id."""
         body = SignalRequest(name=name, payload=payload, id=id or new_run_id())
-        return (await self._post(f"{_make_path(run_id)}/signals", body, MailReference, repeat=True)).id
+        return (await self._requests.post(f"{_make_path(run_id)}/signals", body, MailReference, repeat=True)).id
 
     async def answer(self, run_id: str, call_id: str, answer: Answer, *, digest: str | None = None) -> None:
         """Answer a call that waits for a person. The server records who it was."""
-        await self._post(f"{_make_path(run_id)}/answers", _make_answer(call_id, answer, digest), RunReference)
+        await self._requests.post(f"{_make_path(run_id)}/answers", _make_answer(call_id, answer, digest), RunReference)
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run and its child runs."""
-        await self._post(f"{_make_path(run_id)}/cancel", None, RunReference)
+        await self._requests.post(f"{_make_path(run_id)}/cancel", None, RunReference)
 
     async def requeue(self, run_id: str) -> None:
         """Leave a parked, failed or cancelled run to the workers, which resume it."""
-        await self._post(f"{_make_path(run_id)}/resume", None, RunReference)
+        await self._requests.post(f"{_make_path(run_id)}/resume", None, RunReference)
 
     async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
         """Queue a new run that starts with the state of `run_id` after `at_step`."""
         body = ForkRequest(at_step=at_step, run_id=new_id)
-        return (await self._post(f"{_make_path(run_id)}/fork", body, RunReference)).run_id
-
-    # -- requests -----------------------------------------------------------------------------------------------
-
-    async def _get(self, path: str, expected: type[T], query: Mapping[str, Any] | None = None) -> T:
-        return await self._request("GET", path, expected, params=query, repeat=True)
-
-    async def _post(
-        self,
-        path: str,
-        body: Any,
-        expected: type[T],
-        headers: Mapping[str, str] | None = None,
-        *,
-        repeat: bool = False,
-    ) -> T:
-        content = None if body is None else msgspec.json.encode(body)
-        sent = {**(headers or {}), **({} if content is None else {"content-type": "application/json"})}
-        return await self._request("POST", path, expected, content=content, headers=sent, repeat=repeat)
-
-    async def _request(self, method: str, path: str, expected: type[T], *, repeat: bool, **options: Any) -> T:
-        response = await self._send(method, path, repeat=repeat, **options)
-        return msgspec.json.decode(response.content, type=expected)
-
-    async def _send(self, method: str, path: str, *, repeat: bool, **options: Any) -> httpx.Response:
-        """Send a request. One that may be repeated is repeated while the server is not available, for some seconds."""
-        pauses = iter(_PAUSES[:4] if repeat else ())
-        while True:
-            try:
-                response = await self._http.request(method, path, **options)
-                if not response.is_error:
-                    return response
-                raise make_error(response)
-            except httpx.TransportError as exc:
-                text = f"{self._http.base_url} does not answer: {type(exc).__name__}: {exc}"
-                error = ServerUnavailable(text)
-                error.__cause__ = exc
-            except ServerUnavailable as exc:
-                error = exc
-            pause = next(pauses, None)
-            if pause is None:
-                raise error
-            await asyncio.sleep(pause)
+        return (await self._requests.post(f"{_make_path(run_id)}/fork", body, RunReference)).run_id
 
 
 def _make_path(run_id: str) -> str:

@@ -9,11 +9,13 @@ from typing import Any, Self
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from holdfast.client.async_client import AsyncClient
+from holdfast.client.conversation import AsyncConversation
 from holdfast.core.errors import DefinitionError
 from holdfast.core.events import Event
 from holdfast.core.waiting import Answer
+from holdfast.runtime.conversations.conversation import When
 from holdfast.runtime.reading import RunDetails, RunList
-from holdfast.web.wire import RunResult
+from holdfast.web.wire import RunResult, TurnSummary
 
 
 class Client:
@@ -106,6 +108,10 @@ class Client:
         finally:
             portal.call(events.aclose)
 
+    def conversation(self, agent: str, key: str) -> "Conversation":
+        """Return the conversation with this agent and key. It begins with its first message."""
+        return Conversation(self._open_portal, self._client.conversation(agent, key))
+
     def send(self, run_id: str, text: str, *, id: str | None = None) -> str:
         """Send a message to a run. Returns its id."""
         return self._open_portal.call(partial(self._client.send, run_id, text, id=id))
@@ -129,3 +135,35 @@ class Client:
     def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
         """Queue a new run that starts with the state of `run_id` after `at_step`."""
         return self._open_portal.call(partial(self._client.fork, run_id, at_step, new_id=new_id))
+
+
+class Conversation:
+    """The methods of `AsyncConversation` for code without an event loop. `Client.conversation` returns it."""
+
+    def __init__(self, portal: BlockingPortal, conversation: AsyncConversation) -> None:
+        self._portal, self._conversation = portal, conversation
+
+    def post(self, content: str | Sequence[Any], *, id: str | None = None, when: When = "queue") -> str:
+        """Send a message. Durable when this returns. Returns the id of its turn."""
+        return self._portal.call(partial(self._conversation.post, content, id=id, when=when))
+
+    def send(self, content: str | Sequence[Any], *, id: str | None = None, when: When = "queue") -> TurnSummary:
+        """Send a message and wait for the end of its turn."""
+        return self._portal.call(partial(self._conversation.send, content, id=id, when=when))
+
+    def result(self, turn_id: str) -> TurnSummary:
+        """Wait for the end of a turn."""
+        return self._portal.call(self._conversation.result, turn_id)
+
+    def history(self) -> Sequence[TurnSummary]:
+        """Return the turns, oldest first."""
+        return self._portal.call(self._conversation.history)
+
+    def fork(self, at_turn: int, *, key: str, edited: str | None = None) -> "Conversation":
+        """Begin a new conversation with the turns up to this one, whose message may be `edited`."""
+        fork = self._portal.call(partial(self._conversation.fork, at_turn, key=key, edited=edited))
+        return Conversation(self._portal, fork)
+
+    def erase(self) -> None:
+        """Remove the conversation from the store. A turn under way is cancelled."""
+        self._portal.call(self._conversation.erase)
