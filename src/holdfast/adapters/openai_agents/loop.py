@@ -9,6 +9,7 @@ from agents import Agent as SDKAgent
 from agents import AgentOutputSchema, RunConfig, RunHooks
 from agents.agent_output import AgentOutputSchemaBase
 
+from holdfast.adapters.openai_agents.attempt import Attempt, Cost, RunOptions
 from holdfast.adapters.openai_agents.graph import AgentGraph
 from holdfast.adapters.openai_agents.messages import (
     CODEC,
@@ -22,7 +23,6 @@ from holdfast.adapters.openai_agents.messages import (
     to_input_items,
 )
 from holdfast.adapters.openai_agents.policies import Effects, ToolPolicies
-from holdfast.adapters.openai_agents.session import Cost, RunOptions, Session
 from holdfast.adapters.openai_agents.transcript import forget_active_agent
 from holdfast.adapters.output_codec import OutputCodec
 from holdfast.core.agent import Agent, Bounds, Compact, MissingTools
@@ -105,8 +105,8 @@ class OpenAIAgentsLoop:
             user_context = await _make_context(self._options.context, context.run.info, stack)
             answered = False
             while True:
-                session = Session(context, self._graph, self._options, user_context, answered=answered)
-                output = await session.run()
+                attempt = Attempt(context, self._graph, self._options, user_context, answered=answered)
+                output = await attempt.run()
                 if not context.has_messages:
                     return output
                 answered = True
