@@ -7,12 +7,11 @@ from typing import Any
 import msgspec
 from langgraph.types import Interrupt
 
+from holdfast.adapters.langgraph.stream import to_plain_data
 from holdfast.core.effects import Effect
-from holdfast.core.errors import PayloadError
 from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.execution.waits import WAITING
-from holdfast.core.json_value import to_json_value
 from holdfast.core.tool_context import ToolContext
 from holdfast.core.waiting import WaitKind
 
@@ -85,7 +84,7 @@ class _Question(CallRequest):
 
 
 def _make_call(interrupt: Interrupt) -> _Question:
-    value = _to_plain_data(interrupt.value)
+    value = to_plain_data(interrupt.value)
     action = _get_action(value)
     if action is None:
         return _Question(
@@ -133,10 +132,3 @@ def _reject_action(text: str) -> _Answer:
 
 async def _refuse() -> Any:
     raise AssertionError("an interrupt is answered, not called")
-
-
-def _to_plain_data(value: Any) -> Any:
-    try:
-        return to_json_value(value, "the value of an interrupt")
-    except PayloadError:
-        return str(value)

@@ -1,12 +1,12 @@
 """The loop that executes compiled graphs, and `durable`, which makes an agent of one."""
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.errors import GraphRecursionError
@@ -17,6 +17,7 @@ from holdfast.adapters.langgraph.entries import CODEC, CallLog, CheckpointRows
 from holdfast.adapters.langgraph.interrupts import Interrupts
 from holdfast.adapters.langgraph.run_saver import RunSaver, begin_step
 from holdfast.adapters.langgraph.saver.saver import make_serde
+from holdfast.adapters.langgraph.stream import Stream, emit_chunk, parse_streams
 from holdfast.adapters.langgraph.tools import RunStopped, ToolCalls, ToolPolicies, encode_result, record_tool_nodes
 from holdfast.core.agent import Agent, Bounds
 from holdfast.core.effects import Effect, InDoubt, Reconcile
@@ -41,7 +42,7 @@ class GraphOptions:
     make_input: MakeInput | None = None
     context: Callable[[RunInfo], Any] | None = None
     policies: ToolPolicies = field(default_factory=ToolPolicies)
-    stream: bool = False
+    streams: tuple[StreamMode, ...] = ()
 
 
 class LangGraphLoop:
@@ -149,24 +150,23 @@ class LangGraphLoop:
 
     async def _stream(self, graph: Graph, context: StepContext, given: Any) -> Any:
         """Run the graph until it ends or waits. Return its values."""
-        modes: list[StreamMode] = ["values", "messages"] if self._options.stream else ["values"]
         make_context = self._options.context
         # It is an async generator, although its type does not say so.
         events: Any = graph.astream(
             given,
             _make_config(context),
             context=None if make_context is None else make_context(context.run.info),
-            stream_mode=modes,
+            stream_mode=["values", *self._options.streams],
             subgraphs=True,
             durability="sync",
         )
         output: Any = None
         async with aclosing(events):
             async for ns, mode, chunk in events:
-                if mode == "values" and not ns:
+                if mode != "values":
+                    await emit_chunk(context, ns, mode, chunk)
+                elif not ns:
                     output = chunk
-                elif mode == "messages" and isinstance(chunk[0], AIMessageChunk):
-                    await _emit_chunk(context, chunk[0])
         return output
 
 
@@ -183,7 +183,7 @@ def durable(
     in_doubt: Mapping[str, InDoubt] | None = None,
     retry: Retry | None = None,
     bounds: Bounds | None = None,
-    stream: bool = False,
+    stream: bool | Collection[Stream] = False,
     agent_id: str = "",
 ) -> Agent[Any]:
     """Make a compiled graph durable. The graph itself is not changed, and its own checkpointer is not used.
@@ -204,7 +204,8 @@ def durable(
         reconcile: by tool name: finds, after a crash, the outcome of a call whose result was never recorded.
         in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
         retry: how a superstep is repeated in which a node raised a transient error.
-        stream: show the text of replies as it arrives, to watchers and the listener.
+        stream: show the text of replies as it arrives (`messages`) and what nodes write to the stream (`custom`), to
+            watchers and the listener. A list chooses among these and `updates`, what each node returned.
 
     Raises:
         DefinitionError: this is no compiled graph, it has no name, or the options contradict each other.
@@ -217,7 +218,7 @@ def durable(
     if not name:
         raise DefinitionError("the graph has no name: give it one with name=, interrupted runs find their agent by it")
     policies = ToolPolicies(effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {})
-    options = GraphOptions(make_input=input, context=context, policies=policies, stream=stream)
+    options = GraphOptions(make_input=input, context=context, policies=policies, streams=parse_streams(stream))
     return Agent(
         name=name,
         loop=LangGraphLoop(record_tool_nodes(graph), serde or make_serde(types), options),
@@ -249,14 +250,6 @@ def _list_sent(context: StepContext) -> list[str]:
         elif isinstance(entry, CheckpointRows) and entry.starts_turn:
             sent = []
     return sent
-
-
-async def _emit_chunk(context: StepContext, chunk: AIMessageChunk) -> None:
-    for block in chunk.content_blocks:
-        if block["type"] == "text":
-            await context.emit_text(block["text"])
-        elif block["type"] == "reasoning":
-            await context.emit_reasoning(block.get("reasoning", ""))
 
 
 def _get_text(output: Any) -> str:
