@@ -24,8 +24,8 @@ from holdfast.adapters.openai_agents.batch import Batch, Toolkit
 from holdfast.adapters.openai_agents.graph import AgentGraph, ExecutedAgents
 from holdfast.adapters.openai_agents.messages import Reply, get_text, list_calls, load_usage, make_reply
 from holdfast.adapters.openai_agents.model import Ask, ModelRecorder
-from holdfast.adapters.openai_agents.policies import ToolPolicies
 from holdfast.adapters.openai_agents.transcript import Transcript
+from holdfast.adapters.policies import ToolPolicies
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.message import Usage as RunUsage
