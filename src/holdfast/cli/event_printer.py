@@ -7,6 +7,7 @@ from holdfast.core.events import (
     CallDecided,
     ChildFinished,
     ChildStarted,
+    CustomEvent,
     ErrorRecorded,
     Event,
     MessageAdded,
@@ -54,6 +55,8 @@ class EventPrinter:
                 return f"  {event.call_id} started run {event.child_run_id} of {event.agent}", "dim"
             case ChildFinished():
                 return f"  run {event.child_run_id} is {event.status}", "dim"
+            case CustomEvent():
+                return f"  {event.name}: {event.value}", "dim"
         return None
 
 

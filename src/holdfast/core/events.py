@@ -191,6 +191,19 @@ class ChildFinished(RunEvent, frozen=True, kw_only=True, tag="child_finished"):
     status: Literal["done", "failed", "cancelled"]
 
 
+class CustomEvent(RunEvent, frozen=True, kw_only=True, tag="custom"):
+    """The run's own code shows something: a chunk of a LangGraph stream. Durable.
+
+    A node that runs again after a crash shows its chunks again.
+    """
+
+    #: The stream: `custom`, or `updates`, which has what a node returned, by the name of the node.
+    name: str
+    value: Any = None
+    #: The subgraphs around the node, from the outside in.
+    path: tuple[str, ...] = ()
+
+
 class OutputRecorded(RunEvent, frozen=True, kw_only=True, tag="output"):
     """The run is done, with this output as plain data. Durable."""
 
@@ -234,13 +247,14 @@ Event = (
     | CallDecided
     | ChildStarted
     | ChildFinished
+    | CustomEvent
     | OutputRecorded
     | ErrorRecorded
     | HistoryRewritten
 )
 
 #: Events that are recorded as notes in the journal, because nothing else in it tells of them.
-NotedEvent = RetryScheduled | CallDecided | ChildStarted | ChildFinished
+NotedEvent = RetryScheduled | CallDecided | ChildStarted | ChildFinished | CustomEvent
 
 
 class ReaderTooSlow(HoldfastError):

@@ -25,10 +25,7 @@ class LangGraphDriver:
     """Makes graphs with a node for the model and a `ToolNode`."""
 
     name: ClassVar[str] = "LangGraph"
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "approvals": "no: `interrupt` asks a person",
-        "deploys": "reported to the model",
-    }
+    unsupported: ClassVar[Mapping[str, str]] = {}
 
     def get_answer(self, output: Any) -> str:
         return str(output["messages"][-1].text)
@@ -61,7 +58,14 @@ class LangGraphDriver:
         builder.add_conditional_edges("model", tools_condition)
         builder.add_edge("tools", "model")
         effects = {each.name: each.effect for each in script.tools}
-        return durable(builder.compile(), name=script.name, effects=effects, stream=script.stream)
+        return durable(
+            builder.compile(),
+            name=script.name,
+            effects=effects,
+            approvals={each.name: each.needs_approval for each in script.tools},
+            stream=script.stream,
+            missing_tools=script.missing_tools,
+        )
 
 
 DRIVER = LangGraphDriver()

@@ -102,6 +102,100 @@ async def test_a_request_of_langchains_middleware_about_one_call_is_an_approval(
     assert await story.finish() == {"places": [[decision]]}
 
 
+async def test_each_call_of_a_request_about_several_is_decided_by_itself(tmp_path: Path) -> None:
+    actions = [{"name": "pay", "args": {"cents": cents}} for cents in (1, 2, 3)]
+
+    async def ask(state: Visits) -> Visits:
+        return {"places": [interrupt({"action_requests": actions, "review_configs": []})["decisions"]]}
+
+    story = Story(durable(build_line(ask).compile(name="visits")), tmp_path)
+    await story.start()
+    calls = {call.arguments["cents"]: call for call in await story.list_calls()}
+    assert [(call.kind, call.tool) for call in calls.values()] == [("approval", "pay")] * 3
+    await story.answer(calls[3], Deny(reason="too much"))
+    await story.continue_until_it_waits()
+    assert [call.arguments["cents"] for call in await story.list_calls()] == [1, 2]
+    await story.answer(calls[1], Approve())
+    await story.answer(calls[2], Approve(arguments={"cents": 20}))
+    assert await story.finish() == {
+        "places": [
+            [
+                {"type": "approve"},
+                {"type": "edit", "edited_action": {"name": "pay", "args": {"cents": 20}}},
+                {"type": "reject", "message": "The call was denied: too much."},
+            ]
+        ]
+    }
+
+
+async def test_requests_of_langchains_middleware_about_each_call_are_answered_in_any_order(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    @tool
+    async def pay(cents: int) -> str:
+        """Pay, if a person agrees."""
+        if f"asked {cents}" not in made:
+            made.append(f"asked {cents}")
+        request = {"type": "tool_approval", "tool_call_id": "?", "name": "pay", "args": {"cents": cents}}
+        decision = interrupt(request)
+        made.append(f"answered {cents}")
+        return f"{cents} {decision['type']}"
+
+    async def model(state: State) -> State:
+        calls = [{"name": "pay", "args": {"cents": cents}, "id": f"p{cents}"} for cents in (1, 2)]
+        return {"messages": [AIMessage("", tool_calls=calls)]}
+
+    graph = build_line(model, ToolNode([pay]), state=State).compile(name="agent")
+    story = Story(durable(graph), tmp_path)
+    await story.start()
+    calls = {call.arguments["cents"]: call for call in await story.list_calls()}
+    assert [(call.kind, call.tool) for call in calls.values()] == [("approval", "pay")] * 2
+    await story.answer(calls[2], Deny())
+    await story.continue_until_it_waits()
+    assert [call.arguments["cents"] for call in await story.list_calls()] == [1]
+    await story.answer(calls[1], Approve())
+    assert get_tool_texts(await story.finish()) == ["1 approve", "2 reject"]
+    assert made == ["asked 1", "asked 2", "answered 2", "answered 1"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (Approve(), "paid 7"),
+        (Approve(arguments={"cents": 5}), "paid 5"),
+        (Deny(reason="no"), "The call was denied: no."),
+    ],
+)
+async def test_a_call_of_a_tool_node_waits_for_its_approval(tmp_path: Path, answer: Answer, text: str) -> None:
+    made: list[str] = []
+
+    @tool
+    async def pay(cents: int) -> str:
+        """Pay."""
+        made.append("pay")
+        return f"paid {cents}"
+
+    @tool
+    async def look() -> str:
+        """Look."""
+        made.append("look")
+        return "seen"
+
+    async def model(state: State) -> State:
+        calls = [{"name": "pay", "args": {"cents": 7}, "id": "p"}, {"name": "look", "args": {}, "id": "l"}]
+        return {"messages": [AIMessage("", tool_calls=calls)]}
+
+    graph = build_line(model, ToolNode([pay, look]), state=State).compile(name="agent")
+    story = Story(durable(graph, approvals={"pay": lambda arguments: arguments["cents"] > 5}), tmp_path)
+    await story.start()
+    assert made == ["look"]
+    [call] = await story.list_calls()
+    assert (call.call_id, call.kind, call.tool, call.arguments) == ("p", "approval", "pay", {"cents": 7})
+    await story.answer(call, answer)
+    assert get_tool_texts(await story.finish()) == [text, "seen"]
+    assert made == (["look", "pay"] if isinstance(answer, Approve) else ["look"])
+
+
 async def test_answers_to_parallel_interrupts_reach_the_nodes_that_asked(tmp_path: Path) -> None:
     def make_node(name: str) -> Any:
         async def ask(state: Visits) -> Visits:

@@ -59,6 +59,8 @@ class ReplyEntry(
     tool_calls: tuple[ToolCall, ...] = ()
     #: The task that makes each call: a `ToolNode` in one step of a graph or subgraph.
     tasks: tuple[str, ...] = ()
+    #: The calls of tools that the graph does not have.
+    unknown: tuple[str, ...] = ()
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True):
@@ -74,10 +76,14 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field=
     body: bytes
 
 
-class CallInterrupted(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="langgraph_interrupted"):
+class CallInterrupted(
+    msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="langgraph_interrupted", omit_defaults=True
+):
     """A tool has called `interrupt`: it is called again with the answer."""
 
     call_id: str
+    #: What it has asked so far.
+    asked: tuple[Any, ...] = ()
 
 
 #: `User` is the prompt or a message that was sent to the run.
@@ -126,8 +132,12 @@ class CallLog:
         self.pending: dict[str, ToolCall] = {}
         #: The tasks that make them.
         self.tasks: dict[str, str] = {}
+        #: Those of them whose tools the graph did not have.
+        self.unknown: set[str] = set()
         #: Those of them that wait for an answer to `interrupt`.
         self.interrupted: set[str] = set()
+        #: What calls have asked with `interrupt`, by call id.
+        self.asked: dict[str, tuple[Any, ...]] = {}
         #: Finished calls, each with its result.
         self.finished: list[tuple[ToolCall, CallResult]] = []
         for entry in entries:
@@ -135,9 +145,12 @@ class CallLog:
                 for call, task in zip(entry.tool_calls, entry.tasks, strict=True):
                     self.pending[call.id], self.tasks[call.id] = call, task
                     self.interrupted.discard(call.id)
+                self.unknown.update(entry.unknown)
             elif isinstance(entry, CallInterrupted):
                 self.interrupted.add(entry.call_id)
+                self.asked[entry.call_id] = entry.asked
             elif isinstance(entry, CallResult) and entry.call_id in self.pending:
                 self.finished.append((self.pending.pop(entry.call_id), entry))
                 del self.tasks[entry.call_id]
                 self.interrupted.discard(entry.call_id)
+                self.asked.pop(entry.call_id, None)

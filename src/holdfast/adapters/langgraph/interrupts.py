@@ -1,19 +1,17 @@
 """Interrupts of a graph as waiting calls of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from langgraph.types import Interrupt
 
+from holdfast.adapters.langgraph.stream import to_plain_data
 from holdfast.core.effects import Effect
-from holdfast.core.errors import PayloadError
 from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.execution.waits import WAITING
-from holdfast.core.json_value import to_json_value
-from holdfast.core.tool_context import ToolContext
 from holdfast.core.waiting import WaitKind
 
 #: Of a waiting call, in place of a tool's name.
@@ -21,7 +19,11 @@ INTERRUPT = "interrupt"
 
 
 class Interrupts:
-    """The interrupts of one run. Each is a question or an approval, and is answered by its id."""
+    """The interrupts of one run. Each is a question or an approval, and is answered by its id.
+
+    A request of LangChain's `HumanInTheLoopMiddleware` about several calls is an approval of each: the first has the id
+    of the interrupt and `-1`.
+    """
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
@@ -32,111 +34,131 @@ class Interrupts:
         Raises:
             RunWaiting: none of them has an answer.
         """
-        waits = self._context.waits
         answers: dict[str, Any] = {}
         for interrupt in waiting:
-            call = _make_call(interrupt)
-            wait = waits.get(interrupt.id)
-            if wait is None:
-                wait = waits.add(self._make_context(call), call.kind, reason=call.reason)
-            answer = waits.resolve(call, wait)
+            answer = self.find_answer(interrupt.id, to_plain_data(interrupt.value))
             if answer is not WAITING:
-                answers[interrupt.id] = call.approved if answer is None else answer.value
+                answers[interrupt.id] = answer
         if not answers:
-            raise waits.make_error()
+            raise self._context.waits.make_error()
         # The write that consumes the answers comes before the nodes that read them.
         await self._context.run.save(must_succeed=True)
         return answers
 
-    def _make_context(self, call: "_Question") -> ToolContext:
-        run = self._context.run
-        return ToolContext(
-            info=run.info,
-            step=self._context.state.steps + 1,
-            call_id=call.call_id,
-            tool=call.tool,
-            arguments=call.arguments,
-            clock=run.clock,
-        )
+    def find_answer(self, interrupt_id: str, value: Any) -> Any:
+        """Return the answer to an interrupt, or `WAITING`. The next save consumes the answer.
+
+        Args:
+            interrupt_id: names it in `App.answer`.
+            value: as the graph gave it to `interrupt`, as plain data.
+        """
+        request = _read_request(interrupt_id, value)
+        found = [self._resolve_question(each) for each in request.questions]
+        return WAITING if WAITING in found else request.combine(found)
+
+    def _resolve_question(self, question: "_Question") -> Any:
+        waits = self._context.waits
+        wait = waits.get(question.call_id)
+        if wait is None:
+            wait = waits.add(self._context.make_context(question), question.kind, reason=question.reason)
+        answer = waits.resolve(question, wait)
+        if answer is WAITING:
+            return WAITING
+        return _APPROVE if answer is None else answer.value
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What `interrupt` returns in the graph."""
+    """The answer to one question. Never `None`, which stands for an approval."""
 
     value: Any
 
 
+#: A decision of LangChain's middleware.
+_APPROVE = {"type": "approve"}
+
+
 @dataclass(slots=True, kw_only=True)
 class _Question(CallRequest):
-    """An interrupt as a call whose result is its answer."""
+    """A question, or a call that needs an approval, as a call whose result is the answer."""
 
     kind: WaitKind = "question"
     reason: str = ""
 
-    @property
-    def approved(self) -> Any:
-        """What `interrupt` returns for an approval."""
-        return {"decisions": [{"type": "approve"}]}
-
     def replace_arguments(self, arguments: Any) -> Any:
-        """Return an approval of the action with other arguments."""
-        action = {"name": self.tool, "args": arguments}
-        return _Answer({"decisions": [{"type": "edit", "edited_action": action}]})
+        """Return an approval of the call with other arguments."""
+        return _Answer({"type": "edit", "edited_action": {"name": self.tool, "args": arguments}})
 
 
-def _make_call(interrupt: Interrupt) -> _Question:
-    value = _to_plain_data(interrupt.value)
-    action = _get_action(value)
-    if action is None:
-        return _Question(
-            call_id=interrupt.id,
-            tool=INTERRUPT,
-            arguments=value,
-            reason=str(value),
-            effect=Effect.PURE,
-            execute=_refuse,
-            error_result=_reject,
-            reconciled_result=_Answer,
-        )
+class _Request(msgspec.Struct, frozen=True):
+    """What an interrupt asks, and how the answers become what `interrupt` returns."""
+
+    questions: list[_Question]
+    combine: Callable[[list[Any]], Any]
+
+
+def _read_request(interrupt_id: str, value: Any) -> _Request:
+    actions = _list_actions(value)
+    if not actions:
+        return _Request([_make_question(interrupt_id, value)], _get_only)
+    if value.get("type") == "tool_approval":
+        return _Request([_make_approval(interrupt_id, actions[0])], _get_only)
+    numbers = range(1, len(actions) + 1)
+    ids = [interrupt_id] if len(actions) == 1 else [f"{interrupt_id}-{number}" for number in numbers]
+    return _Request([_make_approval(*each) for each in zip(ids, actions, strict=True)], _make_decisions)
+
+
+def _list_actions(value: Any) -> list[dict[str, Any]]:
+    """Return the tool calls that LangChain's `HumanInTheLoopMiddleware` asks about; none if it does not ask.
+
+    It asks about all calls of a reply with one interrupt, or about each with an interrupt of its own.
+    """
+    if not isinstance(value, dict):
+        return []
+    actions = [value] if value.get("type") == "tool_approval" else value.get("action_requests")
+    if not isinstance(actions, list):
+        return []
+    complete = all(isinstance(action, dict) and {"name", "args"} <= action.keys() for action in actions)
+    return actions if complete else []
+
+
+def _get_only(answers: list[Any]) -> Any:
+    return answers[0]
+
+
+def _make_decisions(answers: list[Any]) -> Any:
+    return {"decisions": answers}
+
+
+def _make_question(call_id: str, value: Any) -> _Question:
     return _Question(
-        call_id=interrupt.id,
+        call_id=call_id,
+        tool=INTERRUPT,
+        arguments=value,
+        reason=str(value),
+        effect=Effect.PURE,
+        execute=_refuse,
+        error_result=_reject,
+        reconciled_result=_Answer,
+    )
+
+
+def _make_approval(call_id: str, action: dict[str, Any]) -> _Question:
+    return _Question(
+        call_id=call_id,
         tool=action["name"],
         arguments=action["args"],
         kind="approval",
         reason=action.get("description", ""),
         effect=Effect.PURE,
         execute=_refuse,
-        error_result=_reject_action,
+        error_result=_reject,
         reconciled_result=_Answer,
     )
-
-
-def _get_action(value: Any) -> dict[str, Any] | None:
-    """Return the tool call that LangChain's `HumanInTheLoopMiddleware` asks about, if it is one.
-
-    A request about several calls is a question: each of them may be decided in another way.
-    """
-    actions = value.get("action_requests") if isinstance(value, dict) else None
-    if not isinstance(actions, list) or len(actions) != 1 or not isinstance(actions[0], dict):
-        return None
-    action: dict[str, Any] = actions[0]
-    return action if {"name", "args"} <= action.keys() else None
 
 
 def _reject(text: str) -> _Answer:
     return _Answer({"type": "reject", "message": text})
 
 
-def _reject_action(text: str) -> _Answer:
-    return _Answer({"decisions": [{"type": "reject", "message": text}]})
-
-
 async def _refuse() -> Any:
     raise AssertionError("an interrupt is answered, not called")
-
-
-def _to_plain_data(value: Any) -> Any:
-    try:
-        return to_json_value(value, "the value of an interrupt")
-    except PayloadError:
-        return str(value)

@@ -1,24 +1,29 @@
 """The loop that executes compiled graphs, and `durable`, which makes an agent of one."""
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StreamMode
 
+from holdfast.adapters.langgraph.deploys import list_removed_nodes, refuse_removed
 from holdfast.adapters.langgraph.entries import CODEC, CallLog, CheckpointRows
+from holdfast.adapters.langgraph.graph import Graph
 from holdfast.adapters.langgraph.interrupts import Interrupts
 from holdfast.adapters.langgraph.run_saver import RunSaver, begin_step
 from holdfast.adapters.langgraph.saver.saver import make_serde
-from holdfast.adapters.langgraph.tools import RunStopped, ToolCalls, ToolPolicies, encode_result, record_tool_nodes
-from holdfast.core.agent import Agent, Bounds
+from holdfast.adapters.langgraph.stream import Stream, emit_chunk, parse_streams
+from holdfast.adapters.langgraph.tool_nodes import record_tool_nodes
+from holdfast.adapters.langgraph.tools import RunStopped, ToolCalls, encode_result
+from holdfast.adapters.policies import ToolPolicies
+from holdfast.core.agent import Agent, Bounds, MissingTools
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import DefinitionError, PayloadError, StepsExceeded
 from holdfast.core.execution.loop import FinishedCall, PendingCall
@@ -26,8 +31,8 @@ from holdfast.core.execution.steps import StepContext
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec, User
 from holdfast.core.retry import Retry
+from holdfast.core.tool import Approval
 
-Graph = Pregel[Any, Any, Any, Any]
 #: Makes the input of a graph from a run.
 MakeInput = Callable[[RunInfo], Any]
 
@@ -41,7 +46,7 @@ class GraphOptions:
     make_input: MakeInput | None = None
     context: Callable[[RunInfo], Any] | None = None
     policies: ToolPolicies = field(default_factory=ToolPolicies)
-    stream: bool = False
+    streams: tuple[StreamMode, ...] = ()
 
 
 class LangGraphLoop:
@@ -112,8 +117,9 @@ class LangGraphLoop:
         async with saver:
             await saver.database.load()
             graph = self._graph.copy({"checkpointer": saver})
+            await self._refuse_removed_nodes(graph, saver, context)
             interrupts = Interrupts(context)
-            ToolCalls(context, self._options.policies, self._serde).use()
+            ToolCalls(context, self._options.policies, self._serde, interrupts).use()
             while True:
                 given = await self._find_input(graph, context, interrupts)
                 output = await self._stream(graph, context, given)
@@ -137,6 +143,12 @@ class LangGraphLoop:
             return self._make_first_input(context.run.info, sent)
         return {_MESSAGES: [HumanMessage(text) for text in sent]}
 
+    async def _refuse_removed_nodes(self, graph: Graph, saver: RunSaver, context: StepContext) -> None:
+        """Do not let the graph end as if nodes had run that a deploy has removed."""
+        state = await graph.aget_state(_make_config(context), subgraphs=True)
+        if removed := await list_removed_nodes(graph, saver, state):
+            refuse_removed(context.profile.missing_tools, context.run_id, "node", removed)
+
     async def _find_interrupts(self, graph: Graph, context: StepContext) -> Sequence[Interrupt]:
         return (await graph.aget_state(_make_config(context))).interrupts
 
@@ -149,24 +161,23 @@ class LangGraphLoop:
 
     async def _stream(self, graph: Graph, context: StepContext, given: Any) -> Any:
         """Run the graph until it ends or waits. Return its values."""
-        modes: list[StreamMode] = ["values", "messages"] if self._options.stream else ["values"]
         make_context = self._options.context
         # It is an async generator, although its type does not say so.
         events: Any = graph.astream(
             given,
             _make_config(context),
             context=None if make_context is None else make_context(context.run.info),
-            stream_mode=modes,
+            stream_mode=["values", *self._options.streams],
             subgraphs=True,
             durability="sync",
         )
         output: Any = None
         async with aclosing(events):
             async for ns, mode, chunk in events:
-                if mode == "values" and not ns:
+                if mode != "values":
+                    await emit_chunk(context, ns, mode, chunk)
+                elif not ns:
                     output = chunk
-                elif mode == "messages" and isinstance(chunk[0], AIMessageChunk):
-                    await _emit_chunk(context, chunk[0])
         return output
 
 
@@ -181,9 +192,11 @@ def durable(
     effects: Mapping[str, Effect | str] | None = None,
     reconcile: Mapping[str, Reconcile] | None = None,
     in_doubt: Mapping[str, InDoubt] | None = None,
+    approvals: Mapping[str, Approval] | None = None,
+    missing_tools: MissingTools = "defer",
     retry: Retry | None = None,
     bounds: Bounds | None = None,
-    stream: bool = False,
+    stream: bool | Collection[Stream] = False,
     agent_id: str = "",
 ) -> Agent[Any]:
     """Make a compiled graph durable. The graph itself is not changed, and its own checkpointer is not used.
@@ -203,8 +216,13 @@ def durable(
             `{"effect": "pure"}`; the default is `once`.
         reconcile: by tool name: finds, after a crash, the outcome of a call whose result was never recorded.
         in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
+        approvals: by tool name: which calls of a `ToolNode` a person has to approve, as `@tool(approval=...)`. A
+            function gets the arguments as the model gave them.
+        missing_tools: for a resumed run that was about to call a tool, or to run a node, that the graph no longer has:
+            `defer` it to a worker that has it, `park` it, or `report` a tool to the model. A removed node parks it too.
         retry: how a superstep is repeated in which a node raised a transient error.
-        stream: show the text of replies as it arrives, to watchers and the listener.
+        stream: show the text of replies as it arrives (`messages`) and what nodes write to the stream (`custom`), to
+            watchers and the listener. A list chooses among these and `updates`, what each node returned.
 
     Raises:
         DefinitionError: this is no compiled graph, it has no name, or the options contradict each other.
@@ -216,13 +234,16 @@ def durable(
     name = name or graph.name
     if not name:
         raise DefinitionError("the graph has no name: give it one with name=, interrupted runs find their agent by it")
-    policies = ToolPolicies(effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {})
-    options = GraphOptions(make_input=input, context=context, policies=policies, stream=stream)
+    policies = ToolPolicies(
+        effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {}, approvals=approvals or {}
+    )
+    options = GraphOptions(make_input=input, context=context, policies=policies, streams=parse_streams(stream))
     return Agent(
         name=name,
         loop=LangGraphLoop(record_tool_nodes(graph), serde or make_serde(types), options),
         bounds=bounds or Bounds(),
         retry=Retry() if retry is None else retry,
+        missing_tools=missing_tools,
         agent_id=agent_id,
     )
 
@@ -249,14 +270,6 @@ def _list_sent(context: StepContext) -> list[str]:
         elif isinstance(entry, CheckpointRows) and entry.starts_turn:
             sent = []
     return sent
-
-
-async def _emit_chunk(context: StepContext, chunk: AIMessageChunk) -> None:
-    for block in chunk.content_blocks:
-        if block["type"] == "text":
-            await context.emit_text(block["text"])
-        elif block["type"] == "reasoning":
-            await context.emit_reasoning(block.get("reasoning", ""))
 
 
 def _get_text(output: Any) -> str:

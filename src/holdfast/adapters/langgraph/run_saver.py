@@ -12,6 +12,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.constants import START
 from langgraph.pregel import Pregel
 
+from holdfast.adapters.langgraph.deploys import SENDS
 from holdfast.adapters.langgraph.entries import CheckpointRows, ReplyEntry, make_batch
 from holdfast.adapters.langgraph.saver import HoldfastSaver
 from holdfast.adapters.langgraph.saver.batch import RowBatch
@@ -25,9 +26,6 @@ from holdfast.db.sqlite import transaction
 from holdfast.db.tables import Cursor, Schema, TablesError
 
 _T = TypeVar("_T")
-
-#: The channel of calls that `Send` has made.
-_SENDS = "__pregel_tasks"
 
 
 class _MemoryCursor:
@@ -155,7 +153,7 @@ class RunSaver(HoldfastSaver):
         state = self._context.state
         state.history.extend(state.results.values())
         await self._context.end_step()
-        if any(name in self._triggers or name == _SENDS for name in checkpoint.get("updated_channels") or ()):
+        if any(name in self._triggers or name == SENDS for name in checkpoint.get("updated_channels") or ()):
             await begin_step(self._context)
         return stored
 

@@ -1,31 +1,42 @@
 """The calls of `ToolNode`s: each is recorded under its call id, and made as its effect allows."""
 
 import asyncio
-import copy
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
+from langchain_core.messages import ToolCall as LangChainToolCall
 from langchain_core.messages import ToolMessage
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.errors import GraphBubbleUp
-from langgraph.prebuilt.tool_node import ToolCallRequest, ToolNode
-from langgraph.pregel import Pregel
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.prebuilt.tool_node import ToolCallRequest
 
+from holdfast.adapters.langgraph.deploys import refuse_removed
 from holdfast.adapters.langgraph.entries import CallInterrupted, CallLog, CallResult, ReplyEntry
-from holdfast.core.effects import Effect, InDoubt, Reconcile
-from holdfast.core.errors import DefinitionError, PayloadError, RunError
+from holdfast.adapters.langgraph.interrupts import Interrupts
+from holdfast.adapters.langgraph.stream import to_plain_data
+from holdfast.adapters.policies import UNKNOWN_TOOL_POLICY, ToolPolicies, ToolPolicy
+from holdfast.core.effects import Effect
+from holdfast.core.errors import PayloadError, RunError
 from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.steps import StepContext
+from holdfast.core.execution.waits import WAITING, StillWaiting
 from holdfast.core.json_value import to_json_value
 from holdfast.core.message import ToolCall
+from holdfast.core.tool import request_approval
 
 #: What a `ToolNode` gets for a call: a `ToolMessage`, a `Command`, or a list of them.
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
 
-_CURRENT_CALLS: ContextVar["ToolCalls | None"] = ContextVar("holdfast_langgraph_calls", default=None)
+#: The key of LangGraph's config for the answers to interrupts.
+_SCRATCHPAD = "__pregel_scratchpad"
+
+#: Records the calls of the current task.
+CURRENT_CALLS: ContextVar["ToolCalls | None"] = ContextVar("holdfast_langgraph_calls", default=None)
 
 
 class RunStopped(GraphBubbleUp):
@@ -36,44 +47,47 @@ class RunStopped(GraphBubbleUp):
         self.error = error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolPolicies:
-    """The policies for the tools of a graph, by tool name. The default effect is `once`."""
+@dataclass(slots=True, kw_only=True)
+class _GraphCall(CallRequest):
+    """A call of a `ToolNode`."""
 
-    effects: Mapping[str, Effect | str] = field(default_factory=dict)
-    reconcile: Mapping[str, Reconcile] = field(default_factory=dict)
-    in_doubt: Mapping[str, InDoubt] = field(default_factory=dict)
+    request: ToolCallRequest
 
-    def __post_init__(self) -> None:
-        for name, effect in self.effects.items():
-            if _parse_effect(name, effect) is not Effect.ONCE and name in self.reconcile:
-                raise DefinitionError(f"tool {name} is {effect}: only a once tool has anything to reconcile")
-
-    def get_effect(self, request: ToolCallRequest) -> Effect:
-        """Return the effect of a tool: by its name here, or as its metadata says."""
-        name, metadata = request.tool_call["name"], (request.tool.metadata if request.tool else None) or {}
-        return _parse_effect(name, self.effects.get(name, metadata.get("effect", Effect.ONCE)))
+    def replace_arguments(self, arguments: Any) -> Any:
+        """Make the call with the arguments that a person approved."""
+        self.arguments = to_json_value(arguments, "the approved arguments")
+        tool_call = {**self.request.tool_call, "args": self.arguments}
+        self.request = self.request.override(tool_call=cast(LangChainToolCall, tool_call))
+        return None
 
 
 class ToolCalls:
     """The tool calls of one attempt of a run."""
 
-    def __init__(self, context: StepContext, policies: ToolPolicies, serde: SerializerProtocol) -> None:
-        self._context, self._policies, self._serde = context, policies, serde
+    def __init__(
+        self, context: StepContext, policies: ToolPolicies, serde: SerializerProtocol, interrupts: Interrupts
+    ) -> None:
+        self._context, self._policies, self._serde, self._interrupts = context, policies, serde, interrupts
         log = CallLog(context.state.history)
         #: Announced by an earlier process that did not record their results.
         self._unresolved = set(log.pending) - log.interrupted
+        #: Announced by an earlier process that had their tools.
+        self._known = set(log.pending) - log.unknown
+        #: What their tools have asked with `interrupt`, by call id.
+        self._asked = log.asked
         #: The tasks that make the calls of the current step, by call id.
         self._tasks = log.tasks
         #: The calls of the current step that this process has announced.
-        self._announced: dict[str, CallRequest] = {}
+        self._announced: dict[str, _GraphCall] = {}
         self._step = context.state.steps
-        self._arrived: list[CallRequest] = []
+        self._arrived: list[_GraphCall] = []
+        #: The calls that are being made.
+        self._under_way: set[asyncio.Future[None]] = set()
         self._announcing: asyncio.Task[None] | None = None
 
     def use(self) -> None:
         """Record the calls that this task and its children make."""
-        _CURRENT_CALLS.set(self)
+        CURRENT_CALLS.set(self)
 
     async def call(self, request: ToolCallRequest, execute: Execute) -> Any:
         """Return the recorded result of a call, or make it.
@@ -84,12 +98,28 @@ class ToolCalls:
         try:
             call = self._make_call(request, execute)
             await self._announce(call)
-            result = await self._context.call(call)
+            result = await self._make(call)
         except RunError as exc:
             raise RunStopped(exc) from exc
         return self._serde.loads_typed((result.type, result.body))
 
-    def _make_call(self, request: ToolCallRequest, execute: Execute) -> CallRequest:
+    async def _make(self, call: _GraphCall) -> CallResult:
+        """Make a call. If it waits, the calls that are under way end before the run waits, too."""
+        ended = asyncio.get_running_loop().create_future()
+        self._under_way.add(ended)
+        try:
+            result = await self._context.try_call(call)
+        finally:
+            self._under_way.discard(ended)
+            ended.set_result(None)
+        if result is WAITING:
+            if self._under_way:
+                await asyncio.wait({*self._under_way})
+            raise self._context.waits.make_error()
+        made: CallResult = result
+        return made
+
+    def _make_call(self, request: ToolCallRequest, execute: Execute) -> _GraphCall:
         name, call_id = request.tool_call["name"], self._make_call_id(request)
 
         def encode(value: Any) -> CallResult:
@@ -102,25 +132,68 @@ class ToolCalls:
             content = value if isinstance(value, str) else to_json_value(value, "the result of a call")
             return encode(ToolMessage(content, name=name, tool_call_id=request.tool_call["id"]))
 
-        async def make() -> CallResult:
-            try:
-                return encode(await execute(request))
-            except GraphBubbleUp:
-                self._context.state.history.append(CallInterrupted(call_id))
-                raise
+        async def make() -> Any:
+            value = await self._execute(call, execute)
+            return WAITING if value is WAITING else encode(value)
 
-        return CallRequest(
+        policy = self._get_policy(request, call_id)
+        arguments = to_json_value(request.tool_call["args"], "the arguments of a call")
+        call = _GraphCall(
+            request=request,
             call_id=call_id,
             tool=name,
-            arguments=to_json_value(request.tool_call["args"], "the arguments of a call"),
-            effect=self._policies.get_effect(request),
+            arguments=arguments,
+            effect=policy.effect,
             execute=make,
             error_result=explain,
             reconciled_result=reconcile,
-            reconcile=self._policies.reconcile.get(name),
-            in_doubt=self._policies.in_doubt.get(name, "report"),
+            reconcile=policy.reconcile,
+            in_doubt=policy.in_doubt,
             is_error=_is_error,
+            approval=request_approval(policy.approval, arguments),
         )
+        return call
+
+    async def _execute(self, call: _GraphCall, execute: Execute) -> Any:
+        """Execute a call, with the answers to what its tool has asked. Return `WAITING` if one of them is missing."""
+        asked = self._asked.get(call.call_id, ())
+        answers = [self._find_answer(call, number, value) for number, value in enumerate(asked)]
+        if WAITING in answers:
+            return self._suspend(call, asked)
+        if answers:  # the write that consumes them comes before the tool that reads them
+            await self._context.run.save(must_succeed=True)
+        counter = itertools.count()
+        _answer_interrupts(call.request, answers, counter.__next__)
+        try:
+            return await execute(call.request)
+        except GraphBubbleUp as exc:
+            if isinstance(exc, GraphInterrupt) and next(counter) > len(answers):
+                return self._suspend(call, (*asked, to_plain_data(exc.args[0][0].value)))
+            self._suspend(call, asked)
+            raise  # of a graph within the tool: LangGraph has a place for its answers
+
+    def _suspend(self, call: _GraphCall, asked: tuple[Any, ...]) -> StillWaiting:
+        """Record what a call has asked: it is not in doubt, and it is made again with the answers."""
+        self._asked[call.call_id] = asked
+        self._context.state.history.append(CallInterrupted(call.call_id, asked))
+        if asked:
+            self._find_answer(call, len(asked) - 1, asked[-1])
+        return WAITING
+
+    def _find_answer(self, call: _GraphCall, number: int, value: Any) -> Any:
+        """Return the answer to what a call has asked, or `WAITING`.
+
+        LangGraph's answers belong to the node, in the order in which its calls have asked. A call that has ended asks
+        no more, so the next one would get its answer. Hence each question of each call has an id of its own.
+        """
+        place = f"{_get_task(call.request)}|{call.call_id}|{number}"
+        return self._interrupts.find_answer(hashlib.blake2b(place.encode(), digest_size=16).hexdigest(), value)
+
+    def _get_policy(self, request: ToolCallRequest, call_id: str) -> ToolPolicy:
+        name, tool = request.tool_call["name"], request.tool
+        if tool is None and call_id not in self._known:
+            return UNKNOWN_TOOL_POLICY  # its `ToolNode` reports it to the model
+        return self._policies.get_policy(name, tool, None if tool is None else tool.metadata)
 
     def _make_call_id(self, request: ToolCallRequest) -> str:
         """Return the model's id of the call. If another task of the step has used it, a digest of the task is added.
@@ -129,7 +202,7 @@ class ToolCalls:
         """
         if self._step != self._context.state.steps:
             self._step = self._context.state.steps
-            self._tasks, self._announced, self._unresolved = {}, {}, set()
+            self._tasks, self._announced, self._unresolved, self._asked = {}, {}, set(), {}
         call_id, task = str(request.tool_call["id"]), _get_task(request)
         if self._tasks.setdefault(call_id, task) == task:
             return call_id
@@ -137,7 +210,7 @@ class ToolCalls:
         self._tasks[call_id] = task
         return call_id
 
-    async def _announce(self, call: CallRequest) -> None:
+    async def _announce(self, call: _GraphCall) -> None:
         """Return when the call may be made. Calls that arrive together are announced together."""
         self._arrived.append(call)
         while call in self._arrived:
@@ -154,10 +227,12 @@ class ToolCalls:
         finally:
             self._announcing = None
 
-    async def _announce_calls(self, calls: list[CallRequest]) -> None:
+    async def _announce_calls(self, calls: list[_GraphCall]) -> None:
         context = self._context
+        self._refuse_removed_tools(calls)
         started = [*self._announced]
         new = [call for call in calls if call.call_id not in self._unresolved]
+        context.add_approvals(new)
         if new:
             context.state.history.append(
                 ReplyEntry(
@@ -165,6 +240,7 @@ class ToolCalls:
                         ToolCall(id=call.call_id, name=call.tool, arguments=call.arguments) for call in new
                     ),
                     tasks=tuple(self._tasks[call.call_id] for call in new),
+                    unknown=tuple(call.call_id for call in new if call.request.tool is None),
                 )
             )
         self._announced.update((call.call_id, call) for call in calls)
@@ -173,6 +249,13 @@ class ToolCalls:
             await context.run.save(must_succeed=True)
         known = {*started, *(call.call_id for call in new)} if resumed else {*started}
         await context.announce_calls([*self._announced.values()], resumed=resumed, not_started=known)
+
+    def _refuse_removed_tools(self, calls: Iterable[_GraphCall]) -> None:
+        """Apply the agent's policy to calls that an earlier process announced, and whose tool a deploy has removed."""
+        policy, waiting = self._context.profile.missing_tools, self._known - self._context.state.results.keys()
+        removed = [call.tool for call in calls if call.request.tool is None and call.call_id in waiting]
+        if removed and policy != "report":
+            refuse_removed(policy, self._context.run_id, "tool", removed)
 
 
 def encode_result(serde: SerializerProtocol, call_id: str, tool: str, value: Any) -> CallResult:
@@ -190,49 +273,18 @@ def encode_result(serde: SerializerProtocol, call_id: str, tool: str, value: Any
     return CallResult(call_id=call_id, tool=tool, content=text, error=error, type=type_, body=body)
 
 
-async def record_tool_call(request: ToolCallRequest, execute: Execute) -> Any:
-    """Record a tool call with the run that makes it: `ToolNode(tools, awrap_tool_call=record_tool_call)`.
+def _answer_interrupts(request: ToolCallRequest, answers: list[Any], count: Callable[[], int]) -> None:
+    """Let `interrupt` return these answers within the call, and count how often it is called.
 
-    `durable` adds this to each `ToolNode` of a graph and of its subgraphs. A graph that is invoked within a node has to
-    be given it by hand. Without a run, the tool is called as always.
+    `interrupt` looks for its answers in the config of a task, which each call of a `ToolNode` has a copy of.
     """
-    calls = _CURRENT_CALLS.get()
-    return await (execute(request) if calls is None else calls.call(request, execute))
-
-
-def record_tool_nodes(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, Any]:
-    """Return a copy of the graph whose `ToolNode`s record their calls; its subgraphs too.
-
-    Raises:
-        DefinitionError: a `ToolNode` has only a sync wrapper.
-    """
-    nodes = {name: node.copy({"bound": _replace_bound(node.bound)}) for name, node in graph.nodes.items()}
-    return graph.copy({"nodes": nodes})
-
-
-def _replace_bound(bound: Any) -> Any:
-    if isinstance(bound, Pregel):
-        return record_tool_nodes(bound)
-    if not isinstance(bound, ToolNode) or bound._awrap_tool_call is record_tool_call:
-        return bound
-    wrapped = bound._awrap_tool_call
-    if wrapped is None and bound._wrap_tool_call is not None:
-        raise DefinitionError(f"the ToolNode {bound.name} has wrap_tool_call: give it awrap_tool_call too")
-    node = copy.copy(bound)
-    # A node keeps its own bound methods.
-    node.func, node.afunc = node._func, node._afunc
-    node._awrap_tool_call = record_tool_call if wrapped is None else _record_around(wrapped)
-    return node
-
-
-def _record_around(wrapped: Any) -> Any:
-    async def call(request: ToolCallRequest, execute: Execute) -> Any:
-        async def run_wrapped(given: ToolCallRequest) -> Any:
-            return await wrapped(given, execute)
-
-        return await record_tool_call(request, run_wrapped)
-
-    return call
+    config = request.runtime.config
+    configurable = config["configurable"]
+    own = replace(
+        configurable[_SCRATCHPAD], interrupt_counter=count, get_null_resume=lambda consume: None, resume=answers
+    )
+    config["configurable"] = {**configurable, _SCRATCHPAD: own}
+    var_child_runnable_config.set(config)  # for a wrapper of the call
 
 
 def _get_task(request: ToolCallRequest) -> str:
@@ -241,10 +293,3 @@ def _get_task(request: ToolCallRequest) -> str:
 
 def _is_error(result: Any) -> bool:
     return isinstance(result, CallResult) and result.error
-
-
-def _parse_effect(name: str, value: Any) -> Effect:
-    try:
-        return Effect(value)
-    except ValueError:
-        raise DefinitionError(f"tool {name}: effect is {value!r}, not one of {[*Effect]}") from None

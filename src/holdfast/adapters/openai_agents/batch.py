@@ -10,9 +10,9 @@ from agents.tool_context import ToolContext
 from agents.util._approvals import evaluate_function_tool_approval
 from openai.types.responses import ResponseFunctionToolCall
 
-from holdfast.adapters.openai_agents.calls import UNKNOWN_TOOL_POLICY, Call, FunctionCall, HandoffCall, HoldfastCall
+from holdfast.adapters.openai_agents.calls import Call, FunctionCall, HandoffCall, HoldfastCall
 from holdfast.adapters.openai_agents.messages import Reply, ToolOutput
-from holdfast.adapters.openai_agents.policies import ToolPolicies
+from holdfast.adapters.policies import UNKNOWN_TOOL_POLICY, ToolPolicies
 from holdfast.core.approval import ApprovalRequest
 from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
@@ -119,12 +119,14 @@ class Batch:
             return HoldfastCall(item, tool, self._context.run)
         if tool is not None:
             return FunctionCall(
-                item, tool, self._policies.get_policy(tool), self._context.run, self._count_nested_usage
+                item, tool, self._policies.get_policy(tool.name, tool), self._context.run, self._count_nested_usage
             )
         if handoff is not None:
             made = handoff.on_invoke_handoff
             assert isinstance(made, _Recorded), "the handoffs of executed agents are wrapped"
-            return HandoffCall(item, made.original, self._policies.get_handoff_policy(handoff.tool_name, made.effect))
+            return HandoffCall(
+                item, made.original, self._policies.get_policy(handoff.tool_name, None, default=made.effect)
+            )
         return Call(item, UNKNOWN_TOOL_POLICY)
 
     def _count_nested_usage(self) -> None:

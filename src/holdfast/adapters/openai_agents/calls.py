@@ -12,7 +12,7 @@ from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
 from holdfast.adapters.openai_agents.messages import ToolOutput, make_output, parse_arguments
-from holdfast.adapters.openai_agents.policies import ToolPolicy
+from holdfast.adapters.policies import ToolPolicy
 from holdfast.core.approval import ApprovalRequest
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ToolFailed, format_error
@@ -213,7 +213,3 @@ class HandoffCall(Call):
             return self.target
         recorded = None if output.error else parse_arguments(str(output.value))
         return str(recorded["assistant"]) if isinstance(recorded, dict) else self._handoff.agent_name
-
-
-#: For a call of a tool that does not exist.
-UNKNOWN_TOOL_POLICY = ToolPolicy(Effect.PURE)

@@ -6,9 +6,10 @@ from contextlib import AbstractAsyncContextManager, AsyncContextDecorator, Async
 from typing import Any
 
 from agents import Agent as SDKAgent
-from agents import AgentOutputSchema, RunConfig, RunHooks
+from agents import AgentOutputSchema, FunctionTool, RunConfig, RunHooks
 from agents.agent_output import AgentOutputSchemaBase
 
+from holdfast.adapters.openai_agents.attempt import Attempt, Cost, RunOptions
 from holdfast.adapters.openai_agents.graph import AgentGraph
 from holdfast.adapters.openai_agents.messages import (
     CODEC,
@@ -21,12 +22,11 @@ from holdfast.adapters.openai_agents.messages import (
     parse_arguments,
     to_input_items,
 )
-from holdfast.adapters.openai_agents.policies import Effects, ToolPolicies
-from holdfast.adapters.openai_agents.session import Cost, RunOptions, Session
 from holdfast.adapters.openai_agents.transcript import forget_active_agent
 from holdfast.adapters.output_codec import OutputCodec
+from holdfast.adapters.policies import ToolPolicies
 from holdfast.core.agent import Agent, Bounds, Compact, MissingTools
-from holdfast.core.effects import InDoubt, Reconcile
+from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.loop import FinishedCall, PendingCall
 from holdfast.core.execution.steps import StepContext
@@ -34,6 +34,9 @@ from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec
 from holdfast.core.prompt import dump_json_parts
 from holdfast.core.retry import Retry
+
+#: The effect of each tool by name, or as a function of the tool. `None`: the default.
+Effects = Mapping[str, Effect | str] | Callable[[FunctionTool], Effect | str | None]
 
 
 class OpenAIAgentsLoop:
@@ -105,8 +108,8 @@ class OpenAIAgentsLoop:
             user_context = await _make_context(self._options.context, context.run.info, stack)
             answered = False
             while True:
-                session = Session(context, self._graph, self._options, user_context, answered=answered)
-                output = await session.run()
+                attempt = Attempt(context, self._graph, self._options, user_context, answered=answered)
+                output = await attempt.run()
                 if not context.has_messages:
                     return output
                 answered = True

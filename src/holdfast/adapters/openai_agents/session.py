@@ -1,250 +1,158 @@
-"""One attempt of a run: the SDK's runner between our models, tools and records."""
+"""Sessions of the OpenAI Agents SDK in SQLite or PostgreSQL, for agents that you run with the SDK's `Runner`."""
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
 
-from agents import (
-    Agent,
-    Handoff,
-    Model,
-    ModelResponse,
-    RunConfig,
-    RunContextWrapper,
-    RunHooks,
-    Runner,
-    RunResult,
-    Tool,
-    Usage,
+import msgspec
+from agents import TResponseInputItem
+from agents.memory import SessionSettings
+
+from holdfast.core.errors import PayloadError
+from holdfast.db.tables import Cursor, Schema, Tables
+from holdfast.db.url import tables_from_url
+
+_ITEM = "openai_agents_item"
+_SCHEMA = Schema(
+    name="openai_agents",
+    migrations=[
+        [
+            f"CREATE TABLE {_ITEM} (session_id TEXT NOT NULL, position BIGINT NOT NULL, body BYTEA NOT NULL, "
+            "PRIMARY KEY (session_id, position))"
+        ]
+    ],
 )
-from agents.run_config import CallModelData, ModelInputData
-
-from holdfast.adapters.openai_agents.batch import Batch, Toolkit
-from holdfast.adapters.openai_agents.graph import AgentGraph, ExecutedAgents
-from holdfast.adapters.openai_agents.messages import Reply, get_text, list_calls, load_usage, make_reply
-from holdfast.adapters.openai_agents.model import Ask, ModelRecorder
-from holdfast.adapters.openai_agents.policies import ToolPolicies
-from holdfast.adapters.openai_agents.transcript import Transcript
-from holdfast.core.errors import DefinitionError
-from holdfast.core.execution.steps import StepContext
-from holdfast.core.message import Usage as RunUsage
-from holdfast.core.tool_context import _CURRENT_CALL
-
-#: Returns the cost of a reply in US dollars, for the name of its model and its usage.
-Cost = Callable[[str, Usage], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The options of `durable` that a run needs."""
+class HoldfastSessions:
+    """The sessions in one database. Open it once per process, with `async with`.
 
-    context: Any = None
-    run_config: RunConfig = field(default_factory=RunConfig)
-    hooks: RunHooks[Any] | None = None
-    policies: ToolPolicies = field(default_factory=ToolPolicies)
-    stream: bool = False
-    cost: Cost | None = None
+    Used by the tasks of the event loop that opened it.
+    """
 
+    def __init__(self, tables: Tables) -> None:
+        """For `from_url`."""
+        self._tables = tables
 
-class Session:
-    """Executes a conversation to its next answer."""
-
-    def __init__(
-        self, context: StepContext, graph: AgentGraph, options: RunOptions, user_context: Any, *, answered: bool
-    ) -> None:
-        """Prepare an attempt.
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Return sessions that are not open yet.
 
         Args:
-            answered: the conversation ends with an answer, and continues with messages that were sent to the run.
-        """
-        self._context, self._options = context, options
-        self._transcript = Transcript(context, answered=answered)
-        self._sdk_context = RunContextWrapper(user_context, usage=self._load_usage())
-        self._batch = Batch(context, options.policies, self._sdk_context)
-        self._recorder = ModelRecorder(self, context if options.stream else None)
-        self._skips_guardrails = answered or self._transcript.has_first_results
-        self._agents = ExecutedAgents(
-            graph,
-            self._batch,
-            self._recorder,
-            extra_tools=list(context.profile.tools.values()),
-            skip_input_guardrails=self._skips_guardrails,
-        )
-        #: The agent that asks for the next reply.
-        self._agent: Agent[Any] | None = None
-        #: A reply asks for calls, and its step is not ended.
-        self._has_open_step = False
-        #: An error of holdfast, which the SDK may wrap in one of its own.
-        self._error: Exception | None = None
-
-    def _load_usage(self) -> Usage:
-        """Return the usage of the run without the open reply, which the SDK counts again."""
-        used, reply = self._context.state.own_usage, self._transcript.open_reply
-        again = reply.usage if reply is not None else {}
-        names = ("requests", "input_tokens", "output_tokens", "reasoning_tokens")
-        return load_usage({name: getattr(used, name) - again.get(name, 0) for name in names})
-
-    async def run(self) -> Any:
-        """Return the output.
+            url: `sqlite:PATH` or `postgresql://...`. The table may share a database with a holdfast store.
 
         Raises:
-            RunWaiting: calls wait for an approval or for something else.
+            TablesError: the URL names no database.
         """
-        try:
-            result = await self._run_sdk()
-        except Exception as exc:
-            error = self._error or self._batch.error
-            if error is None and self._batch.waits:
-                error = self._context.waits.make_error()
-            if error is None or error is exc:
-                raise
-            raise error from exc
-        if self._batch.waits:
-            raise self._context.waits.make_error()
-        if result.interruptions:
-            raise DefinitionError(
-                f"{result.interruptions[0].name} asks for an approval that a durable run cannot give: "
-                "hosted MCP tools need on_approval_request"
-            )
-        if self._has_open_step:
-            self._transcript.add_final_results()
-            await self._end_step()
-        return result.final_output
+        return cls(tables_from_url(url))
 
-    async def _run_sdk(self) -> RunResult:
-        agent = self._agents.get(self._transcript.active_agent)
-        try:
-            return await Runner.run(
-                agent,
-                self._transcript.items,
-                context=self._sdk_context,  # the SDK takes a wrapper for the context in it
-                max_turns=None,
-                hooks=self._options.hooks,
-                run_config=self._make_config(),
-            )
-        finally:
-            await self._batch.close()
+    async def __aenter__(self) -> Self:
+        await self._tables.open(_SCHEMA)
+        return self
 
-    def _make_config(self) -> RunConfig:
-        given = self._options.run_config
-        changes: dict[str, Any] = {
-            "model_provider": self._recorder.wrap_provider(given.model_provider),
-            "call_model_input_filter": self._filter_input,
-            "group_id": given.group_id or self._context.run_id,
-        }
-        if isinstance(given.model, Model):
-            changes["model"] = self._recorder.wrap(given.model)
-        if self._skips_guardrails:
-            changes["input_guardrails"] = None
-        if self._context.profile.missing_tools == "report":
-            changes["tool_not_found_behavior"] = "return_error_to_model"
-        return replace(given, **changes)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._tables.close()
+
+    def get(self, session_id: str, *, settings: SessionSettings | None = None) -> "HoldfastSession":
+        """Return the session with this id, for `Runner.run(..., session=...)`. A new one has no items.
+
+        Args:
+            session_id: names the conversation. Any text without NUL.
+            settings: the SDK's, such as how many of the newest items a run gets.
+        """
+        return HoldfastSession(self._tables, session_id, settings)
+
+
+class HoldfastSession:
+    """One conversation: the SDK's `Session` protocol. Made by `HoldfastSessions`.
+
+    When a method has returned, `kill -9` and a power cut lose nothing of what it wrote. Several processes may use one
+    session: the items of one `add_items` stay together, and an item is popped once.
+    """
+
+    def __init__(self, tables: Tables, session_id: str, settings: SessionSettings | None) -> None:
+        """For `HoldfastSessions.get`."""
+        self._tables = tables
+        self.session_id, self.session_settings = session_id, settings
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """Return the items in their order: all, or the newest `limit`.
+
+        Raises:
+            TablesError: the database could not be read.
+        """
+        if limit is None and self.session_settings is not None:
+            limit = self.session_settings.limit
+        select = f"SELECT body FROM {_ITEM} WHERE session_id = ? ORDER BY position DESC"
+        bound = "" if limit is None else f" LIMIT {max(int(limit), 0)}"
+
+        async def work(cursor: Cursor) -> list[TResponseInputItem]:
+            rows = await cursor.execute(select + bound, (self.session_id,))
+            return [_decode(body) for (body,) in reversed(rows)]
+
+        return await self._tables.read(work)
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Append items, all or none.
+
+        Raises:
+            PayloadError: an item is no plain data.
+            TablesError: nothing was written.
+        """
+        bodies = [_encode(item) for item in items]
+
+        async def work(cursor: Cursor) -> None:
+            found = await cursor.execute(f"SELECT MAX(position) FROM {_ITEM} WHERE session_id = ?", (self.session_id,))
+            last = -1 if found[0][0] is None else found[0][0]
+            for position, body in enumerate(bodies, last + 1):
+                await cursor.execute(f"INSERT INTO {_ITEM} VALUES (?, ?, ?)", (self.session_id, position, body))
+
+        await self._tables.transaction(work, lock=self._lock)
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Remove the newest item and return it; `None` if there is none.
+
+        Raises:
+            TablesError: nothing was removed.
+        """
+        of_session = "WHERE session_id = ?"
+
+        async def work(cursor: Cursor) -> TResponseInputItem | None:
+            rows = await cursor.execute(
+                f"DELETE FROM {_ITEM} {of_session} AND position = (SELECT MAX(position) FROM {_ITEM} {of_session}) "
+                "RETURNING body",
+                (self.session_id, self.session_id),
+            )
+            return _decode(rows[0][0]) if rows else None
+
+        return await self._tables.transaction(work, lock=self._lock)
+
+    async def clear_session(self) -> None:
+        """Remove all items.
+
+        Raises:
+            TablesError: nothing was removed.
+        """
+
+        async def work(cursor: Cursor) -> None:
+            await cursor.execute(f"DELETE FROM {_ITEM} WHERE session_id = ?", (self.session_id,))
+
+        await self._tables.transaction(work, lock=self._lock)
 
     @property
-    def _is_nested(self) -> bool:
-        """Whether another run of the SDK, within a tool of this run, uses our run configuration."""
-        call = _CURRENT_CALL.get()
-        return call is not None and call.run_id == self._context.run_id
+    def _lock(self) -> Iterable[str]:
+        """Writers of one session wait for each other: a new item goes after the last one."""
+        return (f"{_ITEM}:{self.session_id}",)
 
-    # -- before a reply -----------------------------------------------------------------------------------------
 
-    async def _filter_input(self, data: CallModelData[Any]) -> ModelInputData:
-        """Record what happened since the last reply. Return what the model is sent, after the user's own filter."""
-        if not self._is_nested:
-            try:
-                await self._prepare_request(data)
-            except Exception as exc:
-                self._error = exc
-                raise
-        own = self._options.run_config.call_model_input_filter
-        filtered = own(data) if own is not None else data.model_data
-        return await filtered if inspect.isawaitable(filtered) else filtered
+def _encode(item: Any) -> bytes:
+    try:
+        return msgspec.json.encode(item)
+    except (TypeError, ValueError) as exc:
+        raise PayloadError(f"an item of a session cannot be stored: {exc}") from exc
 
-    async def _prepare_request(self, data: CallModelData[Any]) -> None:
-        transcript, self._agent = self._transcript, data.agent
-        transcript.read_sdk_items(data.model_data.input)
-        if transcript.open_reply is not None:
-            return  # an earlier process has asked the model
-        transcript.set_active_agent(data.agent.name)
-        if self._has_open_step:
-            await self._end_step()
-        steered = await self._context.begin_step(transcript.compact if self._context.profile.compact else None)
-        if steered:
-            transcript.add_messages(steered)
-        data.model_data.input = list(transcript.items)
 
-    async def _end_step(self) -> None:
-        self._has_open_step = False
-        await self._context.end_step()
-
-    # -- replies ------------------------------------------------------------------------------------------------
-
-    async def get_reply(
-        self, ask: Ask, model: str, tools: Sequence[Tool], handoffs: Sequence[Handoff[Any, Any]]
-    ) -> ModelResponse:
-        """Return the recorded reply, or ask the model and record what it says."""
-        if self._is_nested:
-            return await ask()
-        try:
-            kit = Toolkit(tools, handoffs)
-            if self._transcript.open_reply is not None:
-                return await self._replay_reply(self._transcript.open_reply, kit)
-            return await self._request_reply(ask, model, kit)
-        except Exception as exc:
-            self._error = exc
-            raise
-
-    async def _replay_reply(self, reply: Reply, kit: Toolkit) -> ModelResponse:
-        transcript, batch = self._transcript, self._batch
-        response = transcript.replay_reply(reply)
-        if transcript.final_outputs:
-            batch.reopen(transcript.final_outputs)
-        elif calls := list_calls(response):
-            assert self._agent is not None, "the SDK prepares the input before it asks for a reply"
-            await batch.resume(reply, calls, kit, self._agent)
-            self._has_open_step = True
-        elif not transcript.is_last_step_counted:
-            await self._end_step()
-        return response
-
-    async def _request_reply(self, ask: Ask, model: str, kit: Toolkit) -> ModelResponse:
-        response = await self._ask_until_reply(ask)
-        calls = list_calls(response)
-        await self._batch.prepare(calls, kit)
-        assert self._agent is not None, "the SDK prepares the input before it asks for a reply"
-        unknown = [call.call_id for call in calls if call.name not in kit]
-        reply = make_reply(self._agent.name, response, unknown)
-        self._count(model, response.usage)
-        self._transcript.add_reply(reply, response)
-        await self._context.emit_reply(get_text(reply))
-        self._transcript.check_repeats(reply)
-        if calls:
-            self._has_open_step = True
-            await self._batch.open()
-        else:
-            await self._end_step()
-        return response
-
-    async def _ask_until_reply(self, ask: Ask) -> ModelResponse:
-        retries = self._context.model_retries
-        while True:
-            try:
-                response = await ask()
-            except Exception as exc:  # a provider may raise anything
-                await retries.on_error(exc)
-            else:
-                retries.on_reply()
-                return response
-
-    def _count(self, model: str, usage: Usage) -> None:
-        cost = self._options.cost
-        self._context.add_usage(
-            RunUsage(
-                requests=usage.requests,
-                input_tokens=usage.input_tokens,
-                output_tokens=usage.output_tokens,
-                reasoning_tokens=usage.output_tokens_details.reasoning_tokens,
-                cost_usd=cost(model, usage) if cost is not None else 0.0,
-            )
-        )
+def _decode(body: bytes) -> Any:
+    return msgspec.json.decode(bytes(body))

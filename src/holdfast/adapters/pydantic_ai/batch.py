@@ -11,6 +11,7 @@ from pydantic_ai.exceptions import ToolFailed as ModelVisibleError
 from pydantic_ai.messages import ModelRequest, ModelRequestPart, ModelResponse, ToolCallPart, UserPromptPart
 from pydantic_ai.tool_manager import ToolManager
 
+from holdfast.adapters.policies import UNKNOWN_TOOL_POLICY, ToolPolicies
 from holdfast.adapters.pydantic_ai.deferred import DeferredCalls
 from holdfast.adapters.pydantic_ai.execution import ToolExecution, invoke, runs_in_thread
 from holdfast.adapters.pydantic_ai.results import (
@@ -18,7 +19,7 @@ from holdfast.adapters.pydantic_ai.results import (
     get_value,
 )
 from holdfast.adapters.pydantic_ai.state import AdapterState
-from holdfast.adapters.pydantic_ai.tools import UNKNOWN_TOOL_POLICY, OpenCall, ToolPolicies
+from holdfast.adapters.pydantic_ai.tools import OpenCall, get_policy
 from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
 from holdfast.core.execution.steps import StepContext
@@ -81,7 +82,7 @@ class Batch:
             policy = (
                 UNKNOWN_TOOL_POLICY
                 if definition is None
-                else self._policies.get_policy(definition, self._context.profile.tools)
+                else get_policy(self._policies, definition, self._context.profile.tools)
             )
             alone = several and (one_by_one or tools.is_sequential(part))
             calls[part.tool_call_id] = OpenCall(part, definition, policy, waits or (alone and bool(calls)))

@@ -12,13 +12,14 @@ from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RunUsage, UsageLimits
 
+from holdfast.adapters.policies import ToolPolicies
 from holdfast.adapters.pydantic_ai.batch import Batch
 from holdfast.adapters.pydantic_ai.capability import DurableCapability, StreamingDurableCapability
 from holdfast.adapters.pydantic_ai.codec import CODEC, dump_parts, load_prompt, make_output_codec
 from holdfast.adapters.pydantic_ai.graph_runner import GraphRunner
 from holdfast.adapters.pydantic_ai.results import ToolResultBuilder
 from holdfast.adapters.pydantic_ai.state import AdapterState
-from holdfast.adapters.pydantic_ai.tools import Effects, ToolPolicies, make_toolset
+from holdfast.adapters.pydantic_ai.tools import Effects, make_toolset
 from holdfast.adapters.pydantic_ai.transcript import Transcript
 from holdfast.core.agent import Agent, Bounds, Compact, MissingTools
 from holdfast.core.effects import InDoubt, Reconcile

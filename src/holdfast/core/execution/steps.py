@@ -11,6 +11,7 @@ from holdfast.core.agent import Profile
 from holdfast.core.effects import NOT_EXECUTED, Completed, Effect
 from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded, convert_process_exit
 from holdfast.core.events import (
+    CustomEvent,
     MessageAdded,
     ReasoningDelta,
     ReplyAdded,
@@ -163,6 +164,15 @@ class StepContext:
             draft.add(reasoning=text)
         if text and run.has_listeners:
             await run.emit(ReasoningDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+
+    async def emit_custom(self, name: str, value: Any, *, path: tuple[str, ...] = ()) -> None:
+        """Show data of the run's own code to watchers and listeners, and record it."""
+        run = self.run
+        event = CustomEvent(run_id=self.run_id, step=self.state.steps + 1, name=name, value=value, path=path)
+        run.note(event)
+        await run.save()
+        if run.has_listeners:
+            await run.emit(event)
 
     def restart_draft(self) -> None:
         """Withdraw the text that was emitted: the model is asked again."""

@@ -1,18 +1,13 @@
-"""The policies for calls of an agent's tools: their effects, and what follows from a call whose outcome is unknown."""
+"""The policies for calls of a framework's tools: effects, approvals, and what follows from an unknown outcome."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents import FunctionTool
-
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import DefinitionError
 from holdfast.core.retry import Retry
-from holdfast.core.tool import check_tool_retry
-
-#: The effect of each tool by name, or as a function of the tool. `None`: the default.
-Effects = Mapping[str, Effect | str] | Callable[[FunctionTool], Effect | str | None]
+from holdfast.core.tool import Approval, check_approval, check_tool_retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +18,29 @@ class ToolPolicy:
     reconcile: Reconcile | None = None
     in_doubt: InDoubt = "report"
     retry: Retry | None = None
+    approval: Approval = False
+
+
+#: For a call of a tool that does not exist.
+UNKNOWN_TOOL_POLICY = ToolPolicy(Effect.PURE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPolicies:
-    """The policies for the tools of an agent. The default effect is `once`."""
+    """The policies for the tools of an agent, by tool name. The default effect is `once`."""
 
-    effects: Effects = field(default_factory=dict)
+    #: By name, or a function of the framework's tool. `None`: its metadata decides.
+    effects: Mapping[str, Effect | str] | Callable[[Any], Effect | str | None] = field(default_factory=dict)
     reconcile: Mapping[str, Reconcile] = field(default_factory=dict)
     in_doubt: Mapping[str, InDoubt] = field(default_factory=dict)
     retry: Mapping[str, Retry] = field(default_factory=dict)
+    approvals: Mapping[str, Approval] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, policy in self.retry.items():
             check_tool_retry(name, Effect.PURE, policy)
+        for name, approval in self.approvals.items():
+            check_approval(name, approval)
         if callable(self.effects):
             return
         for name, given in self.effects.items():
@@ -45,24 +49,30 @@ class ToolPolicies:
                 raise DefinitionError(f"tool {name} is {given}: only a once tool has anything to reconcile")
             check_tool_retry(name, effect, self.retry.get(name))
 
-    def get_policy(self, tool: FunctionTool) -> ToolPolicy:
+    def get_policy(
+        self, name: str, tool: Any, metadata: Mapping[str, Any] | None = None, *, default: Effect = Effect.ONCE
+    ) -> ToolPolicy:
         """Return the policy of a tool.
+
+        Args:
+            name: of the tool.
+            tool: the framework's object, for a function that tells its effect. `None`: that function is not asked.
+            metadata: what the tool says of itself.
+            default: its effect if nothing else tells it.
 
         Raises:
             DefinitionError: the effect is none, or a `once` tool is to be retried.
         """
-        return self._make_policy(tool.name, self.effects(tool) if callable(self.effects) else None, Effect.ONCE)
-
-    def get_handoff_policy(self, tool_name: str, default: Effect) -> ToolPolicy:
-        """Return the policy of a handoff. Raises as `get_policy`."""
-        return self._make_policy(tool_name, None, default)
-
-    def _make_policy(self, name: str, given: Any, default: Effect) -> ToolPolicy:
-        if given is None and not callable(self.effects):
+        metadata = metadata or {}
+        given: Any = None
+        if not callable(self.effects):
             given = self.effects.get(name)
-        effect = default if given is None else _parse_effect(name, given)
+        elif tool is not None:
+            given = self.effects(tool)
+        effect = _parse_effect(name, metadata.get("effect", default) if given is None else given)
         retry = check_tool_retry(name, effect, self.retry.get(name))
-        return ToolPolicy(effect, self.reconcile.get(name), self.in_doubt.get(name, "report"), retry)
+        in_doubt = self.in_doubt.get(name) or metadata.get("in_doubt", "report")
+        return ToolPolicy(effect, self.reconcile.get(name), in_doubt, retry, self.approvals.get(name, False))
 
 
 def _parse_effect(name: str, value: Any) -> Effect:

@@ -1,0 +1,59 @@
+"""What a deploy has removed from a graph while one of its runs was about to use it."""
+
+from collections.abc import Iterator, Sequence
+
+from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint
+from langgraph.types import Send, StateSnapshot
+
+from holdfast.adapters.langgraph.graph import Graph
+from holdfast.core.agent import MissingTools
+from holdfast.core.errors import MissingDefinition, RunParked
+
+#: The channel that starts a node has this before the name of the node.
+_BRANCH = "branch:to:"
+#: The channel of tasks that `Send` has made.
+SENDS = "__pregel_tasks"
+
+
+async def list_removed_nodes(graph: Graph, saver: BaseCheckpointSaver[str], state: StateSnapshot) -> list[str]:
+    """Return the nodes that are due in a state and that the graph does not have, those of its subgraphs too.
+
+    LangGraph itself ignores them: the graph would end as if they had run.
+
+    Args:
+        graph: as this process has it.
+        saver: has the checkpoints.
+        state: with the states of subgraphs.
+    """
+    found = await saver.aget_tuple(state.config)
+    if found is None:
+        return []
+    removed = [name for name in _iter_due_nodes(found.checkpoint) if name not in graph.nodes]
+    for task in state.tasks:
+        if isinstance(task.state, StateSnapshot):
+            for _, subgraph in graph.get_subgraphs(namespace=task.name):
+                inner = await list_removed_nodes(subgraph, saver, task.state)
+                removed += [f"{task.name}.{name}" for name in inner]
+    return removed
+
+
+def _iter_due_nodes(checkpoint: Checkpoint) -> Iterator[str]:
+    values = checkpoint["channel_values"]
+    for channel in values:
+        if channel.startswith(_BRANCH):
+            yield channel.removeprefix(_BRANCH)
+    for send in values.get(SENDS) or ():
+        if isinstance(send, Send):
+            yield send.node
+
+
+def refuse_removed(policy: MissingTools, run_id: str, kind: str, names: Sequence[str]) -> None:
+    """Leave the run to a process that has these tools or nodes, or park it.
+
+    Raises:
+        MissingDefinition: the run stays interrupted.
+        RunParked: it needs a person.
+    """
+    if policy == "defer":
+        raise MissingDefinition(f"run {run_id} was about to use the {kind} {[*names]}, which this process lacks")
+    raise RunParked(f"removed {kind}", f"the run was about to use {[*names]}, which its graph no longer has")
