@@ -14,6 +14,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -117,6 +118,15 @@ class LocalServer:
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.communicate(b"crash\n" if crash else b"stop\n")
+
+    def kill(self) -> None:
+        """Send SIGKILL to all processes of the server at once, as when its host loses power."""
+        postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGSTOP)  # so that it starts no further process
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        for pid in (postmaster, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        self.stop()
 
     def remove(self) -> None:
         """Stop the server and delete what it kept."""
