@@ -18,12 +18,19 @@ from tests.postgres_server import LocalServer
 from tests.stores.postgres_support import fail_after_timeout, open_store, wait_until
 
 from holdfast import App
+from holdfast.batteries.schedule.tables import SCHEMA as SCHEDULE
 from holdfast.checkpoint.errors import RunNotFound
+from holdfast.db.postgres import PostgresTables
+from holdfast.db.tables import Cursor, TablesUnavailable
+from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_suite.store_under_test import load_bodies, make_run
 
 RUNS, WORKERS = 50, 3
 #: Their last calls are under way when the primary is killed.
 GATED_RUNS = [f"{GATED}{number}" for number in range(3)]
+
+WAITS_FOR_STANDBY = "select true from pg_stat_activity where wait_event = 'SyncRep'"
+CAUGHT_UP = "select replay_lsn = pg_current_wal_lsn() from pg_stat_replication"
 
 
 class Pair:
@@ -157,3 +164,39 @@ async def test_an_asynchronous_standby_lacks_what_was_acknowledged(pair: Pair) -
         assert await load_bodies(store, "before") == [b"begin"]
         with pytest.raises(RunNotFound):
             await store.load("during")
+
+
+@pytest.mark.timeout(300)
+async def test_a_store_that_is_opened_during_a_failover_waits_for_its_end(pair: Pair) -> None:
+    async with open_store(pair.url) as store:
+        await store.create(make_run("before"))
+    await asyncio.to_thread(_wait_for, pair.primary, CAUGHT_UP)
+    pair.primary.kill()
+    late = PostgresStore(pair.url)
+    async with fail_after_timeout():
+        opening = asyncio.create_task(late.open())
+        await asyncio.wait([opening], timeout=0.2)
+        assert not opening.done()
+        assert _ask(pair.standby, "select pg_promote()")
+        await opening
+        assert await load_bodies(late, "before") == [b"begin"]
+        await late.close()
+
+
+@pytest.mark.timeout(300)
+async def test_a_battery_does_not_ask_the_new_primary_for_a_transaction_of_the_old_one(pair: Pair) -> None:
+    tables = PostgresTables(pair.url)
+    await tables.open(SCHEDULE)
+    await asyncio.to_thread(pair.make_synchronous)
+    await asyncio.to_thread(pair.cut_replication)
+
+    async def insert(cursor: Cursor) -> None:
+        await cursor.execute("INSERT INTO battery VALUES ('new', 1)")
+
+    writing = asyncio.create_task(tables.transaction(insert))
+    await asyncio.to_thread(_wait_for, pair.primary, WAITS_FOR_STANDBY)
+    await asyncio.to_thread(pair.fail_over)
+    with pytest.raises(TablesUnavailable, match="not known whether this was written"):
+        await writing
+    await tables.transaction(insert)
+    await tables.close()

@@ -189,14 +189,14 @@ class PostgresTables:
         keys = sorted(zlib.crc32(f"{self._schema}.{name}".encode(errors="surrogatepass")) for name in set(lock))
 
         async def write(cursor: _PgCursor) -> _T:
-            [(transaction_id,)] = await cursor.execute("SELECT txid_current()")
+            [transaction] = await cursor.execute("SELECT txid_current(), pg_postmaster_start_time()::text")
             for key in keys:
                 await cursor.execute("SELECT pg_advisory_xact_lock(?)", (key,))
             result = await work(cursor)
             try:
                 await cursor.execute("COMMIT")
             except psycopg.OperationalError:
-                if not await self._was_committed(transaction_id, cursor.deadline):
+                if not await self._was_committed(*transaction, cursor.deadline):
                     raise
             return result
 
@@ -271,16 +271,24 @@ class PostgresTables:
         except psycopg.Error:
             cursor.connection.close()
 
-    async def _was_committed(self, transaction_id: int, deadline: float) -> bool:
+    async def _was_committed(self, transaction_id: int, started: str, deadline: float) -> bool:
         """Return whether the transaction was committed whose answer was lost.
 
+        Args:
+            started: when the server was started that had the transaction. A crash, or the standby that takes over,
+                may give the same id to another transaction.
+
         Raises:
-            TablesUnavailable: the server does not answer.
+            TablesUnavailable: the server does not answer, or another one does.
         """
         deadline = max(deadline, asyncio.get_running_loop().time() + _MIN_ATTEMPT_S)
 
         async def ask() -> bool:
             cursor = _PgCursor(await self._connect(deadline), deadline)
+            if await cursor.execute("SELECT pg_postmaster_start_time()::text") != [(started,)]:
+                raise TablesUnavailable(
+                    "it is not known whether this was written: the server was restarted or replaced"
+                )
             [(status,)] = await cursor.execute("SELECT txid_status(?::bigint)", (transaction_id,))
             if status == "in progress":
                 raise psycopg.OperationalError("the transaction is still in progress")
