@@ -14,6 +14,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -64,7 +65,7 @@ class LocalServer:
 
     def __init__(self, *, follows: "LocalServer | None" = None, **settings: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
-        self._account = _account(self._folder)
+        self._account = find_account(self._folder)
         self._programs = _find_programs(self._folder, self._account)
         self._data = self._folder / "data"
         self._settings = _SETTINGS | {"unix_socket_directories": str(self._folder)} | settings
@@ -117,6 +118,15 @@ class LocalServer:
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.communicate(b"crash\n" if crash else b"stop\n")
+
+    def kill(self) -> None:
+        """Send SIGKILL to all processes of the server at once, as when its host loses power."""
+        postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGSTOP)  # so that it starts no further process
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        for pid in (postmaster, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        self.stop()
 
     def remove(self) -> None:
         """Stop the server and delete what it kept."""
@@ -177,7 +187,7 @@ def _administer(server: LocalServer | NamedServer, statement: str) -> None:
         connection.execute(statement.encode())
 
 
-def _account(folder: Path) -> Account:
+def find_account(folder: Path) -> Account:
     """The user that may run the server; it comes to own the folder."""
     if os.geteuid() != 0:
         return Account()
@@ -188,10 +198,13 @@ def _account(folder: Path) -> Account:
 
 def _find_programs(folder: Path, account: Account) -> Path:
     """The folder of the server's programs: Debian's newest, else the wheel's."""
+    return find_debian_programs() or _find_embedded_programs(folder, account)
+
+
+def find_debian_programs() -> Path | None:
+    """The folder of the programs of Debian's newest server, if there is one that the store supports."""
     versions = sorted(int(path.parts[-3]) for path in _DEBIAN.glob("[0-9]*/bin/postgres"))
-    if versions and versions[-1] >= _OLDEST:
-        return _DEBIAN / str(versions[-1]) / "bin"
-    return _find_embedded_programs(folder, account)
+    return _DEBIAN / str(versions[-1]) / "bin" if versions and versions[-1] >= _OLDEST else None
 
 
 def _find_embedded_programs(folder: Path, account: Account) -> Path:

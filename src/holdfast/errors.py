@@ -12,7 +12,8 @@ HoldfastError
 │   │                           ProcessExit, SaveFailed, ModelUnavailable, MailArrived
 │   └── RunLost                 another worker owns the run
 ├── CheckpointError             errors of stored runs: `holdfast.checkpoint.errors`
-│   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, StoreClosed, SchemaTooNew
+│   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, StoreClosed, SchemaTooNew,
+│   │   │                       SchemaTooOld
 │   │   └── ClaimLost           is a RunLost too
 │   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunNotClaimable, RunDamaged
 │   ├── RunEnded (of a conversation: ConversationClosed), TurnConflict, UnreadMail, InvalidCursor

@@ -36,6 +36,13 @@ class Ledger:
         finally:
             os.close(file)
 
+    async def wait_for_gate(self) -> None:
+        while not self._path.with_name("gate").exists():  # noqa: ASYNC110 - another process creates it
+            await asyncio.sleep(0.02)
+
+    def open_gate(self) -> None:
+        self._path.with_name("gate").touch()
+
     def read(self) -> list[Effect]:
         if not self._path.exists():
             return []
@@ -52,6 +59,10 @@ async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
     return Reply(text=json.dumps({result.call_id: "unknown" if result.error else "done" for result in results}))
 
 
+#: The last effects of runs with this prefix wait until the file `gate` is beside the ledger.
+GATED = "gated-"
+
+
 def chaos_agent(ledger: Ledger, seconds: float) -> Agent:
     """Build the agent. Each tool takes this many seconds."""
 
@@ -59,6 +70,8 @@ def chaos_agent(ledger: Ledger, seconds: float) -> Agent:
         call = current_call()
         before = random.random() * seconds
         await asyncio.sleep(before)
+        if call.run_id.startswith(GATED) and call.call_id.endswith(f"-{len(STEPS) - 1}"):
+            await ledger.wait_for_gate()
         ledger.write(Effect(call.run_id, call.call_id, os.getpid()))
         await asyncio.sleep(seconds - before)
         return "done"

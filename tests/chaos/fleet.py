@@ -23,7 +23,15 @@ class Fleet:
     """Worker processes on one store. A killed worker is replaced."""
 
     def __init__(
-        self, url: str, folder: Path, *, size: int = 4, seconds: float = 0.1, concurrency: int = 4, bug: str = ""
+        self,
+        url: str,
+        folder: Path,
+        *,
+        size: int = 4,
+        seconds: float = 0.1,
+        concurrency: int = 4,
+        lease_seconds: float = 1.0,
+        bug: str = "",
     ) -> None:
         self.url, self._folder = url, folder
         self.ledger = Ledger(folder / "ledger")
@@ -34,6 +42,7 @@ class Fleet:
                 host=HOSTS[number % len(HOSTS)],
                 seconds=seconds,
                 concurrency=concurrency,
+                lease_seconds=lease_seconds,
                 bug=bug,
             )
             for number in range(size)
@@ -95,6 +104,11 @@ class Fleet:
             if worker.poll() is None:
                 worker.kill()
                 worker.wait()
+
+    def count_starts(self) -> list[int]:
+        """Return how often each worker has opened its App."""
+        files = [self._folder / f"ready-{worker.pid}" for worker in self._workers]
+        return [len(file.read_text().splitlines()) if file.exists() else 0 for file in files]
 
     def read_logs(self) -> str:
         logs = sorted(self._folder.glob("worker-*.log"))

@@ -21,6 +21,9 @@ from tests.postgres_server import LocalServer
 from holdfast import App, RunWaiting
 from holdfast.core.errors import RunParked
 
+#: Notes a line for `make chaos`.
+RecordProperty = Callable[[str, object], None]
+
 LONG = bool(os.environ.get("HOLDFAST_CHAOS"))
 RUNS = 1_500 if LONG else 120
 SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED") or random.SystemRandom().randrange(2**32))
@@ -78,7 +81,9 @@ async def disrupt_while(chaos: Chaos, waiting: "asyncio.Task[Outcome]", seconds:
         await asyncio.wait([waiting], timeout=await asyncio.to_thread(chaos.disrupt))
 
 
-async def _run_chaos(workers: Fleet, restart_server: Callable[[bool], None] | None) -> Outcome:
+async def _run_chaos(
+    workers: Fleet, restart_server: Callable[[bool], None] | None, record_property: RecordProperty
+) -> Outcome:
     print(f"seed {SEED}: repeat with HOLDFAST_CHAOS_SEED={SEED}")
     chaos = Chaos(workers, SEED, restart_server)
     submitted = await submit(workers, RUNS)
@@ -88,9 +93,10 @@ async def _run_chaos(workers: Fleet, restart_server: Callable[[bool], None] | No
     outcome = await waiting
     taken_over = _count_taken_over(workers.ledger.read())
     unknown = sum(output.count("unknown") for output in outcome.outputs.values())
-    print(
+    record_property(
+        "oracle",
         f"{len(submitted)} runs, {workers.kills} kills, {workers.stops} stops, {chaos.restarts} server restarts; "
-        f"{taken_over} runs were taken over in the middle, {unknown} calls were in doubt, {outcome.unparked} unparked"
+        f"{taken_over} runs were taken over in the middle, {unknown} calls were in doubt, {outcome.unparked} unparked",
     )
     assert workers.kills > 0
     # A call is in doubt only if its process was killed during it.
@@ -115,13 +121,15 @@ def _check(workers: Fleet, outcome: Outcome) -> None:
 
 @pytest.mark.timeout(1200 if LONG else 300)
 @pytest.mark.parametrize("url", ["sqlite:{}/runs.db"])
-async def test_a_fleet_on_one_host_survives(url: str, tmp_path: Path) -> None:
+async def test_a_fleet_on_one_host_survives(url: str, tmp_path: Path, record_property: RecordProperty) -> None:
     with fleet(url.format(tmp_path), tmp_path) as workers:
-        _check(workers, await _run_chaos(workers, None))
+        _check(workers, await _run_chaos(workers, None, record_property))
 
 
 @pytest.mark.timeout(1200 if LONG else 300)
-async def test_a_fleet_on_postgres_survives_restarts_of_the_server_too(tmp_path: Path) -> None:
+async def test_a_fleet_on_postgres_survives_restarts_of_the_server_too(
+    tmp_path: Path, record_property: RecordProperty
+) -> None:
     server = LocalServer()
 
     def restart(crash: bool) -> None:
@@ -130,6 +138,6 @@ async def test_a_fleet_on_postgres_survives_restarts_of_the_server_too(tmp_path:
 
     try:
         with fleet(server.url(), tmp_path) as workers:
-            _check(workers, await _run_chaos(workers, restart))
+            _check(workers, await _run_chaos(workers, restart, record_property))
     finally:
         server.remove()

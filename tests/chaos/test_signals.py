@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.fleet import Chaos, Fleet, fleet
 from tests.chaos.signalled import SIGNALS, find_faults, signalled_agent
-from tests.chaos.test_fleet import LONG, SEED, Outcome, disrupt_while, get_output
+from tests.chaos.test_fleet import LONG, SEED, Outcome, RecordProperty, disrupt_while, get_output
 from tests.chaos.worker import open_store
 
 from holdfast import App
@@ -50,7 +50,7 @@ async def collect(app: App, sent: dict[str, list[str]]) -> Outcome:
     return outcome
 
 
-async def run_chaos(workers: Fleet) -> None:
+async def run_chaos(workers: Fleet, record_property: RecordProperty) -> None:
     async with App([signalled_agent(workers.ledger, 0)], open_store(workers.url), worker=False) as app:
         run_ids = await submit_and_wait(app)
         sent = {run_id: [f"{run_id}:{number}" for number in range(SIGNALS)] for run_id in run_ids}
@@ -61,7 +61,8 @@ async def run_chaos(workers: Fleet) -> None:
         assert app.store is not None
         unread = [run_id for run_id in run_ids if await app.store.read_mail(run_id)]
     unknown = sum(output.count("unknown") for output in outcome.outputs.values())
-    print(f"{RUNS} runs, {workers.kills} kills, {workers.stops} stops, {unknown} effects were in doubt")
+    line = f"{RUNS} runs, {workers.kills} kills, {workers.stops} stops, {unknown} effects were in doubt"
+    record_property("oracle", line)
     faults = list(find_faults(sent, outcome.outputs, workers.ledger.read()))
     assert not faults, f"seed {SEED}: {faults}\n{workers.read_logs()}"
     assert unread == []
@@ -70,8 +71,8 @@ async def run_chaos(workers: Fleet) -> None:
 
 @pytest.mark.timeout(1200 if LONG else 300)
 async def test_each_signal_is_applied_once_by_a_fleet_whose_workers_are_killed(
-    durable_store_url: str, tmp_path: Path
+    durable_store_url: str, tmp_path: Path, record_property: RecordProperty
 ) -> None:
     print(f"seed {SEED}: repeat with HOLDFAST_CHAOS_SEED={SEED}")
     with fleet(durable_store_url, tmp_path, seconds=0.05) as workers:
-        await run_chaos(workers)
+        await run_chaos(workers, record_property)

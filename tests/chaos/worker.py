@@ -20,9 +20,6 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 
-#: A worker on another host counts as dead after this time without a heartbeat.
-LEASE_TIMEOUT = timedelta(seconds=1)
-
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a worker."""
@@ -33,19 +30,22 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     seconds: float
     concurrency: int
+    #: A worker on another host counts as dead after this time without a heartbeat.
+    lease_seconds: float = 1.0
     bug: str = ""
 
 
-def open_store(url: str) -> CheckpointStore:
+def open_store(url: str, *, lease_seconds: float = 1.0) -> CheckpointStore:
+    lease_timeout = timedelta(seconds=lease_seconds)
     scheme, _, rest = url.partition(":")
     if scheme == "sqlite":
-        return SqliteStore(rest, lease_timeout=LEASE_TIMEOUT)
-    return PostgresStore(url, lease_timeout=LEASE_TIMEOUT)
+        return SqliteStore(rest, lease_timeout=lease_timeout)
+    return PostgresStore(url, lease_timeout=lease_timeout)
 
 
 async def work(config: WorkerConfig) -> None:
     """Serve until SIGTERM."""
-    store = open_store(config.url)
+    store = open_store(config.url, lease_seconds=config.lease_seconds)
     if config.bug == "unfenced":
         store = UnfencedStore(store)
     elif config.bug == "unawaited":
@@ -53,7 +53,8 @@ async def work(config: WorkerConfig) -> None:
     ledger = Ledger(Path(config.ledger))
     agents = [chaos_agent(ledger, config.seconds), signalled_agent(ledger, config.seconds)]
     async with App(agents, store, worker=WorkerSettings(take_runs=False, concurrency=config.concurrency)) as app:
-        Path(config.ledger).with_name(f"ready-{os.getpid()}").touch()
+        with Path(config.ledger).with_name(f"ready-{os.getpid()}").open("a") as starts:
+            starts.write("started\n")
         await app.serve()
 
 

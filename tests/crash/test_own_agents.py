@@ -5,6 +5,7 @@ By default at every point on SQLite and at a sample of them on PostgreSQL; with 
 
 import itertools
 import os
+from collections.abc import Callable
 
 import pytest
 from tests.crash import agents
@@ -26,11 +27,14 @@ PAIRS = ALL_PAIRS if EVERYTHING else list(zip(NAMES, itertools.cycle(STORES), st
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "trial_store"), ALL_PAIRS, indirect=["trial_store"])
-def test_it_resumes_after_a_crash_anywhere(name: str, trial_store: TrialStore, request: pytest.FixtureRequest) -> None:
+def test_it_resumes_after_a_crash_anywhere(
+    name: str, trial_store: TrialStore, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> None:
     everywhere = EVERYTHING or request.node.callspec.params["trial_store"] == "sqlite"
     report = crash_everywhere(
         f"tests.crash.agents:{name}", "Porto", store=trial_store, sample=None if everywhere else 5, seed=SEED
     )
+    record_property("oracle", f"{report.crashes} crashes at {len(report.points)} points, {len(report.failed)} failed")
     print(report)
     assert not report.failed
     assert report.crashes == len(report.trials)
@@ -43,7 +47,9 @@ def test_it_resumes_after_a_crash_anywhere(name: str, trial_store: TrialStore, r
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "trial_store"), PAIRS, indirect=["trial_store"])
-def test_it_resumes_after_several_crashes(name: str, trial_store: TrialStore) -> None:
+def test_it_resumes_after_several_crashes(
+    name: str, trial_store: TrialStore, record_property: Callable[[str, object], None]
+) -> None:
     report = crash_everywhere(
         f"tests.crash.agents:{name}",
         "Porto",
@@ -52,13 +58,16 @@ def test_it_resumes_after_several_crashes(name: str, trial_store: TrialStore) ->
         sample=30 if EVERYTHING else 3,
         seed=SEED,
     )
+    record_property("oracle", f"{report.crashes} crashes at {len(report.points)} points, {len(report.failed)} failed")
     print(report)
     assert report.crashes >= len(report.trials)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "trial_store"), PAIRS, indirect=["trial_store"])
-def test_it_resumes_with_throttled_saves(name: str, trial_store: TrialStore) -> None:
+def test_it_resumes_with_throttled_saves(
+    name: str, trial_store: TrialStore, record_property: Callable[[str, object], None]
+) -> None:
     report = crash_everywhere(
         f"tests.crash.agents:{name}",
         "Porto",
@@ -67,6 +76,7 @@ def test_it_resumes_with_throttled_saves(name: str, trial_store: TrialStore) -> 
         sample=None if EVERYTHING else 4,
         seed=SEED,
     )
+    record_property("oracle", f"{report.crashes} crashes at {len(report.points)} points, {len(report.failed)} failed")
     print(report)
     assert report.crashes == len(report.trials)
 

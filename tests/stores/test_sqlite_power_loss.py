@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -172,12 +172,15 @@ def _small_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vacuum, "_CHECKPOINT_BYTES", 25 * 16384)
 
 
-async def test_a_power_cut_loses_nothing_acknowledged_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+async def test_a_power_cut_loses_nothing_acknowledged_and_leaves_nothing_half_written(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     done, histories = await _a_day(tmp_path / "store")
     starts = sum(
         operation.what == "write" and operation.name.endswith("-wal") and not operation.offset for operation in done
     )
     assert starts > 4, "the day has to see a log that starts over and over"
+    record_property("oracle", f"{ROUNDS * IMAGES_PER_ROUND} disk images of each way to lose writes")
     for number in range(ROUNDS):
         assert not await _wrong_after_cuts(done, histories, tmp_path, IMAGES_PER_ROUND, f"round {number}")
 

@@ -3,6 +3,8 @@
 import pytest
 
 from holdfast.checkpoint.errors import StoreError
+from holdfast.db.postgres_url import parse_postgres_url, parse_schema
+from holdfast.db.url import redact_url
 from holdfast.stores.url import store_from_url
 
 
@@ -30,3 +32,24 @@ def test_a_url_is_refused_without_showing_its_password(url: str) -> None:
     with pytest.raises(StoreError) as raised:
         store_from_url(url)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "schema", "shown"),
+    [
+        ("postgresql://db/runs?schema=tenant_1", "tenant_1", "postgresql://db/runs?schema=tenant_1"),
+        ("postgresql://db/runs?schema=a&sslmode=require", "a", "postgresql://db/runs?sslmode=require&schema=a"),
+        ("postgresql://db/runs?sslmode=require&schema=a", "a", "postgresql://db/runs?sslmode=require&schema=a"),
+        ("postgresql://db/runs", "holdfast", "postgresql://db/runs"),
+    ],
+)
+def test_a_url_names_the_schema(url: str, schema: str, shown: str) -> None:
+    store_from_url(url)
+    assert parse_schema(url) == schema
+    assert redact_url(url) == shown
+    assert "schema" not in parse_postgres_url(url)
+
+
+def test_a_schema_in_a_url_has_to_be_a_name() -> None:
+    with pytest.raises(StoreError, match="schema"):
+        store_from_url("postgresql://db/runs?schema=No%20Name")

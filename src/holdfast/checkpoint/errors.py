@@ -59,6 +59,21 @@ class SchemaTooNew(StoreError):
         self.found, self.known = found, known
 
 
+class SchemaTooOld(StorePermissionError):
+    """This holdfast needs a newer schema than the store has, and its user may not migrate it. Nothing was changed.
+
+    What to do: Run `holdfast migrate` as the owner of the schema, then start this process again.
+    """
+
+    def __init__(self, where: str, found: int, known: int) -> None:
+        state = f"has schema version {found}" if found else "has no tables"
+        super().__init__(
+            f"{where} {state}, this holdfast needs version {known}, and its user may not migrate it:"
+            " run `holdfast migrate` as the owner"
+        )
+        self.found, self.known = found, known
+
+
 class ClaimLost(StoreError, RunLost):
     """Another worker owns this run now. Nothing was written.
 

@@ -52,6 +52,28 @@ class SupportsHealthCheck(Protocol):
         ...
 
 
+class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """The version of a store's schema."""
+
+    #: Zero if the store has none yet.
+    found: int
+    #: The version that this code needs.
+    known: int
+
+
+@runtime_checkable
+class SupportsMigration(Protocol):
+    """A store with a schema. `open` creates or migrates it, if the user of the store may."""
+
+    async def read_schema_version(self) -> SchemaVersion:
+        """Read the version of the schema. Needs no open store, and changes nothing.
+
+        Raises:
+            SchemaTooNew: a newer holdfast wrote it.
+        """
+        ...
+
+
 @runtime_checkable
 class SupportsTransactions(Protocol):
     """A store that can create runs in a transaction of the user. Only a database can."""

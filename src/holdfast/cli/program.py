@@ -18,7 +18,9 @@ from holdfast.cli.commands.doctor import doctor
 from holdfast.cli.commands.explain import explain
 from holdfast.cli.commands.export import export
 from holdfast.cli.commands.fork import fork
+from holdfast.cli.commands.grants import grants
 from holdfast.cli.commands.ls import ls
+from holdfast.cli.commands.migrate import migrate
 from holdfast.cli.commands.pending import pending
 from holdfast.cli.commands.recover import recover
 from holdfast.cli.commands.resume import resume
@@ -63,6 +65,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     compare,
     ui,
     doctor,
+    migrate,
+    grants,
     explain,
 )
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import make_conninfo
+from psycopg.errors import InsufficientPrivilege
 
 from holdfast.db.postgres_connection import (
     DeadlinePassed,
@@ -21,7 +22,7 @@ from holdfast.db.postgres_connection import (
     is_transient,
     is_unreachable,
 )
-from holdfast.db.postgres_url import parse_postgres_url
+from holdfast.db.postgres_url import parse_postgres_url, parse_schema
 from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text
 
 _T = TypeVar("_T")
@@ -146,17 +147,18 @@ class _PgCursor:
 class PostgresTables:
     """Uses one connection, one transaction at a time, and reconnects when it is lost. Works behind a pooler."""
 
-    def __init__(self, url: str, *, schema: str = "holdfast", timeout: timedelta = timedelta(seconds=30)) -> None:
+    def __init__(self, url: str, *, schema: str | None = None, timeout: timedelta = timedelta(seconds=30)) -> None:
         """Connect to nothing yet.
 
         Args:
-            url: as libpq takes it.
-            schema: where the tables are.
+            url: as libpq takes it, and `schema=NAME` among its options.
+            schema: where the tables are; by default the schema in the URL, else `holdfast`.
             timeout: how long a call waits for a server that does not answer before it raises `TablesUnavailable`.
 
         Raises:
             TablesError: the URL names no database, or the schema's name cannot be used.
         """
+        schema = parse_schema(url) if schema is None else schema
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,50}", schema):
             raise TablesError(f"{schema!r} cannot be a schema name: use a-z, 0-9 and _")
         try:
@@ -177,20 +179,24 @@ class PostgresTables:
             self._closed, self._lock = False, asyncio.Lock()
         await self.transaction(partial(_prepare, self._schema, schema))
 
+    async def read_version(self, schema: Schema) -> int:
+        """Return the version of the tables; zero if there are none."""
+        return await self.read(partial(_read_version, pg_schema=self._schema, schema=schema))
+
     async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction. Transactions with a lock name in common run one after the other."""
         # Sorted, so that two transactions never wait for each other.
         keys = sorted(zlib.crc32(f"{self._schema}.{name}".encode(errors="surrogatepass")) for name in set(lock))
 
         async def write(cursor: _PgCursor) -> _T:
-            [(transaction_id,)] = await cursor.execute("SELECT txid_current()")
+            [transaction] = await cursor.execute("SELECT txid_current(), pg_postmaster_start_time()::text")
             for key in keys:
                 await cursor.execute("SELECT pg_advisory_xact_lock(?)", (key,))
             result = await work(cursor)
             try:
                 await cursor.execute("COMMIT")
             except psycopg.OperationalError:
-                if not await self._was_committed(transaction_id, cursor.deadline):
+                if not await self._was_committed(*transaction, cursor.deadline):
                     raise
             return result
 
@@ -265,16 +271,24 @@ class PostgresTables:
         except psycopg.Error:
             cursor.connection.close()
 
-    async def _was_committed(self, transaction_id: int, deadline: float) -> bool:
+    async def _was_committed(self, transaction_id: int, started: str, deadline: float) -> bool:
         """Return whether the transaction was committed whose answer was lost.
 
+        Args:
+            started: when the server was started that had the transaction. A crash, or the standby that takes over,
+                may give the same id to another transaction.
+
         Raises:
-            TablesUnavailable: the server does not answer.
+            TablesUnavailable: the server does not answer, or another one does.
         """
         deadline = max(deadline, asyncio.get_running_loop().time() + _MIN_ATTEMPT_S)
 
         async def ask() -> bool:
             cursor = _PgCursor(await self._connect(deadline), deadline)
+            if await cursor.execute("SELECT pg_postmaster_start_time()::text") != [(started,)]:
+                raise TablesUnavailable(
+                    "it is not known whether this was written: the server was restarted or replaced"
+                )
             [(status,)] = await cursor.execute("SELECT txid_status(?::bigint)", (transaction_id,))
             if status == "in progress":
                 raise psycopg.OperationalError("the transaction is still in progress")
@@ -301,7 +315,13 @@ async def _prepare(pg_schema: str, schema: Schema, cursor: Cursor) -> None:
     if await _read_version(cursor, pg_schema, schema) != len(schema.migrations):
         # The checkpoint store takes the same lock to create its part of the schema.
         await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (f"holdfast:{pg_schema}",))
-        await _migrate(cursor, pg_schema, schema)
+        try:
+            await _migrate(cursor, pg_schema, schema)
+        except InsufficientPrivilege as exc:
+            raise TablesError(
+                f"the {schema.name} tables in schema {pg_schema} are missing or of an older version, and this user"
+                f" may not migrate them: run `holdfast migrate` as the owner ({exc})"
+            ) from exc
 
 
 async def _read_version(cursor: Cursor, pg_schema: str, schema: Schema) -> int:

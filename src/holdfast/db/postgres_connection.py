@@ -87,8 +87,10 @@ def is_read_only(exc: psycopg.Error) -> bool:
 
 
 def is_unreachable(exc: psycopg.Error) -> bool:
-    """Return whether no server listens at the address."""
-    return exc.sqlstate is None and _NO_SERVER.search(str(exc)) is not None
+    """Return whether no server listens at the address, or at any of several addresses."""
+    # The driver lists the failure at each of several hosts. A standby among them may soon be the primary.
+    _, *failures = str(exc).split("\n- host: ")
+    return exc.sqlstate is None and all(_NO_SERVER.search(failure) for failure in failures or [str(exc)])
 
 
 class PgConnection:

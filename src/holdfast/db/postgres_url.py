@@ -1,7 +1,7 @@
 """The URL of a PostgreSQL database, read by libpq's own parser, and the same without its secrets."""
 
 import re
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import psycopg
 from psycopg import pq
@@ -10,13 +10,24 @@ from psycopg.conninfo import conninfo_to_dict
 #: How libpq marks an option whose value is not to be shown.
 _SECRET = b"*"
 
+#: An option of holdfast's own: libpq knows no schema.
+_SCHEMA = re.compile(r"(?<=[?&])schema=([^&]*)&?")
+DEFAULT_SCHEMA = "holdfast"
+
+
+def parse_schema(url: str) -> str:
+    """Return the schema that a URL names with `?schema=NAME`, else the default."""
+    found = _SCHEMA.search(url)
+    return DEFAULT_SCHEMA if found is None else unquote(found[1])
+
 
 def parse_postgres_url(url: str) -> dict[str, str]:
-    """Return the options in a URL, or in another form that libpq takes.
+    """Return the options for libpq in a URL, or in another form that libpq takes. `schema` is not among them.
 
     Raises:
         ValueError: it names no database. The text does not quote the URL, which may hold a password.
     """
+    url = _SCHEMA.sub("", url).removesuffix("&").removesuffix("?")
     try:
         options = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.Error as exc:
@@ -45,6 +56,8 @@ def redact_postgres_url(url: str) -> str:
         shown = {name: value for name, value in {"host": host, "port": port}.items() if value} | shown
         host = port = ""
     account = quote(user, safe="") + (f":{password}" if password else "")
+    if _SCHEMA.search(url):
+        shown["schema"] = parse_schema(url)
     query = urlencode(shown, safe="/,*:", quote_via=quote)
     return (
         "postgresql://"

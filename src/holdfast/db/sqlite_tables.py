@@ -107,6 +107,10 @@ class SqliteTables:
         await self._run_on_thread(self._connect)
         await self.transaction(partial(_migrate, schema))
 
+    async def read_version(self, schema: Schema) -> int:
+        """Return the version of the tables; zero if there are none."""
+        return await self._run_on_thread(partial(self._read_version, schema))
+
     async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction. A SQLite file has one writer at a time, so `lock` adds nothing."""
         return await self._run_on_thread(partial(self._write, work))
@@ -147,6 +151,17 @@ class SqliteTables:
         if connection is not None:
             connection.close()
 
+    def _read_version(self, schema: Schema) -> int:
+        if not self._file.path.exists():
+            return 0
+        connection = self._connection or self._file.connect()
+        try:
+            self._file.refuse_foreign(connection)
+            return run_blocking(_read_version(schema, _SqliteCursor(connection)))
+        finally:
+            if connection is not self._connection:
+                connection.close()
+
     def _write(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
         connection = self._require_connection()
         with transaction(connection):
@@ -165,11 +180,18 @@ async def _migrate(schema: Schema, cursor: Cursor) -> None:
     if not await cursor.execute("SELECT 1 FROM sqlite_schema LIMIT 1"):
         await cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     await cursor.execute(_CREATE_VERSION_TABLE)
-    rows = await cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.name,))
-    version = rows[0][0] if rows else 0
-    if version > len(schema.migrations):
-        raise TablesError(f"a newer holdfast made the {schema.name} tables (version {version}): upgrade holdfast")
-    for statements in schema.migrations[version:]:
+    for statements in schema.migrations[await _read_version(schema, cursor) :]:
         for statement in statements:
             await cursor.execute(statement)
     await cursor.execute("REPLACE INTO holdfast_battery VALUES (?, ?)", (schema.name, len(schema.migrations)))
+
+
+async def _read_version(schema: Schema, cursor: Cursor) -> int:
+    """Return the version of the tables; zero if there are none."""
+    if not await cursor.execute("SELECT 1 FROM sqlite_schema WHERE name = 'holdfast_battery'"):
+        return 0
+    rows = await cursor.execute("SELECT version FROM holdfast_battery WHERE name = ?", (schema.name,))
+    version: int = rows[0][0] if rows else 0
+    if version > len(schema.migrations):
+        raise TablesError(f"a newer holdfast made the {schema.name} tables (version {version}): upgrade holdfast")
+    return version

@@ -56,6 +56,14 @@ class Tables(Protocol):
         """Create or migrate the tables. Safe while other processes do the same. May be repeated after `close`."""
         ...
 
+    async def read_version(self, schema: Schema) -> int:
+        """Return the version of the tables; zero if there are none. Needs no open tables, and changes nothing.
+
+        Raises:
+            TablesError: a newer holdfast made them.
+        """
+        ...
+
     async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction: all of it takes effect, or none.
 

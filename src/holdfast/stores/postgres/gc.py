@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from holdfast.checkpoint.errors import StoreError
+from holdfast.checkpoint.errors import StoreError, StorePermissionError
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles
 
 log = logging.getLogger("holdfast.stores.postgres")
@@ -42,6 +42,8 @@ class GarbageCollector:
                 while await self._sweep():
                     await asyncio.sleep(REST_FACTOR * (loop.time() - started))
                     started = loop.time()
+            except StorePermissionError:
+                pass  # a role that only reads leaves it to others
             except StoreError as exc:
                 log.warning("journals of removed runs are left to be swept up later: %s", exc)
 

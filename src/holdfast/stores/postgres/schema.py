@@ -2,8 +2,10 @@
 
 from functools import partial
 
-from holdfast.checkpoint.errors import SchemaTooNew, StoreError
-from holdfast.checkpoint.store import StoreHealth
+from psycopg.errors import InsufficientPrivilege
+
+from holdfast.checkpoint.errors import SchemaTooNew, SchemaTooOld, StoreError
+from holdfast.checkpoint.store import SchemaVersion, StoreHealth
 from holdfast.db.postgres_connection import PgConnection, Rows
 from holdfast.stores.postgres.database import Database, SqlFiles
 from holdfast.stores.postgres.settings import SETTINGS_QUERY, describe_bad_settings
@@ -29,9 +31,20 @@ async def prepare_schema(database: Database) -> None:
 
     Raises:
         SchemaTooNew: a newer holdfast wrote it. Nothing was changed.
+        SchemaTooOld: it has to be migrated, and the user may not. Nothing was changed.
         StoreError: the server refused, or was away for too long.
     """
     await database.run(partial(_try_prepare, database))
+
+
+async def read_schema_version(database: Database) -> SchemaVersion:
+    """Read the version of the schema. Changes nothing.
+
+    Raises:
+        SchemaTooNew: a newer holdfast wrote it.
+        StoreError: the server refused, or was away for too long.
+    """
+    return await database.run(partial(_try_read_version, database))
 
 
 async def check_health(database: Database) -> StoreHealth:
@@ -56,13 +69,30 @@ async def _try_prepare(database: Database, deadline: float) -> None:
         if connection.get_parameter("server_encoding") != "UTF8":
             raise StoreError(f"{database.label} does not store UTF-8: create it with encoding 'UTF8'")
         session = _Session(connection, database.sql, deadline)
-        if await _read_version(session, database) != known:
+        found = await _read_version(session, database)
+        if found != known:
             # The default may be stricter, but the migration has to see what others commit while it waits for the lock.
             await session.execute("begin isolation level read committed")
-            await _migrate(session, database, known)
+            try:
+                await _migrate(session, database, known)
+            except InsufficientPrivilege as exc:
+                raise SchemaTooOld(_describe(database), found, known) from exc
             await session.execute("commit")
     finally:
         connection.close()
+
+
+async def _try_read_version(database: Database, deadline: float) -> SchemaVersion:
+    connection = await database.connect(deadline=deadline)
+    try:
+        found = await _read_version(_Session(connection, database.sql, deadline), database)
+    finally:
+        connection.close()
+    return SchemaVersion(found=found, known=len(database.sql.migrations))
+
+
+def _describe(database: Database) -> str:
+    return f"schema {database.sql.schema} of {database.label}"
 
 
 async def _read_version(session: _Session, database: Database) -> int:
@@ -76,7 +106,7 @@ async def _read_version(session: _Session, database: Database) -> int:
     [(found,)] = await session.execute("select coalesce(max(version), 0) from holdfast.schema_version")
     known = len(database.sql.migrations)
     if found > known:
-        raise SchemaTooNew(f"schema {database.sql.schema} of {database.label}", found, known)
+        raise SchemaTooNew(_describe(database), found, known)
     version: int = found
     return version
 

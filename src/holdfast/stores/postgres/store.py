@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
-from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
+from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError, StorePermissionError
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
@@ -22,7 +22,8 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import Durability, StoreHealth
+from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
+from holdfast.db.postgres_url import parse_schema
 from holdfast.stores.postgres.database import Database, ReaderPool, SqlFiles, escape_text, unescape_text
 from holdfast.stores.postgres.drafts import Drafts
 from holdfast.stores.postgres.gc import GarbageCollector
@@ -31,7 +32,7 @@ from holdfast.stores.postgres.notify import ChangeNotifier
 from holdfast.stores.postgres.queries import Queries
 from holdfast.stores.postgres.records import make_receipt
 from holdfast.stores.postgres.requests import AppendRequest, Command, Response, measure_entries, raise_refusal
-from holdfast.stores.postgres.schema import check_health, prepare_schema
+from holdfast.stores.postgres.schema import check_health, prepare_schema, read_schema_version
 from holdfast.stores.postgres.user_transaction import queue_run
 from holdfast.stores.postgres.writer import Writer
 
@@ -75,7 +76,7 @@ class PostgresStore:
         url: str,
         *,
         durability: Durability = "full",
-        schema: str = "holdfast",
+        schema: str | None = None,
         lease_timeout: timedelta = timedelta(seconds=30),
         timeout: timedelta = timedelta(seconds=30),
         readers: int = 3,
@@ -84,9 +85,10 @@ class PostgresStore:
     ) -> None:
         """
         Args:
-            url: as libpq takes it, `postgresql://user:password@host:port/database?sslmode=...`.
+            url: as libpq takes it, `postgresql://user:password@host:port/database?sslmode=...`, and `schema=NAME`
+                among its options.
             durability: `process` does not wait for the server's disk: a crash of the server may lose the last commits.
-            schema: where the tables are. Created if the user may.
+            schema: where the tables are, by default the schema in the URL, else `holdfast`. Created if the user may.
             lease_timeout: other hosts count a worker of this store as dead after this time without a heartbeat.
             timeout: how long a call waits for a server that does not answer before it raises `StoreUnavailable`.
             readers: the number of connections to read with.
@@ -97,7 +99,7 @@ class PostgresStore:
             StoreError: the URL or the schema's name cannot be used.
         """
         try:
-            self._sql = SqlFiles(schema)
+            self._sql = SqlFiles(parse_schema(url) if schema is None else schema)
         except ValueError as exc:
             raise StoreError(str(exc)) from exc
         self._database = Database(url, self._sql, timeout)
@@ -115,7 +117,8 @@ class PostgresStore:
             readers = ReaderPool(self._database, self._readers)
             queries = Queries(readers, self._sql)
             try:
-                await queries.delete_stale_rows()
+                with contextlib.suppress(StorePermissionError):  # a role that only reads leaves them to others
+                    await queries.delete_stale_rows()
             except BaseException:
                 readers.close()
                 raise
@@ -306,6 +309,9 @@ class PostgresStore:
         self._require_open().garbage_collector.wake()
         purged: int = response["purged"]
         return purged
+
+    async def read_schema_version(self) -> SchemaVersion:
+        return await read_schema_version(self._database)
 
     async def check_health(self) -> StoreHealth:
         self._require_open()

@@ -11,7 +11,7 @@ from os import PathLike
 import apsw
 
 from holdfast.checkpoint.errors import SchemaTooNew, StoreError, StoreFull, StorePermissionError, StoreUnavailable
-from holdfast.checkpoint.store import Durability
+from holdfast.checkpoint.store import Durability, SchemaVersion
 from holdfast.db.sqlite import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
 
 #: Journals of runs that execute at the same time share pages, so one load caches pages of the next.
@@ -70,6 +70,23 @@ class Database(SqliteFile):
         try:
             with self.mapped_errors(connection):
                 self._migrate(connection)
+        finally:
+            connection.close()
+
+    def read_version(self) -> SchemaVersion:
+        """Read the version of the schema; zero if there is no file. Changes nothing.
+
+        Raises:
+            SchemaTooNew: a newer holdfast wrote the file.
+            StoreError: the file is no database, or another program's.
+        """
+        known = len(load_migrations())
+        if not self.path.exists():
+            return SchemaVersion(found=0, known=known)
+        connection = self.connect()
+        try:
+            with self.mapped_errors(connection):
+                return SchemaVersion(found=self._check_version(connection, known), known=known)
         finally:
             connection.close()
 

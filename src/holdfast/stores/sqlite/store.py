@@ -19,7 +19,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import Durability, StoreHealth
+from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.stores.sqlite import claims, heartbeat, runs
 from holdfast.stores.sqlite.database import Database
@@ -235,6 +235,9 @@ class SqliteStore:
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()
         return await self._writer.submit(None, runs.purge, limit)
+
+    async def read_schema_version(self) -> SchemaVersion:
+        return await asyncio.to_thread(self._database.read_version)
 
     async def check_health(self) -> StoreHealth:
         self._check_open()
