@@ -22,7 +22,7 @@ from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.state import RunState
 from holdfast.core.turn import INPUT_TOPICS
 
-log = logging.getLogger("holdfast.checkpoint")
+log: logging.Logger = logging.getLogger("holdfast.checkpoint")
 
 #: A successful write proves the claim for this long: no check is needed before a `once` tool starts.
 CLAIM_CHECK_TTL = timedelta(seconds=1)
