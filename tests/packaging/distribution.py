@@ -18,6 +18,7 @@ MODULES_BY_EXTRA = {
     "web": "holdfast.web.combined",
     "client": "holdfast.client",
     "front-ends": "holdfast.web.protocols",
+    "mcp": "holdfast.mcp.server",
     "otel": "holdfast.batteries.audit.spans",
     "schedule": "holdfast.batteries.schedule",
     "persona": "holdfast.batteries.persona",

@@ -19,6 +19,7 @@ from holdfast.cli.commands.explain import explain
 from holdfast.cli.commands.export import export
 from holdfast.cli.commands.fork import fork
 from holdfast.cli.commands.ls import ls
+from holdfast.cli.commands.mcp import mcp
 from holdfast.cli.commands.pending import pending
 from holdfast.cli.commands.recover import recover
 from holdfast.cli.commands.resume import resume
@@ -62,6 +63,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     export,
     compare,
     ui,
+    mcp,
     doctor,
     explain,
 )

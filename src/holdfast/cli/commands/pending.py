@@ -29,7 +29,7 @@ def pending(
     """
     calls = asyncio.run(_list(store, agent, caller, tool))
     if as_json:
-        print_json([PrintedCall.from_call(call, store) for call in calls])
+        print_json([PrintedCall.make(call, store) for call in calls])
     else:
         _print_calls(Output(), calls)
 

@@ -40,7 +40,7 @@ def show(
     items = transcript.read(stored.entries)
     transcript.close(stored.record)
     summary = summarize_run(stored.record)
-    waits = [PrintedCall.from_call(call, store) for call in read_record_waits(stored.record)]
+    waits = [PrintedCall.make(call, store) for call in read_record_waits(stored.record)]
     if as_json:
         print_json({**_to_json_value(summary, items, transcript, children), "waits": waits})
         return
