@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import formatting
-from holdfast.cli.listing import utc_now
+from holdfast.cli.formatting import utc_now
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import Output, format_value, one_line, print_json
 from holdfast.cli.stores import open_mailer
