@@ -7,7 +7,8 @@ BENCH_READY := $(VENV)/.bench-ready
 FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
-.PHONY: help demo postgresql pgbouncer chromium front-end-clients test quick check chaos chaos-ha bench bench-peers screenshots docs clean
+.PHONY: help demo postgresql pgbouncer chromium front-end-clients test quick check public-types wheel-check chaos chaos-ha bench \
+	bench-peers screenshots docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +64,13 @@ check: $(READY) ## Check lint, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+public-types: $(READY) ## Check that pyright knows the types of the whole public API
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt basedpyright
+	$(BIN)/python -m tests.public_api.complete_types
+
+wheel-check: $(READY) ## Install the wheel and the sdist in clean environments on every Python, and try them (minutes)
+	$(BIN)/python -m tests.packaging.check_wheel
 
 # Measured in short forms: the fleets take 12 minutes, the crash tests at every point 50, the store suites 30.
 chaos: $(READY) postgresql ## Run the long crash, chaos, power-loss and property tests (under two hours)

@@ -41,7 +41,8 @@ class SystemClock:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    monotonic = staticmethod(time.monotonic)
+    def monotonic(self) -> float:
+        return time.monotonic()
 
     async def sleep(self, duration: timedelta) -> None:
         await asyncio.sleep(duration.total_seconds())

@@ -10,7 +10,7 @@ from holdfast.clock import Clock, Timer
 
 T = TypeVar("T")
 
-log = logging.getLogger("holdfast.run")
+log: logging.Logger = logging.getLogger("holdfast.run")
 
 #: Keeps tasks from being garbage-collected: the event loop holds only weak references.
 _BACKGROUND_TASKS: set[asyncio.Task[None]] = set()

@@ -57,7 +57,7 @@ def test_a_kill_in_the_middle_of_a_reply_loses_nothing(shell: Shell) -> None:
     second.wait_for("talker: You said slow at last")
     second.type("\x04")  # the end of the input leaves too
     assert second.finish() == 0
-    [run] = shell.json("ls")
+    [run] = shell.json("ls")["runs"]
     shown = shell.json("show", run["run_id"])
     assert [item["kind"] for item in shown["transcript"]].count("user") == 1
 

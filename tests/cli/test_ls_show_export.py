@@ -18,16 +18,16 @@ def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
     process = shell.start("run", "sample:agent", "note gate", "--run-id", "killed")
     shell.wait_for_effect("gate c2-1")
     shell.wait_for_entry("killed", "c2-1")
-    (running,) = shell.json("ls")
+    (running,) = shell.json("ls")["runs"]
     assert (running["status"], running["owner_alive"]) == ("running", True)
     kill(process)
     shell.ok(
         "submit", "other", "note", "--run-id", "queued", "--caller", "me", "--label", "team=a", "--label", "env=test"
     )
-    second, first = shell.json("ls")
-    assert first["cost_usd"] == pytest.approx(0.002)
-    assert {name: first[name] for name in ("run_id", "status", "agent", "steps", "tokens", "owner_alive")} == {
-        "run_id": "killed", "status": "interrupted", "agent": "sampler", "steps": 1, "tokens": 30, "owner_alive": False,
+    second, first = shell.json("ls")["runs"]
+    assert first["usage"]["cost_usd"] == pytest.approx(0.002)
+    assert {name: first[name] for name in ("run_id", "status", "agent", "steps", "owner_alive")} == {
+        "run_id": "killed", "status": "interrupted", "agent": "sampler", "steps": 1, "owner_alive": False,
     }  # fmt: skip
     assert first["size"] > 100
     assert datetime.fromisoformat(first["created_at"]).tzinfo is not None
@@ -40,7 +40,7 @@ def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
         (["--label", "team=a", "--label", "env=test"], ["queued"]),
         (["--label", "team=b"], []),
     ]:
-        assert [run["run_id"] for run in shell.json("ls", *options)] == found, options
+        assert [run["run_id"] for run in shell.json("ls", *options)["runs"]] == found, options
 
 
 def test_ls_lists_the_newest_runs_and_says_that_there_are_more(shell: Shell) -> None:
@@ -233,7 +233,7 @@ def test_stored_text_cannot_take_over_the_terminal(shell: Shell) -> None:
         printed = shell.ok(*command)
         assert not set(printed) & set(unsafe) - set("[2J31mabc"), command
         assert "ünïcødé 👩‍🚀" in printed
-    assert shell.json("ls")[0]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
+    assert shell.json("ls")["runs"][0]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
     begin = json.loads(shell.ok("export", "r1").splitlines()[1])
     assert begin["body"]["meta"]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
 
@@ -252,7 +252,10 @@ def test_finished_runs_are_shown_exported_and_forked(shell: Shell, monkeypatch: 
         assert lines[-1] == last
     assert json.loads(shell.ok("export", "bad").splitlines()[-1])["kind"] == "outcome"
     shell.ok("fork", "good", "--at", "1", "--run-id", "again")
-    assert [run["run_id"] for run in shell.json("ls", "--status", "failed", "--status", "queued")] == ["again", "bad"]
+    assert [run["run_id"] for run in shell.json("ls", "--status", "failed", "--status", "queued")["runs"]] == [
+        "again",
+        "bad",
+    ]
 
 
 async def finish_runs(path: Path) -> None:

@@ -16,7 +16,7 @@ def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None
             process = shell.start("run", "sample:agent", "send gate", "--run-id", "r1")
             shell.wait_for_effect("gate c2-1")
             kill(process)
-            assert [run["status"] for run in shell.json("ls")] == ["interrupted"]
+            assert [run["status"] for run in shell.json("ls")["runs"]] == ["interrupted"]
             found = {finding["check"]: finding for finding in shell.json("doctor", "sample:app")}
             assert found["schema"]["detail"].endswith("the newest")
             assert found["workers"]["detail"] == "0 alive with 0 runs, 1 dead with 1 runs"

@@ -182,7 +182,7 @@ def test_the_store_of_the_option_wins_and_is_in_the_hint(shell: Shell) -> None:
     shell.open_gate()
     assert "holdfast resume sample:app r1 --store sqlite:elsewhere.db" in line_with(process.stderr, "resume with")
     assert process.wait() == 1
-    assert [run["status"] for run in shell.json("ls", "--store", "sqlite:elsewhere.db")] == ["interrupted"]
+    assert [run["status"] for run in shell.json("ls", "--store", "sqlite:elsewhere.db")["runs"]] == ["interrupted"]
 
 
 def test_an_agent_of_pydantic_ai_needs_nothing_more(shell: Shell) -> None:

@@ -60,7 +60,7 @@ def test_a_run_that_a_worker_drives_is_cancelled_by_asking_it(shell: Shell) -> N
 def test_submit_prints_the_id_and_the_same_again_is_fine(shell: Shell) -> None:
     run_id = shell.ok("submit", "sampler", "note", "--caller", "me", "--label", "a=b").strip()
     assert shell.states() == {run_id: "queued"}
-    (run,) = shell.json("ls")
+    (run,) = shell.json("ls")["runs"]
     assert (run["caller"], run["labels"], run["prompt"]) == ("me", {"a": "b"}, "note")
     assert shell.json("submit", "sampler", "note", "--run-id", run_id) == {"run_id": run_id, "status": "queued"}
     other = shell.run("submit", "sampler", "send", "--run-id", run_id)

@@ -22,7 +22,7 @@ from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.state import RunState
 from holdfast.core.turn import INPUT_TOPICS
 
-log = logging.getLogger("holdfast.checkpoint")
+log: logging.Logger = logging.getLogger("holdfast.checkpoint")
 
 #: Ends a claim: releases it, or removes the run.
 _FinalWrite = Callable[[Claim], Awaitable[None]]

@@ -73,7 +73,7 @@ class Delta:
     def __init__(self, watermark: Watermark, state: RunState, meta: RunMeta, clock: Clock) -> None:
         history = state.history
         same_history = history is watermark.history
-        self.rewrite = is_rewritten(watermark, state)
+        self.rewrite: bool = is_rewritten(watermark, state)
         since = Watermark() if self.rewrite else watermark
         bodies: list[_EncodedEntry] = []
         if since.history is None:
@@ -87,12 +87,12 @@ class Delta:
             bodies += turns.before
         start = since.messages if same_history else 0
         messages = history[start:]
-        self.step_finished = state.steps > watermark.steps
+        self.step_finished: bool = state.steps > watermark.steps
         # Messages of the current step, if the finished one was not saved before the current one began.
         later = start + len(messages) - history.finished_count if self.step_finished else 0
         # A finished phase drops its recorded results.
         saved = since.results if same_history else _EMPTY
-        self.note_count = len(state.notes)
+        self.note_count: int = len(state.notes)
         if state.notes:
             bodies += [(EntryKind.NOTE, body) for before, body in state.notes if before <= start]
         if saved and messages:
@@ -102,7 +102,7 @@ class Delta:
             bodies.append((_MESSAGE, state.codec.encode(message)))
         progress = Progress.from_state(state)
         recent = turns.stored.recent if turns is not None else _EMPTY
-        self.progress = _encode(msgspec.structs.replace(progress, recent_turns=recent) if recent else progress)
+        self.progress: bytes = _encode(msgspec.structs.replace(progress, recent_turns=recent) if recent else progress)
         if self.step_finished:
             bodies.insert(len(bodies) - later, (_STEP, self._encode_step(progress, state, clock)))
         if state.notes:
@@ -111,16 +111,16 @@ class Delta:
             bodies += _encode_new_results(saved, since.steps, state)
         if turns is not None:
             bodies += turns.after
-        self.entries = [
+        self.entries: list[Entry] = [
             Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies, watermark.next_seq)
         ]
-        self.next_watermark = make_watermark(
+        self.next_watermark: Watermark = make_watermark(
             state,
             watermark.next_seq + len(bodies),
             since.size + sum(len(body) for _, body in bodies),
             turns.stored if turns is not None else NO_TURNS,
         )
-        self.consumed = tuple(state.consumed)
+        self.consumed: tuple[str, ...] = tuple(state.consumed)
 
     def _encode_step(self, progress: Progress, state: RunState, clock: Clock) -> bytes:
         then = progress.at_step_end(state.step_end)

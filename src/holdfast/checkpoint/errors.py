@@ -56,7 +56,8 @@ class SchemaTooNew(StoreError):
         super().__init__(
             f"{where} has schema version {found}, this holdfast knows up to {known}: upgrade holdfast to open it"
         )
-        self.found, self.known = found, known
+        self.found = found
+        self.known = known
 
 
 class SchemaTooOld(StorePermissionError):
@@ -83,7 +84,9 @@ class ClaimLost(StoreError, RunLost):
     def __init__(self, run_id: str, held: int, current: int | None) -> None:
         now = "the run is removed or terminal" if current is None else f"it was superseded by {current}"
         super().__init__(f"run {run_id}: claim {held} is not valid any more, {now}")
-        self.run_id, self.held, self.current = run_id, held, current
+        self.run_id = run_id
+        self.held = held
+        self.current = current
 
 
 class RunBusy(CheckpointError):
@@ -94,7 +97,8 @@ class RunBusy(CheckpointError):
 
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(f"run {run_id} is owned by the live worker {owner}: wait for it, or cancel the run")
-        self.run_id, self.owner = run_id, owner
+        self.run_id = run_id
+        self.owner = owner
 
 
 class RunExists(CheckpointError, RunError):
@@ -118,7 +122,8 @@ class RunConflict(CheckpointError):
         super().__init__(
             f"run {run_id} exists with another agent, prompt or inputs (its agent: {agent_name}): choose another id"
         )
-        self.run_id, self.agent_name = run_id, agent_name
+        self.run_id = run_id
+        self.agent_name = agent_name
 
 
 class RunNotFound(CheckpointError):
@@ -142,7 +147,9 @@ class RunNotClaimable(CheckpointError):
     def __init__(self, run_id: str, status: str, reason: str = "") -> None:
         why = f" ({reason})" if reason else ""
         super().__init__(f"run {run_id} is {status}{why} and cannot be claimed as it is")
-        self.run_id, self.status, self.reason = run_id, status, reason
+        self.run_id = run_id
+        self.status = status
+        self.reason = reason
 
 
 class RunEnded(CheckpointError):
@@ -153,7 +160,8 @@ class RunEnded(CheckpointError):
 
     def __init__(self, run_id: str, status: str) -> None:
         super().__init__(f"run {run_id} is {status} and reads no more mail: start another run")
-        self.run_id, self.status = run_id, status
+        self.run_id = run_id
+        self.status = status
 
 
 class ConversationClosed(RunEnded):
@@ -164,7 +172,8 @@ class ConversationClosed(RunEnded):
 
     def __init__(self, run_id: str, status: str) -> None:
         super().__init__(run_id, status)
-        self.args = (f"conversation {run_id} is {status} and takes no more messages: begin one with another key",)
+        message = f"conversation {run_id} is {status} and takes no more messages: begin one with another key"
+        self.args: tuple[str] = (message,)
 
 
 class TurnConflict(CheckpointError):
@@ -175,7 +184,8 @@ class TurnConflict(CheckpointError):
 
     def __init__(self, run_id: str, turn_id: str) -> None:
         super().__init__(f"conversation {run_id}: another message has the id {turn_id}: choose another id")
-        self.run_id, self.turn_id = run_id, turn_id
+        self.run_id = run_id
+        self.turn_id = turn_id
 
 
 class UnreadMail(CheckpointError):
@@ -209,7 +219,8 @@ class RunDamaged(CheckpointError):
 
     def __init__(self, run_id: str, detail: str) -> None:
         super().__init__(f"run {run_id} is damaged and was left unchanged: {detail}")
-        self.run_id, self.detail = run_id, detail
+        self.run_id = run_id
+        self.detail = detail
 
 
 class UnknownVersion(CheckpointError):
@@ -222,7 +233,9 @@ class UnknownVersion(CheckpointError):
         super().__init__(
             f"run {run_id} has format version {found}, this holdfast knows up to {known}: upgrade holdfast to resume it"
         )
-        self.run_id, self.found, self.known = run_id, found, known
+        self.run_id = run_id
+        self.found = found
+        self.known = known
 
 
 class RecordDecodeError(CheckpointError):
@@ -241,4 +254,6 @@ class TranscriptTooLarge(CheckpointError, RunParked):
     def __init__(self, run_id: str, size: int, cap: int) -> None:
         detail = f"run {run_id}: its transcript of {size} bytes exceeds {cap}: compact it or raise max_transcript_bytes"
         RunParked.__init__(self, "size", detail)
-        self.run_id, self.size, self.cap = run_id, size, cap
+        self.run_id = run_id
+        self.size = size
+        self.cap = cap

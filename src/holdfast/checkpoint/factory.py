@@ -35,7 +35,7 @@ from holdfast.core.message import MessageCodec
 from holdfast.core.ports import Checkpointer, ChildOutcome, Resumption
 from holdfast.core.state import RunState
 
-log = logging.getLogger("holdfast.checkpoint")
+log: logging.Logger = logging.getLogger("holdfast.checkpoint")
 
 #: A child run, and the release that undoes its claim.
 _LoadedChild = tuple[Resumption | ChildOutcome | None, Callable[[], Awaitable[None]] | None]
@@ -53,7 +53,7 @@ class StoreCheckpoints:
     ) -> None:
         self._store, self._clock = store, clock
         self._settings = settings or CheckpointSettings()
-        self.worker_id = f"w-{secrets.token_hex(8)}"
+        self.worker_id: str = f"w-{secrets.token_hex(8)}"
         #: Failed releases of runs that this process no longer executes.
         self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
         self._retry: asyncio.Task[None] | None = None

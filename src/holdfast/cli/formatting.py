@@ -1,6 +1,10 @@
-"""Short formats of durations, sizes, counts and costs."""
+"""Short formats of durations, sizes, counts and costs; the present time."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
 
 
 def duration(length: timedelta) -> str:

@@ -20,6 +20,7 @@ from holdfast.cli.commands.export import export
 from holdfast.cli.commands.fork import fork
 from holdfast.cli.commands.grants import grants
 from holdfast.cli.commands.ls import ls
+from holdfast.cli.commands.mcp import mcp
 from holdfast.cli.commands.migrate import migrate
 from holdfast.cli.commands.pending import pending
 from holdfast.cli.commands.recover import recover
@@ -64,6 +65,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     export,
     compare,
     ui,
+    mcp,
     doctor,
     migrate,
     grants,

@@ -157,7 +157,7 @@ def make_waiting_result(waiting: RunWaiting, store: str, resume: str = "") -> Co
         status="waiting",
         reason=f"for {describe_waits(waiting.calls)}",
         resume=resume,
-        waits=tuple(PrintedCall.from_call(call, store) for call in waiting.calls),
+        waits=tuple(PrintedCall.make(call, store) for call in waiting.calls),
     )
 
 

@@ -1,46 +1,22 @@
 """Calls that wait, as the commands print them, each with the command that answers it."""
 
 import shlex
-from datetime import datetime
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from holdfast.core.waiting import WaitingCall
 from holdfast.db.url import redact_url
+from holdfast.runtime.pending import PendingCall
 
 
-class PrintedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that waits. `--json` prints these fields. It has no token: who has that may complete the call."""
+class PrintedCall(PendingCall, frozen=True, kw_only=True):
+    """A call that waits. `--json` prints these fields."""
 
-    run_id: str
-    call_id: str
-    tool: str
-    kind: str
-    arguments: Any
-    digest: str
-    reason: str
-    audience: str
-    asked_at: datetime
-    expires_at: datetime | None
     #: The command that answers the call. Empty for a timer.
     command: str
 
     @classmethod
-    def from_call(cls, call: WaitingCall, store: str) -> Self:
-        return cls(
-            run_id=call.run_id,
-            call_id=call.call_id,
-            tool=call.tool,
-            kind=call.kind,
-            arguments=call.arguments,
-            digest=call.digest,
-            reason=call.reason,
-            audience=call.audience,
-            asked_at=call.asked_at,
-            expires_at=call.expires_at,
-            command=format_answer_command(call, store),
-        )
+    def make(cls, call: WaitingCall, store: str) -> Self:
+        return cls.from_call(call, command=format_answer_command(call, store))
 
     @property
     def action(self) -> str:

@@ -250,7 +250,7 @@ def _resolve_phase_tools(
     return index_tools([own[each] if isinstance(each, str) else _to_tool(each) for each in given])
 
 
-log = logging.getLogger("holdfast.tiers")
+log: logging.Logger = logging.getLogger("holdfast.tiers")
 
 
 def failover(*models: Model) -> Model:

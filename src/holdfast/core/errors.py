@@ -56,7 +56,8 @@ class UnknownTool(DefinitionError):
 
     def __init__(self, name: str, known: list[str]) -> None:
         super().__init__(f"no tool {name!r}: known are {', '.join(known) or 'none'}")
-        self.name, self.known = name, known
+        self.name = name
+        self.known = known
 
 
 class InvalidReply(RunError):
@@ -88,7 +89,8 @@ class StepsExceeded(BoundExceeded):
 
     def __init__(self, run_id: str, bound: int) -> None:
         super().__init__(f"run {run_id} took its {bound} steps without an answer: raise max_steps if it may")
-        self.run_id, self.bound = run_id, bound
+        self.run_id = run_id
+        self.bound = bound
 
 
 class RuntimeExceeded(BoundExceeded):
@@ -99,7 +101,8 @@ class RuntimeExceeded(BoundExceeded):
 
     def __init__(self, run_id: str, bound: timedelta) -> None:
         super().__init__(f"run {run_id} ran for its {bound} without an answer: raise max_runtime if it may")
-        self.run_id, self.bound = run_id, bound
+        self.run_id = run_id
+        self.bound = bound
 
 
 class RepeatedToolCalls(BoundExceeded):
@@ -111,7 +114,9 @@ class RepeatedToolCalls(BoundExceeded):
 
     def __init__(self, run_id: str, tool: str, times: int) -> None:
         super().__init__(f"run {run_id} called {tool} {times} times in a row with the same arguments: it is stuck")
-        self.run_id, self.tool, self.times = run_id, tool, times
+        self.run_id = run_id
+        self.tool = tool
+        self.times = times
 
 
 class ToolFailed(RunError):
@@ -144,7 +149,9 @@ class ToolTimeout(RunError):
         elif effect_unknown:
             detail = "It was cancelled: it may or may not have taken effect. Check before you call it again."
         super().__init__(f"tool {tool} did not finish within {timeout.total_seconds():g} seconds. {detail}")
-        self.tool, self.timeout, self.may_be_running = tool, timeout, may_be_running
+        self.tool = tool
+        self.timeout = timeout
+        self.may_be_running = may_be_running
 
 
 class RunKilled(RunError):
@@ -176,7 +183,9 @@ class TurnFailed(RunFailed):
 
     def __init__(self, run_id: str, turn_id: str, error: str) -> None:
         super().__init__(f"conversation {run_id}: turn {turn_id} ended without an answer: {error}")
-        self.run_id, self.turn_id, self.error = run_id, turn_id, error
+        self.run_id = run_id
+        self.turn_id = turn_id
+        self.error = error
 
 
 class ConversationBusy(RunError):
@@ -209,7 +218,7 @@ class RunParked(RunError):
 
     def __init__(self, reason: str, detail: str = "") -> None:
         #: Stored with the run.
-        self.message = f"{reason}: {detail}" if detail else reason
+        self.message: str = f"{reason}: {detail}" if detail else reason
         super().__init__(f"parked, {self.message}")
         #: In a word or two: `approval`, `in doubt`, `poison`, `budget`, `size`, ...
         self.reason = reason
@@ -223,7 +232,7 @@ class RunInterrupted(RunError):
     """
 
     #: Recovery waits this long before it resumes the run.
-    retry_after = timedelta(0)
+    retry_after: timedelta = timedelta(0)
     #: Whether the attempt counts as a strike if it finished no step, as the death of the process does.
     is_strike = False
 
@@ -248,7 +257,7 @@ class MissingDefinition(RunInterrupted):
     What to do: Deploy a worker that has the definition, or `cancel` the run.
     """
 
-    retry_after = timedelta(minutes=1)
+    retry_after: timedelta = timedelta(minutes=1)
 
 
 class ProcessExit(RunInterrupted):
@@ -286,7 +295,7 @@ class SaveFailed(RunInterrupted):
     What to do: Make the store reachable: a worker resumes the run from its last save.
     """
 
-    retry_after = timedelta(seconds=5)
+    retry_after: timedelta = timedelta(seconds=5)
 
 
 class ModelUnavailable(RunInterrupted):
@@ -305,7 +314,7 @@ class ModelUnavailable(RunInterrupted):
         """
         super().__init__(message)
         self.requested_delay = retry_after
-        self.retry_after = timedelta(seconds=30) if retry_after is None else retry_after
+        self.retry_after: timedelta = timedelta(seconds=30) if retry_after is None else retry_after
 
 
 class ShuttingDown(RunInterrupted):

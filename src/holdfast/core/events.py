@@ -265,4 +265,5 @@ class ReaderTooSlow(HoldfastError):
 
     def __init__(self, run_id: str, cursor: str | None) -> None:
         super().__init__(f"a watcher of run {run_id} was too slow: watch again with after={cursor!r}")
-        self.run_id, self.cursor = run_id, cursor
+        self.run_id = run_id
+        self.cursor = cursor

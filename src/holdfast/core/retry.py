@@ -141,7 +141,7 @@ class Backoff:
         """Begin at the first error."""
         self._policy, self._clock, self._began_at = policy, clock, clock.monotonic()
         #: Failed attempts.
-        self.attempts = 0
+        self.attempts: int = 0
 
     def next_delay(self, error: BaseException) -> timedelta | None:
         """Return the pause before the next attempt after one that failed with `error`; `None` if there is none."""

@@ -23,12 +23,12 @@ class History(Sequence[Any]):
     def __init__(self, messages: Iterable[Any] = ()) -> None:
         self._messages = list(messages)
         #: The length when the last step was finished, or after the last rewrite.
-        self.finished_count = len(self._messages)
-        self.rewrites = 0
+        self.finished_count: int = len(self._messages)
+        self.rewrites: int = 0
         #: The length after the last rewrite.
-        self.rewritten_count = 0
+        self.rewritten_count: int = 0
         #: Where the messages of the present turn begin; after a rewrite, the messages since then.
-        self.turn_start = 0
+        self.turn_start: int = 0
 
     def append(self, message: Any) -> None:
         self._messages.append(message)

@@ -34,7 +34,7 @@ class Signature:
         self._fields = _read_fields(function, name)
         try:
             self._struct = msgspec.defstruct(name, self._fields, kw_only=True, forbid_unknown_fields=True)
-            self.schema = _flatten_schema(msgspec.json.schema(self._struct))
+            self.schema: dict[str, Any] = _flatten_schema(msgspec.json.schema(self._struct))
         except (TypeError, ValueError, RuntimeError) as exc:
             raise DefinitionError(f"tool {name}: its parameters cannot be described as JSON: {exc}") from exc
 
@@ -156,12 +156,12 @@ class Tool:
         for option, text in (("name", name), ("description", description)):
             if text is not None:
                 check_text(f"{option} of a tool", text)
-        self.function = function
-        self.name = name or str(getattr(function, "__name__", ""))
+        self.function: Callable[..., Any] = function
+        self.name: str = name or str(getattr(function, "__name__", ""))
         if not self.name or self.name == "<lambda>":
             raise DefinitionError(f"{function!r} has no name of its own: give the tool one with name=")
         try:
-            self.effect = Effect(effect)
+            self.effect: Effect = Effect(effect)
         except ValueError:
             raise DefinitionError(f"tool {self.name}: effect is {effect!r}, not one of {[*Effect]}") from None
         if reconcile is not None:
@@ -170,13 +170,16 @@ class Tool:
         check_choice(f"tool {self.name}: on_error", on_error, get_args(OnError))
         if reconcile is not None and self.effect is not Effect.ONCE:
             raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
-        self.reconcile, self.in_doubt, self.on_error = reconcile, in_doubt, on_error
-        self.retry, self.timeout = check_tool_retry(self.name, self.effect, retry), _check_timeout(self.name, timeout)
+        self.reconcile: Reconcile | None = reconcile
+        self.in_doubt = in_doubt
+        self.on_error = on_error
+        self.retry: Retry | None = check_tool_retry(self.name, self.effect, retry)
+        self.timeout: timedelta | None = _check_timeout(self.name, timeout)
         self._approval = check_approval(self.name, approval)
         self._signature = Signature(function)
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
-        self.in_thread = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-        self.schema = ToolSchema(
+        self.in_thread: bool = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        self.schema: ToolSchema = ToolSchema(
             name=self.name,
             description=description if description is not None else inspect.getdoc(function) or "",
             parameters=self._signature.schema,

@@ -85,7 +85,9 @@ class ThreadSlot(Executor):
         self, threads: "ToolThreads | None" = None, context: ToolContext | None = None, run: Stoppable | None = None
     ) -> None:
         """Make a slot of `threads`. Once `run` is stopping it starts no thread."""
-        self._threads, self.context, self._run = threads, context, run
+        self._threads = threads
+        self.context = context
+        self._run = run
         self._loop = asyncio.get_running_loop()
         self._thread_count = 0
         #: Reserved, and not released.

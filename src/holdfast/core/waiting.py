@@ -133,8 +133,11 @@ class Suspend(RunError):
         audience: str = "",
     ) -> None:
         super().__init__(f"the call waits ({reason or kind}), but the loop that has called it lets no run wait")
-        self.kind, self.topic, self.reason = kind, topic, reason
-        self.expires_at, self.audience = expires_at, audience
+        self.kind = kind
+        self.topic = topic
+        self.reason = reason
+        self.expires_at = expires_at
+        self.audience = audience
 
 
 class RunWaiting(RunError):
@@ -144,7 +147,8 @@ class RunWaiting(RunError):
     """
 
     def __init__(self, run_id: str, calls: tuple[WaitingCall, ...]) -> None:
-        self.run_id, self.calls = run_id, calls
+        self.run_id = run_id
+        self.calls = calls
         super().__init__(f"run {run_id} waits for {self.reason}")
 
     @property

@@ -55,11 +55,11 @@ class PostgresServer:
         """
         parts = parse_postgres_url(url)
         self._conninfo = make_conninfo("", **(_CONNINFO_DEFAULTS | parts))
-        self.timeout_s = timeout.total_seconds()
+        self.timeout_s: float = timeout.total_seconds()
         #: Whether a server was there before. If so it may come back; if not, the address may be wrong.
         self._was_reached = False
         #: For messages; contains no secret.
-        self.label = f"PostgreSQL ({parts.get('dbname', 'default')} at {parts.get('host', 'localhost')})"
+        self.label: str = f"PostgreSQL ({parts.get('dbname', 'default')} at {parts.get('host', 'localhost')})"
 
     async def connect_driver(self) -> psycopg.AsyncConnection:
         """Return a connection in autocommit mode that prepares nothing.

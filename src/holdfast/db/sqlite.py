@@ -55,7 +55,7 @@ class SqliteFile:
     def __init__(self, path: str | os.PathLike[str], *, timeout: timedelta, errors: ErrorTypes) -> None:
         """`timeout`: how long a statement waits for a lock that another connection holds."""
         #: Absolute: every connection opens the same file, also after `os.chdir`.
-        self.path = Path(path).absolute()
+        self.path: Path = Path(path).absolute()
         self._timeout_s = timeout.total_seconds()
         self._errors = errors
 

@@ -20,7 +20,8 @@ class CorruptCheckpoint(FanoutError):
         super().__init__(
             f"the checkpoint {location} cannot be read: {reason}; it was not changed: move it away to start over"
         )
-        self.location, self.reason = location, reason
+        self.location = location
+        self.reason = reason
 
 
 class FanoutMismatch(FanoutError):

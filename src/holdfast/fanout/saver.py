@@ -76,7 +76,7 @@ class IncrementalSaver:
             CorruptCheckpoint: the file exists and is not a checkpoint. It was not changed.
         """
         self._adapter_ids = tuple(adapter_ids)
-        self.fanout_id = fanout_id or new_run_id()
+        self.fanout_id: str = fanout_id or new_run_id()
         self._location, self._owns_location = _resolve_location(location, self.fanout_id)
         self.verbose = verbose
         self._prompt, self._timestamp = prompt, timestamp or datetime.now(UTC)

@@ -30,7 +30,7 @@ class Workspace:
         Raises:
             PathRefused: the folder does not exist.
         """
-        self.root = Path(os.path.realpath(folder))
+        self.root: Path = Path(os.path.realpath(folder))
         if not self.root.is_dir():
             raise PathRefused(f"{folder} is not a folder")
 

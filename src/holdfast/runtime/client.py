@@ -30,7 +30,7 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import NO_TRANSACTIONS, SupportsTransactions
+from holdfast.checkpoint.store import NO_TRANSACTIONS, CheckpointStore, SupportsTransactions
 from holdfast.concurrency import run_in_background
 from holdfast.core.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
@@ -62,7 +62,8 @@ class RunClient:
             agents: by name. Their codecs decode transcripts and results.
         """
         self._checkpoints, self._agents = checkpoints, agents
-        self.store = self._store = checkpoints.store
+        self.store: CheckpointStore = checkpoints.store
+        self._store = self.store
 
     def _loop_for(self, agent_name: str) -> Loop:
         agent = self._agents.get(agent_name)

@@ -12,7 +12,7 @@ from holdfast.core.errors import RunCancelled
 from holdfast.core.execution.executor import Executor
 from holdfast.runtime.mailer import Mailer
 
-log = logging.getLogger("holdfast.janitor")
+log: logging.Logger = logging.getLogger("holdfast.janitor")
 
 #: How late a cancel request is seen where the store sends no change notification.
 POLL_INTERVAL = timedelta(seconds=1)

@@ -46,7 +46,9 @@ class AlreadyAnswered(CheckpointError):
             at = f" at {decision.at:%Y-%m-%d %H:%M:%S} UTC" if decision.at is not None else ""
             first = f"{decision.by or 'another caller'} answered first ({decision.kind}){at}"
         super().__init__(f"run {run_id}: call {call_id} was answered already: {first}")
-        self.run_id, self.call_id, self.decision = run_id, call_id, decision
+        self.run_id = run_id
+        self.call_id = call_id
+        self.decision = decision
 
 
 class Mailer:

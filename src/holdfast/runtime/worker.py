@@ -26,7 +26,7 @@ from holdfast.core.result import Result
 from holdfast.core.waiting import RunWaiting
 from holdfast.runtime.client import RunClient, find_agent
 
-log = logging.getLogger("holdfast.worker")
+log: logging.Logger = logging.getLogger("holdfast.worker")
 
 #: Claims in a row that may end without a finished step before a run is parked.
 MAX_STRIKES = 3

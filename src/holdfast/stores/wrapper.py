@@ -26,7 +26,7 @@ class StoreWrapper:
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
-        self.durable = store.durable
+        self.durable: bool = store.durable
 
     async def open(self) -> None:
         await self._store.open()

@@ -21,7 +21,7 @@ from holdfast.core.state import RunState
 from holdfast.core.tool_context import ToolContext
 from holdfast.errors import HoldfastError
 
-log = logging.getLogger("holdfast.audit")
+log: logging.Logger = logging.getLogger("holdfast.audit")
 
 #: Maximum number of rows in one write.
 _MAX_BATCH = 1000

@@ -33,7 +33,10 @@ class BudgetExhausted(BudgetError, RunParked):
         RunParked.__init__(
             self, "budget", f"{account} has spent {spent:g} of {limit:g} {unit}: raise the limit, then unpark the run"
         )
-        self.account, self.unit, self.spent, self.limit = account, unit, spent, limit
+        self.account = account
+        self.unit = unit
+        self.spent = spent
+        self.limit = limit
 
 
 class BudgetUnavailable(BudgetError, RunInterrupted):
@@ -42,7 +45,7 @@ class BudgetUnavailable(BudgetError, RunInterrupted):
     What to do: Make the database of the ledger reachable: a worker resumes the run.
     """
 
-    retry_after = timedelta(seconds=5)
+    retry_after: timedelta = timedelta(seconds=5)
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):

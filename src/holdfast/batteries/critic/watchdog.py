@@ -15,7 +15,7 @@ from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunControl
 from holdfast.core.state import RunState
 
-log = logging.getLogger("holdfast.critic")
+log: logging.Logger = logging.getLogger("holdfast.critic")
 
 #: Key of the watch's data in the run's annotations.
 ANNOTATION_KEY = "critic"

@@ -130,7 +130,7 @@ class DefinitionSource(Generic[D]):
     def __init__(self, repository: DefinitionRepository[D], newest: Version) -> None:
         repository.cache_version(newest)
         self._repository, self._owner, self._name = repository, newest.owner, newest.name
-        self.name = f"{newest.owner}/{newest.name}"
+        self.name: str = f"{newest.owner}/{newest.name}"
 
     @property
     def definition(self) -> D:

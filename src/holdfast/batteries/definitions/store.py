@@ -26,7 +26,10 @@ class DefinitionNotFound(DefinitionStoreError):
     def __init__(self, kind: str, owner: str, name: str, version: int | None = None) -> None:
         which = "" if version is None else f" version {version}"
         super().__init__(f"no {kind} {owner}/{name}{which}: it was never saved, or it was removed")
-        self.kind, self.owner, self.name, self.version = kind, owner, name, version
+        self.kind = kind
+        self.owner = owner
+        self.name = name
+        self.version = version
 
 
 class DefinitionsUnavailable(DefinitionStoreError, RunInterrupted):
@@ -35,7 +38,7 @@ class DefinitionsUnavailable(DefinitionStoreError, RunInterrupted):
     What to do: Make their database reachable: a worker resumes the run.
     """
 
-    retry_after = timedelta(seconds=5)
+    retry_after: timedelta = timedelta(seconds=5)
 
 
 class MalformedDefinition(DefinitionStoreError):

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from holdfast.batteries.schedule.jobs import ScheduleError
 from holdfast.clock import SYSTEM_CLOCK, Clock
 
-log = logging.getLogger("holdfast.schedule")
+log: logging.Logger = logging.getLogger("holdfast.schedule")
 
 J = TypeVar("J")
 

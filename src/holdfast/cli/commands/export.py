@@ -8,7 +8,6 @@ import msgspec
 
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import StoredRun
-from holdfast.cli.listing import to_json_object
 from holdfast.cli.options import RunArgument, StoreOption
 from holdfast.cli.output import print_json_line
 from holdfast.cli.stores import open_store
@@ -21,7 +20,7 @@ def export(run: RunArgument, store: StoreOption = "") -> None:
     The first line is the run's record, the others are all entries of its journal. No agent's code is needed.
     """
     stored = asyncio.run(_load(store, run))
-    print_json_line({"kind": "run", **to_json_object(summarize_run(stored.record))})
+    print_json_line({"kind": "run", **msgspec.to_builtins(summarize_run(stored.record))})
     for entry in stored.entries:
         print_json_line({"kind": entry.kind, "seq": entry.seq, **_encode_body(entry)})
 

@@ -9,7 +9,7 @@ import typer
 from holdfast.checkpoint.record import RunStatus
 from holdfast.cli import formatting
 from holdfast.cli.errors import UsageError
-from holdfast.cli.listing import to_json_object, utc_now
+from holdfast.cli.formatting import utc_now
 from holdfast.cli.options import JsonOption, StoreOption, parse_labels, parse_past_time
 from holdfast.cli.output import Output, one_line, print_diagnostic, print_json
 from holdfast.cli.stores import open_store
@@ -71,7 +71,7 @@ def ls(
     )
     found = asyncio.run(_list_all(store, query) if list_all else _list_newest(store, query, limit))
     if as_json:
-        print_json([to_json_object(run) for run in found.runs])
+        print_json(found)
     else:
         _print_runs(Output(), found.runs)
     if found.cursor is not None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import formatting
-from holdfast.cli.listing import utc_now
+from holdfast.cli.formatting import utc_now
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import Output, format_value, one_line, print_json
 from holdfast.cli.stores import open_mailer
@@ -29,7 +29,7 @@ def pending(
     """
     calls = asyncio.run(_list(store, agent, caller, tool))
     if as_json:
-        print_json([PrintedCall.from_call(call, store) for call in calls])
+        print_json([PrintedCall.make(call, store) for call in calls])
     else:
         _print_calls(Output(), calls)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from holdfast.app import App
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.record import RunFilter
-from holdfast.cli.listing import utc_now
+from holdfast.cli.formatting import utc_now
 from holdfast.cli.loading import build_app, load_object
 from holdfast.cli.options import CodeArgument, CodeStoreOption, JsonOption, QuietOption
 from holdfast.cli.output import print_diagnostic, print_json

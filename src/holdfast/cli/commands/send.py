@@ -8,6 +8,7 @@ import typer
 from holdfast.cli.options import JsonOption, MailIdOption, RunArgument, StoreOption
 from holdfast.cli.output import print_json
 from holdfast.cli.stores import open_mailer
+from holdfast.web.wire import MailReference
 
 
 def send(
@@ -24,7 +25,7 @@ def send(
     """
     sent = asyncio.run(_send(store, run, text, mail_id))
     if as_json:
-        print_json({"run_id": run, "id": sent})
+        print_json(MailReference(run_id=run, id=sent))
     else:
         print(sent)
 

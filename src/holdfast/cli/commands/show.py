@@ -8,14 +8,14 @@ import typer
 
 from holdfast.checkpoint.record import RunFilter, RunStatus, StoredRun
 from holdfast.cli import formatting
-from holdfast.cli.listing import to_json_object, utc_now
+from holdfast.cli.formatting import utc_now
 from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import STYLES, Output, format_value, one_line, print_diagnostic, print_json
 from holdfast.cli.stores import open_store
 from holdfast.cli.transcript import TranscriptPrinter, format_call, format_time
 from holdfast.cli.waiting import PrintedCall, format_command
-from holdfast.runtime.reading import RunSummary, summarize_run
+from holdfast.runtime.reading import RunSummary, describe_run, summarize_run
 from holdfast.runtime.transcript import Call, Transcript, TranscriptItem, read_record_waits
 
 _WAITING_STATES = ("needs approval", "needs result", "waiting")
@@ -40,9 +40,9 @@ def show(
     items = transcript.read(stored.entries)
     transcript.close(stored.record)
     summary = summarize_run(stored.record)
-    waits = [PrintedCall.from_call(call, store) for call in read_record_waits(stored.record)]
+    waits = [PrintedCall.make(call, store) for call in read_record_waits(stored.record)]
     if as_json:
-        print_json({**_to_json_value(summary, items, transcript, children), "waits": waits})
+        print_json({"run": describe_run(stored), **_describe_parts(items, transcript, children), "waits": waits})
         return
     output = Output()
     _print_summary(output, summary)
@@ -65,13 +65,10 @@ async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary
         return stored, children
 
 
-def _to_json_value(
-    summary: RunSummary, items: list[TranscriptItem], transcript: Transcript, children: list[RunSummary]
-) -> dict[str, Any]:
+def _describe_parts(items: list[TranscriptItem], transcript: Transcript, children: list[RunSummary]) -> dict[str, Any]:
     steps = [item for item in items if item.kind == "step"]
     phases = [item for item in items if item.kind == "phase"]
     return {
-        "run": to_json_object(summary),
         "transcript": [item for item in items if item.kind not in ("begin", "step", "phase", "outcome")],
         "calls": transcript.calls,
         "phases": [{"name": item.text, "output": item.content, "step": item.step} for item in phases],
@@ -88,7 +85,7 @@ def _to_json_value(
         "outcome": next(
             ({"output": item.content, "error": item.text or None} for item in items if item.kind == "outcome"), None
         ),
-        "children": [to_json_object(child) for child in children],
+        "children": children,
     }
 
 

@@ -8,6 +8,7 @@ import typer
 from holdfast.cli.options import JsonOption, MailIdOption, RunArgument, StoreOption, parse_value
 from holdfast.cli.output import print_json
 from holdfast.cli.stores import open_mailer
+from holdfast.web.wire import MailReference
 
 
 def signal(
@@ -26,7 +27,7 @@ def signal(
     """
     sent = asyncio.run(_signal(store, run, name, parse_value(payload), mail_id))
     if as_json:
-        print_json({"run_id": run, "id": sent})
+        print_json(MailReference(run_id=run, id=sent))
     else:
         print(sent)
 

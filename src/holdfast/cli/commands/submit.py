@@ -11,7 +11,7 @@ from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.listing import utc_now
+from holdfast.cli.formatting import utc_now
 from holdfast.cli.options import (
     InputOption,
     JsonOption,

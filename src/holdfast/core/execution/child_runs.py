@@ -44,7 +44,7 @@ class ChildRuns:
         self._started_count = 0
         self._interrupting_error: BaseException | None = None
         #: The call has ended: it starts no more children.
-        self.closed = False
+        self.closed: bool = False
         #: By run id: the outcome of each child, and the task that waits for it.
         self.outcomes: dict[str, tuple[asyncio.Future[Result], asyncio.Task[Any]]] = {}
         #: Added to the parent's usage when the call's result is recorded, so that it is counted exactly once.

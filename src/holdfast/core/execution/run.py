@@ -29,13 +29,13 @@ from holdfast.core.execution.stop_state import StopCause, StopState
 from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.json_value import to_json_value
 from holdfast.core.mail import MESSAGE_TOPIC, Mailbox, decode_message
-from holdfast.core.ports import DraftWriter, Ports, Recorder, Resumption, Watch
+from holdfast.core.ports import Checkpointer, DraftWriter, Ports, Recorder, Resumption, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
 from holdfast.core.tool_threads import ToolThreads
 from holdfast.core.turn import TurnMessage
 
-log = logging.getLogger("holdfast.run")
+log: logging.Logger = logging.getLogger("holdfast.run")
 
 #: What happens to a run when the task that awaits it is cancelled: it continues, or it is cancelled too.
 OnCancel = Literal["detach", "cancel"]
@@ -87,17 +87,19 @@ class RunExecution:
         resumption: Resumption | None = None,
         parent: "RunExecution | None" = None,
     ) -> None:
-        self.info = info if resumption is None else resumption.info
-        self.state = RunState() if resumption is None else resumption.state
-        self.checkpointer = None if resumption is None else resumption.checkpointer
-        self.resumed = resumption is not None
+        self.info: RunInfo = info if resumption is None else resumption.info
+        self.state: RunState = RunState() if resumption is None else resumption.state
+        self.checkpointer: Checkpointer | None = None if resumption is None else resumption.checkpointer
+        self.resumed: bool = resumption is not None
         #: Executes the agent; known before the agent is built.
         self.loop: Loop = services.default_loop
-        self.services, self.ports, self.clock = services, services.ports, services.clock
-        self.stop_state = StopState()
-        self.mailbox = Mailbox(self.state.consumed, () if resumption is None else resumption.mail)
+        self.services = services
+        self.ports: Ports = services.ports
+        self.clock: Clock = services.clock
+        self.stop_state: StopState = StopState()
+        self.mailbox: Mailbox = Mailbox(self.state.consumed, () if resumption is None else resumption.mail)
         #: It may have started child runs that are not terminal, in this process or an earlier one.
-        self.may_have_children = self.resumed
+        self.may_have_children: bool = self.resumed
         self.recorder: Recorder | None = None
         self.watch: Watch | None = None
         #: The reply under way, once the model has streamed a part of it.

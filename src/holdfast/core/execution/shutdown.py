@@ -76,7 +76,7 @@ class Drain:
         self._timer: Timer | None = None
         self._thread_timer: Timer | None = None
         #: Whether a run was abandoned whose tool has not returned.
-        self.gave_up = False
+        self.gave_up: bool = False
 
     async def finish(self, timeout: timedelta) -> None:
         """Return when all runs have stopped."""

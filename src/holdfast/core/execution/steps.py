@@ -37,6 +37,7 @@ from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC, Mail
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
 from holdfast.core.prompt import summarize_prompt
+from holdfast.core.state import RunState
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
@@ -67,9 +68,10 @@ class StepContext:
         self.prompt = prompt
         self.profile = profile
         self._turn_mail = turn_mail
-        self.run, self.state = run, run.state
-        self.model_retries = ModelRetries(run, profile.retry)
-        self.waits = Waits(run)
+        self.run = run
+        self.state: RunState = run.state
+        self.model_retries: ModelRetries = ModelRetries(run, profile.retry)
+        self.waits: Waits = Waits(run)
         self._times = StepTimer(run.clock)
         #: Calls of the current batch without a result.
         self._outstanding = 0

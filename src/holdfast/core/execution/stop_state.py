@@ -25,18 +25,20 @@ class StopState:
     __slots__ = ("abandoned", "cause", "draining", "error", "is_stopped")
 
     def __init__(self) -> None:
-        self.cause = StopCause.NONE
+        self.cause: StopCause = StopCause.NONE
         #: `None` exactly if the cause is `NONE`.
         self.error: BaseException | None = None
-        self.is_stopped = False
+        self.is_stopped: bool = False
         #: The host shuts down: the run stops at its next step boundary.
-        self.draining = False
+        self.draining: bool = False
         #: The store did not answer within the timeout of a shutdown: nothing more is written for this run.
-        self.abandoned = False
+        self.abandoned: bool = False
 
     def record(self, cause: StopCause, error: BaseException) -> bool:
         """Set cause and error if `cause` is stronger than the present one. Return whether it is."""
         if cause <= self.cause:
             return False
-        self.cause, self.error, self.is_stopped = cause, error, cause is StopCause.STOPPED
+        self.cause = cause
+        self.error = error
+        self.is_stopped = cause is StopCause.STOPPED
         return True

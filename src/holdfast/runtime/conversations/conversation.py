@@ -93,8 +93,9 @@ class Conversation(Generic[OutputT]):
         """
         if not isinstance(key, str) or not key:
             raise DefinitionError(f"the key is {key!r:.80}: give a text")
-        self._agent, self.key = agent, key
-        self.run_id = make_conversation_id(agent.name, key)
+        self._agent = agent
+        self.key = key
+        self.run_id: str = make_conversation_id(agent.name, key)
         info = RunInfo.create(agent, "", run_id=self.run_id, **labels)
         self._info = msgspec.structs.replace(info, conversation=key, labels={**info.labels, **CONVERSATION_LABEL})
         self._client, self._attacher, self._janitor = client, attacher, janitor

@@ -1,0 +1,89 @@
+"""`--json` prints what the HTTP API returns for the same runs."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from holdfast import Agent, App, Message, Reply, RunWaiting, ToolCall, ToolSchema, WorkerSettings, tool
+from holdfast.cli.program import build_program
+from holdfast.cli.runner import CommandResult
+from holdfast.web.api import make_api
+from holdfast.web.wire import MailReference, RunReference
+
+Command = Callable[..., Any]
+
+
+@tool(approval=True)
+def pay(euros: int) -> str:
+    """Pay."""
+    return f"paid {euros}"
+
+
+async def model(messages: list[Message], tools: list[ToolSchema]) -> Reply:
+    calls = [ToolCall(id="c1", name="pay", arguments={"euros": 7})] if tools else []
+    return Reply(text="done", tool_calls=calls)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path / 'runs.db'}"
+
+
+@pytest.fixture
+def app(store: str) -> App:
+    agents = [Agent(name="plain", model=model), Agent(name="payer", model=model, tools=[pay])]
+    return App(agents, store, worker=WorkerSettings(take_runs=False, handle_signals=False))
+
+
+@pytest.fixture
+def command(store: str, capfdbinary: pytest.CaptureFixture[bytes]) -> Command:
+    """Return what a command prints with `--json`."""
+
+    def run(*arguments: str) -> Any:
+        capfdbinary.readouterr()
+        build_program()([*arguments, "--store", store, "--json"], standalone_mode=False)
+        return json.loads(capfdbinary.readouterr().out)
+
+    return run
+
+
+async def _execute(app: App) -> None:
+    async with app:
+        await app.run("plain", "go", run_id="done", labels={"team": "a"})
+        with pytest.raises(RunWaiting):
+            await app.run("payer", "go", run_id="waits")
+
+
+async def _request(app: App, path: str) -> Any:
+    async with app, httpx.AsyncClient(transport=httpx.ASGITransport(make_api(app)), base_url="http://localhost") as api:
+        response = await api.get(path)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+def test_reading_a_run_gives_what_the_api_returns(app: App, command: Command) -> None:
+    asyncio.run(_execute(app))
+    assert command("ls") == asyncio.run(_request(app.replace(), "/runs"))
+    page = command("ls", "--limit", "1")
+    assert page == asyncio.run(_request(app.replace(), "/runs?limit=1"))
+    assert page["cursor"] is not None
+    for run_id in ("done", "waits"):
+        assert command("show", run_id)["run"] == asyncio.run(_request(app.replace(), f"/runs/{run_id}"))
+
+
+def test_a_change_prints_the_fields_that_the_api_returns(app: App, command: Command) -> None:
+    asyncio.run(_execute(app))
+    assert msgspec.convert(command("send", "waits", "hello"), MailReference).run_id == "waits"
+    assert msgspec.convert(command("signal", "waits", "name", "1"), MailReference).run_id == "waits"
+    assert msgspec.convert(command("approve", "waits", "c1"), RunReference).run_id == "waits"
+    forked = msgspec.convert(command("fork", "done", "--at", "1", "--run-id", "forked"), RunReference)
+    assert msgspec.convert(command("cancel", forked.run_id), RunReference).run_id == "forked"
+    assert msgspec.convert(command("submit", "plain", "go", "--run-id", "new"), RunReference).run_id == "new"
+    # `run` and `resume` print these, and more where the run is not done.
+    assert set(RunResult.__struct_fields__) < set(CommandResult.__struct_fields__)

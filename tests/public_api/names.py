@@ -1,0 +1,30 @@
+"""The public names of holdfast: the entries of the API reference, read from the source."""
+
+import re
+from pathlib import Path
+
+import griffe
+
+ROOT = Path(__file__).parents[2]
+ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+
+#: What a public name stands for: a class, function or attribute.
+Definition = griffe.Object | griffe.Alias
+
+
+def load_public_names() -> dict[str, Definition]:
+    """Return the definitions by name. A module that has an entry stands for its classes."""
+    package = griffe.load("holdfast", search_paths=[ROOT / "src"])
+    entries = ENTRY.findall((ROOT / "docs" / "reference" / "api.md").read_text())
+    public: dict[str, Definition] = {}
+    for entry in entries:
+        found = package[entry.removeprefix("holdfast.")]
+        if found.is_module:
+            public |= {f"{entry}.{name}": member for name, member in found.members.items() if _is_own_class(member)}
+        else:
+            public[entry] = found
+    return public
+
+
+def _is_own_class(member: Definition) -> bool:
+    return not member.is_alias and member.is_class and not member.name.startswith("_")
