@@ -19,7 +19,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
-from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RunListener, ToolProvider
+from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
 from holdfast.core.validation import check_choice, check_duration, check_type
@@ -52,6 +52,7 @@ class AppOptions(TypedDict, total=False):
     worker: WorkerSettings | bool
     audit: Audit | None
     budget: Budget | None
+    provider_limits: ModelLimits | None
     critic: Critic | None
     listener: RunListener | None
     extra_tools: ToolProvider | None
@@ -89,6 +90,7 @@ class App:
         worker: WorkerSettings | bool = True,
         audit: Audit | None = None,
         budget: Budget | None = None,
+        provider_limits: ModelLimits | None = None,
         critic: Critic | None = None,
         listener: RunListener | None = None,
         extra_tools: ToolProvider | None = None,
@@ -104,6 +106,7 @@ class App:
             checkpoint: how runs are saved.
             worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
                 runs, and executes only what `run`, `resume` and `recover` ask for.
+            provider_limits: decides when runs may call their models, such as `ProviderLimits`.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
                 model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
 
@@ -127,6 +130,7 @@ class App:
             worker=worker,
             audit=audit,
             budget=budget,
+            provider_limits=provider_limits,
             critic=critic,
             listener=listener,
             extra_tools=extra_tools,
@@ -149,6 +153,7 @@ class App:
             checkpoints=self._checkpoints,
             audit=audit,
             budget=budget,
+            model_limits=provider_limits,
             critic=critic,
             listener=listener,
             watchers=self._hub,
@@ -215,7 +220,7 @@ class App:
             # After the executor: recovered runs are drained like any other.
             await self._parts.worker.close()
             await self._parts.hub.close()
-        ports: tuple[object, ...] = (self.ports.audit, self.ports.budget)
+        ports: tuple[object, ...] = (self.ports.audit, self.ports.budget, self.ports.model_limits)
         for port in ports:
             if isinstance(port, Closeable):
                 await close_with_timeout(type(port).__name__, port.close, self._clock)

@@ -15,6 +15,7 @@ from langgraph.types import Command, Interrupt, StreamMode
 
 from holdfast.adapters.langgraph.entries import CODEC, CallLog, CheckpointRows
 from holdfast.adapters.langgraph.interrupts import Interrupts
+from holdfast.adapters.langgraph.model_calls import limit_model_calls
 from holdfast.adapters.langgraph.run_saver import RunSaver, begin_step
 from holdfast.adapters.langgraph.saver.saver import make_serde
 from holdfast.adapters.langgraph.tools import RunStopped, ToolCalls, ToolPolicies, encode_result, record_tool_nodes
@@ -154,7 +155,7 @@ class LangGraphLoop:
         # It is an async generator, although its type does not say so.
         events: Any = graph.astream(
             given,
-            _make_config(context),
+            limit_model_calls(_make_config(context), context),
             context=None if make_context is None else make_context(context.run.info),
             stream_mode=modes,
             subgraphs=True,

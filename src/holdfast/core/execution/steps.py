@@ -29,6 +29,7 @@ from holdfast.core.execution.calls import (
     RequestedCall,
 )
 from holdfast.core.execution.child_runs import ChildRuns
+from holdfast.core.execution.model_gate import ModelGate
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.step_timer import StepTimer
 from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
@@ -67,7 +68,8 @@ class StepContext:
         self.profile = profile
         self._turn_mail = turn_mail
         self.run, self.state = run, run.state
-        self.model_retries = ModelRetries(run, profile.retry)
+        self.model_gate = ModelGate(run)
+        self.model_retries = ModelRetries(run, profile.retry, self.model_gate)
         self.waits = Waits(run)
         self._times = StepTimer(run.clock)
         #: Calls of the current batch without a result.
@@ -147,6 +149,7 @@ class StepContext:
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
         self.state.own_usage = self.state.own_usage + usage
+        self.model_gate.on_usage(usage)
 
     async def emit_text(self, text: str) -> None:
         """Show further text of the reply under way to watchers and listeners. It is not recorded."""
