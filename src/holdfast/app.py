@@ -28,6 +28,7 @@ from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
+from holdfast.runtime.health import HealthCheck
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
@@ -71,6 +72,7 @@ class _StoreParts:
     attacher: RunAttacher
     janitor: Janitor
     hub: EventHub
+    health: HealthCheck
 
 
 class App:
@@ -192,13 +194,22 @@ class App:
     def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor, hub: EventHub) -> _StoreParts:
         agents, clock = self.agents, self._clock
         client = RunClient(checkpoints, agents)
-        concurrency = self.worker_settings.concurrency
-        worker = Worker(checkpoints, executor, client, agents, concurrency=concurrency, clock=clock)
+        settings = self.worker_settings
+        worker = Worker(
+            checkpoints,
+            executor,
+            client,
+            agents,
+            concurrency=settings.concurrency,
+            max_runs=settings.max_runs,
+            clock=clock,
+        )
         attacher = RunAttacher(client, worker, executor, clock=clock)
         janitor = Janitor(checkpoints, executor, clock=clock)
         janitor.start()
         mailer = Mailer(checkpoints.store, clock=clock)
-        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor, hub)
+        health = HealthCheck(checkpoints.store, worker, clock)
+        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor, hub, health)
 
     async def __aexit__(self, *error: object) -> None:
         await self.shutdown()
@@ -219,6 +230,7 @@ class App:
         if self._parts is not None:
             # After the executor: recovered runs are drained like any other.
             await self._parts.worker.close()
+            await self._parts.health.close()
             await self._parts.hub.close()
         ports: tuple[object, ...] = (self.ports.audit, self.ports.budget, self.ports.model_limits)
         for port in ports:
@@ -372,8 +384,18 @@ class App:
         return await self._stored.worker.recover()
 
     async def serve(self) -> None:
-        """Wait until the App shuts down. It takes queued and interrupted runs, whatever its settings say."""
+        """Wait until the App shuts down. It takes queued and interrupted runs, whatever its settings say.
+
+        Returns too when it has taken `WorkerSettings.max_runs`, and they have ended.
+        """
         await self._stored.worker.serve()
+
+    async def find_problem(self) -> str:
+        """Return why this App takes no runs now, for a health check; empty if it can.
+
+        It drains, has taken `max_runs`, does not work (`worker=False`), or its store does not answer.
+        """
+        return await self._stored.health.find_problem()
 
     async def resume(self, run_id: str, *, on_cancel: OnCancel = "detach") -> Result:
         """Resume one interrupted, parked, failed or cancelled run in this process, and wait for its end.
