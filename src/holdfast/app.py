@@ -19,7 +19,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
-from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RunListener, ToolProvider
+from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
 from holdfast.core.validation import check_choice, check_duration, check_type
@@ -28,6 +28,7 @@ from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
+from holdfast.runtime.health import HealthCheck
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
@@ -52,6 +53,7 @@ class AppOptions(TypedDict, total=False):
     worker: WorkerSettings | bool
     audit: Audit | None
     budget: Budget | None
+    provider_limits: ModelLimits | None
     critic: Critic | None
     listener: RunListener | None
     extra_tools: ToolProvider | None
@@ -70,6 +72,7 @@ class _StoreParts:
     attacher: RunAttacher
     janitor: Janitor
     hub: EventHub
+    health: HealthCheck
 
 
 class App:
@@ -89,6 +92,7 @@ class App:
         worker: WorkerSettings | bool = True,
         audit: Audit | None = None,
         budget: Budget | None = None,
+        provider_limits: ModelLimits | None = None,
         critic: Critic | None = None,
         listener: RunListener | None = None,
         extra_tools: ToolProvider | None = None,
@@ -104,6 +108,7 @@ class App:
             checkpoint: how runs are saved.
             worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
                 runs, and executes only what `run`, `resume` and `recover` ask for.
+            provider_limits: decides when runs may call their models, such as `ProviderLimits`.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
                 model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
 
@@ -127,6 +132,7 @@ class App:
             worker=worker,
             audit=audit,
             budget=budget,
+            provider_limits=provider_limits,
             critic=critic,
             listener=listener,
             extra_tools=extra_tools,
@@ -149,6 +155,7 @@ class App:
             checkpoints=self._checkpoints,
             audit=audit,
             budget=budget,
+            model_limits=provider_limits,
             critic=critic,
             listener=listener,
             watchers=self._hub,
@@ -187,13 +194,22 @@ class App:
     def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor, hub: EventHub) -> _StoreParts:
         agents, clock = self.agents, self._clock
         client = RunClient(checkpoints, agents)
-        concurrency = self.worker_settings.concurrency
-        worker = Worker(checkpoints, executor, client, agents, concurrency=concurrency, clock=clock)
+        settings = self.worker_settings
+        worker = Worker(
+            checkpoints,
+            executor,
+            client,
+            agents,
+            concurrency=settings.concurrency,
+            max_runs=settings.max_runs,
+            clock=clock,
+        )
         attacher = RunAttacher(client, worker, executor, clock=clock)
         janitor = Janitor(checkpoints, executor, clock=clock)
         janitor.start()
         mailer = Mailer(checkpoints.store, clock=clock)
-        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor, hub)
+        health = HealthCheck(checkpoints.store, worker, clock)
+        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor, hub, health)
 
     async def __aexit__(self, *error: object) -> None:
         await self.shutdown()
@@ -214,8 +230,9 @@ class App:
         if self._parts is not None:
             # After the executor: recovered runs are drained like any other.
             await self._parts.worker.close()
+            await self._parts.health.close()
             await self._parts.hub.close()
-        ports: tuple[object, ...] = (self.ports.audit, self.ports.budget)
+        ports: tuple[object, ...] = (self.ports.audit, self.ports.budget, self.ports.model_limits)
         for port in ports:
             if isinstance(port, Closeable):
                 await close_with_timeout(type(port).__name__, port.close, self._clock)
@@ -367,8 +384,18 @@ class App:
         return await self._stored.worker.recover()
 
     async def serve(self) -> None:
-        """Wait until the App shuts down. It takes queued and interrupted runs, whatever its settings say."""
+        """Wait until the App shuts down. It takes queued and interrupted runs, whatever its settings say.
+
+        Returns too when it has taken `WorkerSettings.max_runs`, and they have ended.
+        """
         await self._stored.worker.serve()
+
+    async def find_problem(self) -> str:
+        """Return why this App takes no runs now, for a health check; empty if it can.
+
+        It drains, has taken `max_runs`, does not work (`worker=False`), or its store does not answer.
+        """
+        return await self._stored.health.find_problem()
 
     async def resume(self, run_id: str, *, on_cancel: OnCancel = "detach") -> Result:
         """Resume one interrupted, parked, failed or cancelled run in this process, and wait for its end.

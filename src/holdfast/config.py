@@ -73,6 +73,8 @@ class WorkerSettings:
 
     #: How many runs the worker executes at once. Runs that callers of `run` wait for are not counted.
     concurrency: int = 16
+    #: Take this many runs in all; `serve` returns when they have ended or wait. `None`: no limit.
+    max_runs: int | None = None
     #: Take queued and interrupted runs while the App is open. Without it the App executes only what `run`, `resume`
     #: and `recover` ask for.
     take_runs: bool = True
@@ -83,6 +85,8 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         check_count("concurrency", self.concurrency)
+        if self.max_runs is not None:
+            check_count("max_runs", self.max_runs)
         check_flag("take_runs", self.take_runs)
         check_duration("shutdown_timeout", self.shutdown_timeout)
         check_flag("handle_signals", self.handle_signals)

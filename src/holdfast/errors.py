@@ -21,8 +21,8 @@ HoldfastError
 ├── TablesError                 errors of the batteries' tables: `holdfast.db.errors`
 ├── RequestError                a refused HTTP request: `holdfast.web.errors`
 ├── FanoutError                 errors of the fan-out: `holdfast.fanout.errors`
-└── others, beside the code that raises them: AuditError, BudgetError, CriticError, ScheduleError,
-    DefinitionStoreError, RecipeError, CommandError, ReaderTooSlow
+└── others, beside the code that raises them: AuditError, BudgetError, LimitsError, CriticError,
+    ScheduleError, DefinitionStoreError, RecipeError, CommandError, ReaderTooSlow
 """
 
 

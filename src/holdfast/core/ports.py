@@ -161,6 +161,36 @@ class Budget(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPermit:
+    """The permission for one model call, which reserves tokens."""
+
+    #: The limits that the call counts against.
+    key: str
+    at: datetime
+    tokens: int
+
+
+class ModelLimits(Protocol):
+    """Decides when runs may call their models."""
+
+    async def acquire(self, info: RunInfo, model: str, tokens: int) -> ModelPermit | datetime | None:
+        """Return the permission for one call of `model`, or the time at which to ask again. `None`: it is not limited.
+
+        Args:
+            tokens: how many the last call of the run used; 0 if there was none.
+        """
+        ...
+
+    def settle(self, permit: ModelPermit, tokens: int) -> None:
+        """Replace the reserved tokens with those that the call has used. Returns at once."""
+        ...
+
+    def pause(self, permit: ModelPermit, delay: timedelta) -> None:
+        """Permit no call with the same key for this time: the provider asked for it. Returns at once."""
+        ...
+
+
 class RunControl(Protocol):
     """The actions of a critic on the run it watches."""
 
@@ -248,6 +278,7 @@ class Ports:
     checkpoints: CheckpointerFactory | None = None
     audit: Audit | None = None
     budget: Budget | None = None
+    model_limits: ModelLimits | None = None
     critic: Critic | None = None
     listener: RunListener | None = None
     watchers: Watchers | None = None

@@ -171,6 +171,27 @@ class RunWaiting(RunError):
         return all(call.kind == "timer" or call.timed for call in self.calls)
 
 
+class ProviderWait(RunWaiting):
+    """The run waits until a limit of its model's provider allows another call. It resumes by itself.
+
+    What to do: Nothing: a worker resumes the run. The limits are those of `App(provider_limits=...)`.
+    """
+
+    def __init__(self, run_id: str, model: str, until: datetime) -> None:
+        self._model, self._until = model, until
+        super().__init__(run_id, ())
+
+    @property
+    def reason(self) -> str:
+        """What the run waits for."""
+        return f"the limits of {self._model or 'its model'} until {self._until:%Y-%m-%d %H:%M:%S} UTC"
+
+    @property
+    def wake_at(self) -> datetime | None:
+        """When the run resumes without mail."""
+        return self._until
+
+
 def describe_decision(decision: Decision) -> str:
     """Describe a decision in one line, such as `approved by ann via slack`."""
     parts = [{"approve": "approved", "deny": "denied", "value": "answered", "expire": "expired"}[decision.kind]]

@@ -79,15 +79,20 @@ class Worker:
         agents: Mapping[str, AgentSource],
         *,
         concurrency: int = 16,
+        max_runs: int | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Make a worker.
 
         Args:
             agents: by name. A run of another agent is left for a process that knows it.
+            max_runs: how many the loop takes in all.
         """
         self._checkpoints, self._executor, self._client, self._agents = checkpoints, executor, client, agents
         self._store, self._clock, self._concurrency = checkpoints.store, clock, concurrency
+        self._max_runs = max_runs
+        #: Runs that the loop has taken.
+        self._taken = 0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -95,6 +100,21 @@ class Worker:
     def worker_id(self) -> str:
         """The id under which this process claims runs."""
         return self._checkpoints.worker_id
+
+    @property
+    def is_taking_runs(self) -> bool:
+        """Whether the loop takes further runs."""
+        stopped = self._task is None or self._task.done() or self._stopping.is_set() or self._executor.draining
+        return not stopped and not self._is_exhausted
+
+    @property
+    def _is_exhausted(self) -> bool:
+        return self._max_runs is not None and self._taken >= self._max_runs
+
+    def _count_room(self, running: int) -> int:
+        """Return how many further runs the loop may take."""
+        room = self._concurrency - running
+        return room if self._max_runs is None else min(room, self._max_runs - self._taken)
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -136,10 +156,11 @@ class Worker:
         stopped = asyncio.create_task(self._stopping.wait())
         changed = asyncio.create_task(self._wait_for_change())
         try:
-            while not self._stopping.is_set():
-                claims = await self._try_claim(self._concurrency - len(running))
+            while not self._stopping.is_set() and (running or not self._is_exhausted):
+                claims = await self._try_claim(self._count_room(len(running)))
+                self._taken += len(claims or ())
                 running |= {asyncio.create_task(self._process(claim)) for claim in claims or ()}
-                full = len(running) >= self._concurrency
+                full = self._count_room(len(running)) <= 0
                 if claims and not full:
                     continue
                 waited: set[asyncio.Task[Any]] = {stopped, *running, *(() if full else (changed,))}

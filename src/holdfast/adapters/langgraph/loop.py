@@ -17,6 +17,7 @@ from holdfast.adapters.langgraph.deploys import list_removed_nodes, refuse_remov
 from holdfast.adapters.langgraph.entries import CODEC, CallLog, CheckpointRows
 from holdfast.adapters.langgraph.graph import Graph
 from holdfast.adapters.langgraph.interrupts import Interrupts
+from holdfast.adapters.langgraph.model_calls import limit_model_calls
 from holdfast.adapters.langgraph.run_saver import RunSaver, begin_step
 from holdfast.adapters.langgraph.saver.saver import make_serde
 from holdfast.adapters.langgraph.stream import Stream, emit_chunk, parse_streams
@@ -165,7 +166,7 @@ class LangGraphLoop:
         # It is an async generator, although its type does not say so.
         events: Any = graph.astream(
             given,
-            _make_config(context),
+            limit_model_calls(_make_config(context), context),
             context=None if make_context is None else make_context(context.run.info),
             stream_mode=["values", *self._options.streams],
             subgraphs=True,

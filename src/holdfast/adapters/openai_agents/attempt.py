@@ -185,7 +185,7 @@ class Attempt:
     ) -> ModelResponse:
         """Return the recorded reply, or ask the model and record what it says."""
         if self._is_nested:
-            return await ask()
+            return await self._ask_within_tool(ask, model)
         try:
             kit = Toolkit(tools, handoffs)
             if self._transcript.open_reply is not None:
@@ -209,7 +209,7 @@ class Attempt:
         return response
 
     async def _request_reply(self, ask: Ask, model: str, kit: Toolkit) -> ModelResponse:
-        response = await self._ask_until_reply(ask)
+        response = await self._ask_until_reply(ask, model)
         calls = list_calls(response)
         await self._batch.prepare(calls, kit)
         assert self._agent is not None, "the SDK prepares the input before it asks for a reply"
@@ -226,9 +226,21 @@ class Attempt:
             await self._end_step()
         return response
 
-    async def _ask_until_reply(self, ask: Ask) -> ModelResponse:
+    async def _ask_within_tool(self, ask: Ask, model: str) -> ModelResponse:
+        gate = self._context.model_gate
+        permit = await gate.acquire(model)
+        try:
+            response = await ask()
+        except Exception as exc:  # a provider may raise anything
+            gate.fail(permit, exc)
+            raise
+        gate.settle(permit, response.usage.total_tokens)
+        return response
+
+    async def _ask_until_reply(self, ask: Ask, model: str) -> ModelResponse:
         retries = self._context.model_retries
         while True:
+            await self._context.model_gate.enter(model)
             try:
                 response = await ask()
             except Exception as exc:  # a provider may raise anything

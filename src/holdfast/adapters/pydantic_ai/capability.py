@@ -83,6 +83,7 @@ class DurableCapability(WrapperCapability[Any]):
         queued = _get_queued_messages(ctx)
         if queued and isinstance(request_context.messages[-1], ModelRequest):
             await self._record_request(queued)  # queued by hooks just now: they join this request too
+        await self._context.model_gate.enter(request_context.model.model_id)
         return request_context
 
     async def _record_request(self, messages: Sequence[ModelMessage]) -> None:
@@ -101,6 +102,7 @@ class DurableCapability(WrapperCapability[Any]):
             if request_context.attempt >= _MAX_ATTEMPTS:
                 raise
             await self._context.model_retries.on_error(exc)
+        await self._context.model_gate.enter(request_context.model.model_id)
         raise RetryModelRequest
 
     async def wrap_tool_execute(

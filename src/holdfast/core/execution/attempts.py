@@ -10,6 +10,7 @@ from holdfast.clock import Clock
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ModelUnavailable, ToolTimeout, convert_process_exit, format_error
 from holdfast.core.events import RetryScheduled
+from holdfast.core.execution.model_gate import ModelGate
 from holdfast.core.execution.run import RunExecution
 from holdfast.core.retry import Backoff, Retry, get_retry_after
 from holdfast.core.tool import Tool
@@ -37,10 +38,10 @@ def get_outage_delay(outages: int) -> timedelta:
 class ModelRetries:
     """The retries of the model calls of one conversation. A loop reports each error and each reply of its model."""
 
-    __slots__ = ("_backoff", "_final_error", "_policy", "_run")
+    __slots__ = ("_backoff", "_final_error", "_gate", "_policy", "_run")
 
-    def __init__(self, run: RunExecution, policy: Retry) -> None:
-        self._run, self._policy = run, policy
+    def __init__(self, run: RunExecution, policy: Retry, gate: ModelGate) -> None:
+        self._run, self._policy, self._gate = run, policy, gate
         #: Of the present call, once it has failed.
         self._backoff: Backoff | None = None
         #: The error that ended the retries.
@@ -55,6 +56,7 @@ class ModelRetries:
         """
         run = self._run
         run.restart_draft()
+        self._gate.on_error(error)
         interrupts = run.is_resumable_after(error) and not isinstance(error, ModelUnavailable)
         if error is self._final_error or interrupts or run.is_stopping or not self._policy.is_transient(error):
             raise error

@@ -183,8 +183,9 @@ class _Conversation:
 
     async def _request_reply(self, model: Model) -> Reply:
         """Call the model until it replies, as the agent's `Retry` says."""
-        retries = self._context.model_retries
+        retries, gate, name = self._context.model_retries, self._context.model_gate, get_model_name(model)
         while True:
+            await gate.enter(name)
             CURRENT_REPLY.set(self._context)
             try:
                 reply = await model(self._history, self._schemas)
@@ -336,6 +337,11 @@ class _ToolCall(_Call):
 def make_prompt_message(prompt: str | list[Any]) -> User:
     """Return a prompt, or a message that was sent to the run, as a message of the history."""
     return User(prompt) if isinstance(prompt, str) else User(summarize_prompt(prompt), prompt)
+
+
+def get_model_name(model: Model) -> str:
+    """Return the name of a model function, or of the class of a model object."""
+    return getattr(model, "__name__", type(model).__name__)
 
 
 def _make_finished_call(call: ToolCall, result: ToolResult) -> FinishedCall:

@@ -30,6 +30,7 @@ from holdfast.core.execution.calls import (
     RequestedCall,
 )
 from holdfast.core.execution.child_runs import ChildRuns
+from holdfast.core.execution.model_gate import ModelGate
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.step_timer import StepTimer
 from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
@@ -70,7 +71,8 @@ class StepContext:
         self._turn_mail = turn_mail
         self.run = run
         self.state: RunState = run.state
-        self.model_retries: ModelRetries = ModelRetries(run, profile.retry)
+        self.model_gate: ModelGate = ModelGate(run)
+        self.model_retries: ModelRetries = ModelRetries(run, profile.retry, self.model_gate)
         self.waits: Waits = Waits(run)
         self._times = StepTimer(run.clock)
         #: Calls of the current batch without a result.
@@ -150,6 +152,7 @@ class StepContext:
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
         self.state.own_usage = self.state.own_usage + usage
+        self.model_gate.on_usage(usage)
 
     async def emit_text(self, text: str) -> None:
         """Show further text of the reply under way to watchers and listeners. It is not recorded."""

@@ -21,7 +21,6 @@ from holdfast.core.waiting import (
     WaitingCall,
     WaitKind,
     describe_decision,
-    describe_waits,
 )
 
 #: Among a run's annotations: its waiting calls, by call id.
@@ -120,7 +119,7 @@ class Waits:
             context,
             "child",
             topic=CHILD_TOPIC,
-            reason="; ".join(describe_waits(each.calls) for each in waiting),
+            reason="; ".join(each.reason for each in waiting),
             expires_at=min((each.wake_at for each in waiting if each.wake_at is not None), default=None),
             timed=all(each.only_for_time for each in waiting),
         )

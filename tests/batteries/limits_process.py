@@ -1,0 +1,42 @@
+"""A process that asks for permits at logical times. Each line of stdin has a time, how many to ask for, their tokens.
+
+Prints how many were granted.
+"""
+
+import asyncio
+import sys
+from datetime import UTC, datetime, timedelta
+
+from holdfast.batteries.limits import ProviderLimits, TablesWindows
+from holdfast.clock import SystemClock
+from holdfast.core.info import RunInfo
+from holdfast.core.ports import ModelPermit
+from holdfast.db.url import tables_from_url
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class LogicalClock(SystemClock):
+    """Its wall clock stands still until it is set."""
+
+    wall = START
+
+    def now(self) -> datetime:
+        return self.wall
+
+
+async def ask(url: str, requests: int, tokens: int) -> None:
+    clock = LogicalClock()
+    windows = TablesWindows(tables_from_url(url))
+    limits = ProviderLimits(requests_per_minute=requests, tokens_per_minute=tokens, windows=windows, clock=clock)
+    info = RunInfo(run_id="r", agent_name="a")
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        at, count, each = (int(word) for word in line.split())
+        clock.wall = START + timedelta(seconds=at)
+        answers = await asyncio.gather(*(limits.acquire(info, "gpt", each) for _ in range(count)))
+        print(sum(isinstance(answer, ModelPermit) for answer in answers), flush=True)
+    await limits.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(ask(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
