@@ -90,6 +90,8 @@ class Resumption:
     state: RunState
     #: Its unread mail.
     mail: tuple[Mail, ...] = ()
+    #: The worker that executed it before, if that one died.
+    taken_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """holdfast worker"""
 
 import asyncio
+import logging
 
 from holdfast.cli.errors import CommandError
 from holdfast.cli.loading import build_app, load_object
@@ -8,6 +9,7 @@ from holdfast.cli.options import CodeArgument, CodeStoreOption, JsonOption, Quie
 from holdfast.cli.output import print_diagnostic
 from holdfast.cli.progress import JsonEventPrinter, ProgressDisplay, ProgressListener
 from holdfast.cli.runner import report_force_quit, run_app
+from holdfast.core.observation.log import LIFECYCLE_LOG
 
 
 def worker(
@@ -19,6 +21,8 @@ def worker(
     the other workers. --json prints events as lines of JSON.
     """
     listener = JsonEventPrinter() if as_json else ProgressListener() if quiet else ProgressDisplay(many=True)
+    if quiet:
+        LIFECYCLE_LOG.setLevel(logging.WARNING)  # what needs a person is shown all the same
     app = build_app(load_object(code), code, store=store, create=True, listener=listener)
     if app.store is None:
         raise CommandError("this App has no store: name one with --store")

@@ -1,23 +1,20 @@
 """Retries of model calls and tool calls, and the timeout of tool calls."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.core.effects import Effect
-from holdfast.core.errors import ModelUnavailable, ToolTimeout, convert_process_exit, format_error
+from holdfast.core.errors import ModelUnavailable, ToolTimeout, convert_process_exit
 from holdfast.core.events import RetryScheduled
 from holdfast.core.execution.run import RunExecution
+from holdfast.core.observation.log import format_short, log_retry
 from holdfast.core.retry import Backoff, Retry, get_retry_after
 from holdfast.core.tool import Tool
 from holdfast.core.tool_context import current_call
 from holdfast.core.tool_threads import release_slot_during
-
-#: A logger of its own, for hosts that show retries in another way.
-RETRY_LOG = logging.getLogger("holdfast.retry")
 
 #: Among a run's annotations: `count` of its retries, the last `error`, and `outages`: how often in a row the run was
 #: interrupted because its model was unavailable.
@@ -25,8 +22,6 @@ RETRY_KEY = "retry"
 
 _FIRST_OUTAGE_DELAY = timedelta(seconds=30)
 _MAX_OUTAGE_DELAY = timedelta(minutes=15)
-
-_MAX_ERROR_LENGTH = 300
 
 
 def get_outage_delay(outages: int) -> timedelta:
@@ -83,7 +78,7 @@ class ModelRetries:
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         resumes = f", and resumes after {delay.total_seconds():g} seconds" if run.checkpointer is not None else ""
         return ModelUnavailable(
-            f"run {run.info.run_id} waits for its model after {times}{resumes}: {_format_short(error)}", delay
+            f"run {run.info.run_id} waits for its model after {times}{resumes}: {format_short(error)}", delay
         )
 
 
@@ -168,10 +163,7 @@ async def _report_retry(
     run: RunExecution, attempt: int, delay: timedelta, error: Exception, tool: str = "", call_id: str = ""
 ) -> None:
     """Make a retry visible: to listeners, in the audit, in the log and in the store."""
-    text = _format_short(error)
-    pause = f"{delay.total_seconds():.3g} s"
-    detail = f"attempt {attempt} of {tool or 'the model'} failed, next in {pause}: {text}"
-    RETRY_LOG.warning("run %s: %s", run.info.run_id, detail)
+    detail = log_retry(run.info, run.state, attempt, delay, error, tool, call_id)
     _annotate(run, error)
     if run.recorder is not None:
         run.recorder.event("retry", detail)
@@ -180,7 +172,7 @@ async def _report_retry(
         step=run.state.steps + 1,
         call_id=call_id,
         tool=tool,
-        error=text,
+        error=format_short(error),
         attempt=attempt,
         delay=delay,
     )
@@ -193,15 +185,9 @@ def _annotate(run: RunExecution, error: Exception, *, outages: int | None = None
     """Record a retry, or an outage, in the run's annotations."""
     # A new object each time: a save compares annotations with those it saved last.
     kept = dict(run.state.annotations.get(RETRY_KEY, {}))
-    kept["error"] = _format_short(error)
+    kept["error"] = format_short(error)
     if outages is None:
         kept["count"] = kept.get("count", 0) + 1
     else:
         kept["outages"] = outages
     run.state.annotations[RETRY_KEY] = kept
-
-
-def _format_short(error: BaseException) -> str:
-    # Stores need not be able to keep half a surrogate pair.
-    text = format_error(error).encode(errors="replace").decode()
-    return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}…"

@@ -91,6 +91,9 @@ class RunExecution:
         self.state = RunState() if resumption is None else resumption.state
         self.checkpointer = None if resumption is None else resumption.checkpointer
         self.resumed = resumption is not None
+        self.taken_from = None if resumption is None else resumption.taken_from
+        #: An attempt has begun, and its end is logged and counted.
+        self.begun = False
         #: Executes the agent; known before the agent is built.
         self.loop: Loop = services.default_loop
         self.services, self.ports, self.clock = services, services.ports, services.clock

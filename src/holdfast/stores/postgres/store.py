@@ -354,4 +354,11 @@ def _make_create_command(run: NewRun, worker_id: str | None) -> Command:
 
 
 def _make_claim(run_id: str, worker_id: str, response: Response) -> Claim:
-    return Claim(run_id=run_id, worker_id=worker_id, token=response["token"], strikes=response["strikes"])
+    taken_from = response.get("taken_from")  # older functions of the schema do not return it
+    return Claim(
+        run_id=run_id,
+        worker_id=worker_id,
+        token=response["token"],
+        strikes=response["strikes"],
+        taken_from=None if taken_from is None else unescape_text(taken_from),
+    )
