@@ -19,6 +19,8 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
+from holdfast.core.observation.metrics import RunMetrics
+from holdfast.core.observation.telemetry import Telemetry
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
@@ -55,6 +57,7 @@ class AppOptions(TypedDict, total=False):
     critic: Critic | None
     listener: RunListener | None
     extra_tools: ToolProvider | None
+    telemetry: Telemetry | None
     shutdown_exceptions: tuple[type[BaseException], ...]
     clock: Clock
 
@@ -92,6 +95,7 @@ class App:
         critic: Critic | None = None,
         listener: RunListener | None = None,
         extra_tools: ToolProvider | None = None,
+        telemetry: Telemetry | None = None,
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -104,6 +108,7 @@ class App:
             checkpoint: how runs are saved.
             worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
                 runs, and executes only what `run`, `resume` and `recover` ask for.
+            telemetry: traces and metrics: `holdfast.batteries.telemetry.OpenTelemetry()`.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
                 model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
 
@@ -130,6 +135,7 @@ class App:
             critic=critic,
             listener=listener,
             extra_tools=extra_tools,
+            telemetry=telemetry,
             shutdown_exceptions=shutdown_exceptions,
             clock=clock,
         )
@@ -153,7 +159,12 @@ class App:
             listener=listener,
             watchers=self._hub,
             extra_tools=extra_tools,
+            telemetry=telemetry,
         )
+        #: The counters of the runs that this process executes.
+        self.metrics: Final = RunMetrics()
+        if telemetry is not None:
+            telemetry.observe(self.metrics)
         self._clock, self._shutdown_exceptions = clock, shutdown_exceptions
         self._remove_signal_handlers: Callable[[], None] | None = None
         #: Set while the App is open.
@@ -173,6 +184,7 @@ class App:
             require_durability=self.checkpoint_settings.require_durability,
             shutdown_exceptions=self._shutdown_exceptions,
             shutdown_timeout=self.worker_settings.shutdown_timeout,
+            metrics=self.metrics,
         )
         if self._checkpoints is not None and self._hub is not None:
             await self._checkpoints.open()
@@ -352,7 +364,8 @@ class App:
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
         if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
-        return await self._client.submit(info, not_before, connection)
+        annotations = None if self.ports.telemetry is None else self.ports.telemetry.submit(info)
+        return await self._client.submit(info, not_before, connection, annotations=annotations)
 
     async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
         """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`.

@@ -9,6 +9,7 @@ from holdfast.core.events import Event
 from holdfast.core.info import RunInfo
 from holdfast.core.mail import Mail
 from holdfast.core.message import MessageCodec, Usage
+from holdfast.core.observation.telemetry import Telemetry
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool
 from holdfast.core.tool_context import ToolContext
@@ -254,3 +255,4 @@ class Ports:
     listener: RunListener | None = None
     watchers: Watchers | None = None
     extra_tools: ToolProvider | None = None
+    telemetry: Telemetry | None = None

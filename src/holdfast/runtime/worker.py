@@ -322,6 +322,8 @@ class Worker:
         stored = await self._load(claim.run_id, loaded)
         agent = self._agents[stored.record.agent_name]
         resumption = self._checkpoints.resume(claim, stored, get_loop(agent).codec)
+        if claim.strikes > 1:
+            self._executor.metrics.get(agent.name).strikes += 1
         if stored.record.cancel_requested and not manual:
             await self._checkpoints.cancel_children(claim.run_id)
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))

@@ -61,10 +61,14 @@ class ModelRetries:
             raise self._final_error from error
         await _report_retry(run, self._backoff.attempts, delay, error)
         await run.pause(delay)
+        if run.trace is not None:
+            run.trace.begin_model_call()
 
     def on_reply(self) -> None:
         """Record that the model replied: the next call has all its attempts, and the next outage a short delay."""
         self._backoff = None
+        if self._run.trace is not None:
+            self._run.trace.receive_reply()
         annotations = self._run.state.annotations
         if RETRY_KEY in annotations and "outages" in annotations[RETRY_KEY]:
             annotations[RETRY_KEY] = {name: each for name, each in annotations[RETRY_KEY].items() if name != "outages"}
@@ -165,6 +169,12 @@ async def _report_retry(
     """Make a retry visible: to listeners, in the audit, in the log and in the store."""
     detail = log_retry(run.info, run.state, attempt, delay, error, tool, call_id)
     _annotate(run, error)
+    if tool:
+        run.metrics.tool_retries += 1
+    else:
+        run.metrics.model_retries += 1
+    if run.trace is not None:
+        run.trace.retry(tool, attempt, delay, error)
     if run.recorder is not None:
         run.recorder.event("retry", detail)
     event = RetryScheduled(

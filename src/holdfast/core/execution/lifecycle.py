@@ -60,7 +60,7 @@ async def _execute(run: RunExecution, source: AgentSource) -> StoredResult:
         turn_mail = open_turn(run) if run.info.conversation else None
         if run.info.conversation and turn_mail is None and run.state.turn is None:
             return Result(run_id=run.info.run_id, output=None, usage=run.state.usage, steps=run.state.steps), None
-        report_begin(run)
+        report_begin(run, new_turn=turn_mail is not None)
         agent = await _build_agent(source, run)
         loop = run.loop = run.services.get_loop(agent)
         run.state.codec = loop.codec
@@ -253,6 +253,8 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
     action = run.classify_error(error)
     is_turn_end = ends_turn(run, action, error)
     run.close_draft()
+    if run.trace is not None:
+        run.trace.prepare_end(action.value)
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
         await _call_port(run, _commit_budget(run, action))
