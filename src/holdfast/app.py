@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
 
+from holdfast.checkpoint.counts import count_runs
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -32,6 +33,7 @@ from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conv
 from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
+from holdfast.runtime.prometheus import render_metrics
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
@@ -374,6 +376,11 @@ class App:
             through_waits: as for `run`.
         """
         return await self._client.result(run_id, through_waits=through_waits)
+
+    async def render_metrics(self) -> str:
+        """Return the metrics of this process and of its store in the text format of Prometheus."""
+        counts = await count_runs(self.store) if self.store is not None else ()
+        return render_metrics(self.metrics, counts, self._clock.now())
 
     async def recover(self) -> RecoveryReport:
         """Resume every run that is interrupted now, and wait for its end. Runs within their backoff are skipped."""

@@ -219,14 +219,14 @@ async def test_a_wait_is_a_span_from_the_attempt_before_it_to_the_one_after() ->
     async with App([agent], MemoryStore(clock=clock), telemetry=collector.port, worker=False, clock=clock) as app:
         with pytest.raises(RunWaiting):
             await app.run("a", "go", run_id="r")
-        await clock.advance(timedelta(hours=5))
+        await clock.advance(timedelta(seconds=5))
         [pending] = await app.pending()
         await app.answer(pending.run_id, pending.call_id, Approve())
         await app.recover()
     wait = collector.get("wait")
     assert wait.end_time is not None
     assert wait.start_time is not None
-    assert wait.end_time - wait.start_time == 5 * 3600 * 10**9
+    assert wait.end_time - wait.start_time == 5 * 10**9
     assert {get_trace(span) for span in collector.find("invoke_agent a")} == {get_trace(wait)}
 
 

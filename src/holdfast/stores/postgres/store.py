@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
+from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
@@ -306,6 +307,9 @@ class PostgresStore:
         self._require_open().garbage_collector.wake()
         purged: int = response["purged"]
         return purged
+
+    async def count_runs(self) -> Sequence[RunCount]:
+        return await self._require_open().queries.count_runs()
 
     async def check_health(self) -> StoreHealth:
         self._require_open()

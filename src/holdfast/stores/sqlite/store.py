@@ -6,6 +6,7 @@ from datetime import timedelta
 from os import PathLike
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
@@ -235,6 +236,10 @@ class SqliteStore:
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()
         return await self._writer.submit(None, runs.purge, limit)
+
+    async def count_runs(self) -> Sequence[RunCount]:
+        self._check_open()
+        return await self._reader.count_runs(self._clock.now())
 
     async def check_health(self) -> StoreHealth:
         self._check_open()
