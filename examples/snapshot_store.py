@@ -118,6 +118,7 @@ class Contents(msgspec.Struct):
     def claim(self, run: Run, worker_id: str) -> Claim:
         self.token += 1
         strikes = run.record.strikes + 1
+        taken_from = run.record.owner if run.record.status is RunStatus.RUNNING else None
         run.update(
             status=RunStatus.RUNNING,
             owner=worker_id,
@@ -130,7 +131,9 @@ class Contents(msgspec.Struct):
             wake_at=None,
             wake_on=(),
         )
-        return Claim(run_id=run.record.run_id, worker_id=worker_id, token=self.token, strikes=strikes)
+        return Claim(
+            run_id=run.record.run_id, worker_id=worker_id, token=self.token, strikes=strikes, taken_from=taken_from
+        )
 
     def get_parent(self, record: RunRecord) -> RunRecord | None:
         parent = self.runs.get(record.parent_run_id or "")

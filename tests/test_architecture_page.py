@@ -46,7 +46,17 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
 
 
 def test_the_page_has_a_table_for_each_package() -> None:
-    assert PACKAGES == ["core", "core/execution", "checkpoint", "runtime", "runtime/events", "db", "web", "web/ui"]
+    assert PACKAGES == [
+        "core",
+        "core/observation",
+        "core/execution",
+        "checkpoint",
+        "runtime",
+        "runtime/events",
+        "db",
+        "web",
+        "web/ui",
+    ]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
 
+from holdfast.checkpoint.counts import count_runs
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -19,6 +20,8 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
+from holdfast.core.observation.metrics import RunMetrics
+from holdfast.core.observation.telemetry import Telemetry
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
@@ -31,6 +34,7 @@ from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.health import HealthCheck
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
+from holdfast.runtime.prometheus import render_metrics
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
@@ -57,6 +61,7 @@ class AppOptions(TypedDict, total=False):
     critic: Critic | None
     listener: RunListener | None
     extra_tools: ToolProvider | None
+    telemetry: Telemetry | None
     shutdown_exceptions: tuple[type[BaseException], ...]
     clock: Clock
 
@@ -96,6 +101,7 @@ class App:
         critic: Critic | None = None,
         listener: RunListener | None = None,
         extra_tools: ToolProvider | None = None,
+        telemetry: Telemetry | None = None,
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -109,6 +115,7 @@ class App:
             worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
                 runs, and executes only what `run`, `resume` and `recover` ask for.
             provider_limits: decides when runs may call their models, such as `ProviderLimits`.
+            telemetry: traces and metrics: `holdfast.batteries.telemetry.OpenTelemetry()`.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
                 model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
 
@@ -136,6 +143,7 @@ class App:
             critic=critic,
             listener=listener,
             extra_tools=extra_tools,
+            telemetry=telemetry,
             shutdown_exceptions=shutdown_exceptions,
             clock=clock,
         )
@@ -160,7 +168,12 @@ class App:
             listener=listener,
             watchers=self._hub,
             extra_tools=extra_tools,
+            telemetry=telemetry,
         )
+        #: The counters of the runs that this process executes.
+        self.metrics: Final = RunMetrics()
+        if telemetry is not None:
+            telemetry.observe(self.metrics)
         self._clock, self._shutdown_exceptions = clock, shutdown_exceptions
         self._remove_signal_handlers: Callable[[], None] | None = None
         #: Set while the App is open.
@@ -180,6 +193,7 @@ class App:
             require_durability=self.checkpoint_settings.require_durability,
             shutdown_exceptions=self._shutdown_exceptions,
             shutdown_timeout=self.worker_settings.shutdown_timeout,
+            metrics=self.metrics,
         )
         if self._checkpoints is not None and self._hub is not None:
             await self._checkpoints.open()
@@ -369,7 +383,8 @@ class App:
         info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
         if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
-        return await self._client.submit(info, not_before, connection)
+        annotations = None if self.ports.telemetry is None else self.ports.telemetry.submit(info)
+        return await self._client.submit(info, not_before, connection, annotations=annotations)
 
     async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
         """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`.
@@ -378,6 +393,11 @@ class App:
             through_waits: as for `run`.
         """
         return await self._client.result(run_id, through_waits=through_waits)
+
+    async def render_metrics(self) -> str:
+        """Return the metrics of this process and of its store in the text format of Prometheus."""
+        counts = await count_runs(self.store) if self.store is not None else ()
+        return render_metrics(self.metrics, counts, self._clock.now())
 
     async def recover(self) -> RecoveryReport:
         """Resume every run that is interrupted now, and wait for its end. Runs within their backoff are skipped."""

@@ -1,4 +1,4 @@
-"""The audit over every kind of store, in runs, and as spans."""
+"""The audit over every kind of store, and in runs."""
 
 import asyncio
 import json
@@ -6,9 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -26,7 +23,6 @@ from holdfast import (
     tool,
 )
 from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, MemoryAudit, TablesAudit
-from holdfast.batteries.audit.spans import Spans
 from holdfast.core.redaction import REDACTED, Redactor
 from holdfast.db.url import tables_from_url
 from holdfast.stores.memory import MemoryStore
@@ -267,42 +263,6 @@ async def test_redacted_values_are_never_stored(durable_store_url: str) -> None:
     assert secret not in everything
     assert REDACTED in everything
     assert "using" in everything
-
-
-async def test_a_resumed_run_links_to_the_span_of_its_previous_attempt() -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    spans = Spans(provider.get_tracer("test"))
-    store, hang = MemoryStore(), asyncio.Event()
-
-    async def dies(messages: object) -> Reply:
-        hang.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    calls = tool_reply(call("c1", "look", password="x", number=1))
-    one = SimulatedHost(store, ports=Ports(audit=spans))
-    first = Agent(name="a", model=ScriptedModel(calls, dies), tools=[look])
-    task = asyncio.create_task(one.executor.run(first, "go", run_id="r", on_cancel="cancel"))
-    await hang.wait()
-    await one.crash()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    second = Agent(name="a", model=ScriptedModel(calls, "done"), tools=[look])
-    await SimulatedHost(store, ports=Ports(audit=spans)).resume(second, "r")
-
-    finished = exporter.get_finished_spans()
-    tools = [span for span in finished if span.name == "tool look"]
-    attempts = [span for span in finished if span.name == "run a"]
-    assert len(tools) == 1
-    assert len(attempts) == 2
-    earlier, later = attempts
-    assert tools[0].parent is not None
-    assert earlier.context is not None
-    assert tools[0].parent.span_id == earlier.context.span_id
-    assert [link.context.span_id for link in later.links] == [earlier.context.span_id]
-    assert "hunter2" not in str([span.attributes for span in finished])
 
 
 async def test_children_are_found_under_their_parent() -> None:

@@ -87,6 +87,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token: int
     #: Claims in a row, this one included, without a finished step.
     strikes: int
+    #: The worker that held the run until now, if it did not release it: it has died, or lost the run to this claim.
+    taken_from: str | None = None
 
 
 _BACKOFF = (timedelta(0), timedelta(0), timedelta(seconds=5), timedelta(seconds=30))

@@ -121,6 +121,7 @@ class StoreCheckpoints:
             checkpointer=checkpointer,
             state=checkpoint.state,
             mail=tuple(stored.mail),
+            taken_from=claim.taken_from,
         )
 
     def _open_checkpointer(

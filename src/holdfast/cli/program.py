@@ -38,6 +38,7 @@ from holdfast.cli.commands.ui import ui
 from holdfast.cli.commands.unpark import unpark
 from holdfast.cli.commands.worker import worker
 from holdfast.cli.errors import DEBUG_VARIABLE, is_debug_enabled
+from holdfast.core.observation.log import LIFECYCLE_LOG
 
 #: In the order of `holdfast --help`.
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -104,6 +105,7 @@ def _configure(
     log = logging.getLogger("holdfast")
     log.addHandler(handler)
     log.propagate = False
+    LIFECYCLE_LOG.setLevel(logging.CRITICAL)  # a command shows in its own way how its runs end
 
 
 def build_program() -> Any:

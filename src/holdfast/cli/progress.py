@@ -27,8 +27,8 @@ from holdfast.core.events import (
     ToolCalled,
     ToolReturned,
 )
-from holdfast.core.execution.attempts import RETRY_LOG
 from holdfast.core.info import RunInfo
+from holdfast.core.observation.log import RETRY_LOG
 from holdfast.core.waiting import RunWaiting
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from holdfast.core.events import Event
 from holdfast.core.info import RunInfo
 from holdfast.core.mail import Mail
 from holdfast.core.message import MessageCodec, Usage
+from holdfast.core.observation.telemetry import Telemetry
 from holdfast.core.state import RunState
 from holdfast.core.tool import Tool
 from holdfast.core.tool_context import ToolContext
@@ -90,6 +91,8 @@ class Resumption:
     state: RunState
     #: Its unread mail.
     mail: tuple[Mail, ...] = ()
+    #: The worker that executed it before, if that one died.
+    taken_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,3 +286,4 @@ class Ports:
     listener: RunListener | None = None
     watchers: Watchers | None = None
     extra_tools: ToolProvider | None = None
+    telemetry: Telemetry | None = None

@@ -92,17 +92,26 @@ class RunClient:
         agent_name = (await self.get_record(run_id)).agent_name
         return dump_prompt(agent_name, get_loop(find_agent(self._agents, agent_name)), content)
 
-    async def submit(self, info: RunInfo, not_before: datetime | None = None, connection: Any = None) -> str:
+    async def submit(
+        self,
+        info: RunInfo,
+        not_before: datetime | None = None,
+        connection: Any = None,
+        *,
+        annotations: Mapping[str, Any] | None = None,
+    ) -> str:
         """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
 
         Args:
             not_before: workers leave the run alone until then.
             connection: of the user to the store's database: the run exists only if its transaction commits.
+            annotations: of ports, such as the trace context of the caller.
 
         Raises:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
-        new = make_queued_run(RunMeta.from_info(info), Progress(), [], not_before)
+        progress = Progress(annotations=dict(annotations or {}))
+        new = make_queued_run(RunMeta.from_info(info), progress, [], not_before)
         if connection is not None:
             await self._submit_within(connection, new, info)
             return info.run_id

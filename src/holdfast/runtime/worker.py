@@ -21,6 +21,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.lifecycle import PROCESS_EXIT_KEY
 from holdfast.core.execution.native import get_loop
 from holdfast.core.execution.run import OnCancel
+from holdfast.core.observation.log import log_parked
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
 from holdfast.core.waiting import RunWaiting
@@ -233,7 +234,6 @@ class Worker:
         report.statuses[claim.run_id] = status
         if status is not RecoveryStatus.COMPLETED:
             report.reasons[claim.run_id] = reason
-            log.info("run %s: %s, %s", claim.run_id, status, reason)
 
     async def _execute_claimed(self, claim: Claim) -> tuple[RecoveryStatus, str]:
         try:
@@ -249,6 +249,7 @@ class Worker:
             await self._checkpoints.release_claim(
                 claim, restore_previous(claim, reason=str(exc), delay=MissingDefinition.retry_after)
             )
+            log.warning("run %s cannot be resumed now: %s", claim.run_id, exc)
             return RecoveryStatus.INTERRUPTED, str(exc)
         except asyncio.CancelledError:
             run_in_background(self._checkpoints.release_claim(claim, restore_previous(claim)))
@@ -260,6 +261,7 @@ class Worker:
 
     async def _park_damaged(self, claim: Claim, reason: str) -> tuple[RecoveryStatus, str]:
         await self._checkpoints.release_claim(claim, Release(status=RunStatus.PARKED, reason=f"damaged: {reason}"))
+        log_parked(claim.run_id, "", 0, f"damaged: {reason}")
         return RecoveryStatus.DAMAGED, reason
 
     async def _execute(self, agent: AgentSource, resumption: Resumption) -> tuple[RecoveryStatus, str]:
@@ -341,12 +343,16 @@ class Worker:
         stored = await self._load(claim.run_id, loaded)
         agent = self._agents[stored.record.agent_name]
         resumption = self._checkpoints.resume(claim, stored, get_loop(agent).codec)
+        if claim.strikes > 1:
+            self._executor.metrics.get(agent.name).strikes += 1
         if stored.record.cancel_requested and not manual:
             await self._checkpoints.cancel_children(claim.run_id)
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
         if claim.strikes > MAX_STRIKES and not manual and not await self._children_made_progress(claim.run_id):
-            await resumption.checkpointer.park(_format_poison_reason(claim, stored, agent, resumption))
+            reason = _format_poison_reason(claim, stored, agent, resumption)
+            await resumption.checkpointer.park(reason)
+            log_parked(claim.run_id, agent.name, resumption.state.steps, reason)
             return None
         return resumption
 

@@ -318,12 +318,15 @@ class MemoryStore:
     def _claim_run(self, run: MemoryRun, worker_id: str) -> Claim:
         self._token += 1
         now = self._clock.now()
+        taken_from = run.owner if run.status is RunStatus.RUNNING else None
         run.status, run.owner, run.token = RunStatus.RUNNING, worker_id, self._token
         run.strikes += 1
         run.not_before = now + backoff(run.strikes)
         run.reason, run.expires_at, run.updated_at = "", None, now
         run.wake_at, run.wake_on = None, ()
-        return Claim(run_id=run.new.run_id, worker_id=worker_id, token=run.token, strikes=run.strikes)
+        return Claim(
+            run_id=run.new.run_id, worker_id=worker_id, token=run.token, strikes=run.strikes, taken_from=taken_from
+        )
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         """Iterate over the runs that `claim_next` may take, oldest first."""

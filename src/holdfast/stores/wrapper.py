@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.counts import RunCount, count_runs
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
@@ -109,6 +110,9 @@ class StoreWrapper:
 
     async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
         return await self._store.requested_drafts(run_ids)
+
+    async def count_runs(self) -> Sequence[RunCount]:
+        return await count_runs(self._store)
 
     async def purge(self, *, limit: int = 100) -> int:
         return await self._store.purge(limit=limit)

@@ -1,6 +1,7 @@
 """holdfast serve"""
 
 import asyncio
+import logging
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from holdfast.cli.options import CodeArgument, CodeStoreOption, QuietOption
 from holdfast.cli.output import print_diagnostic
 from holdfast.cli.progress import ProgressDisplay, ProgressListener
 from holdfast.cli.runner import report_force_quit, run_app
+from holdfast.core.observation.log import LIFECYCLE_LOG
 
 
 def serve(
@@ -32,6 +34,8 @@ def serve(
     except ModuleNotFoundError as exc:
         raise CommandError(f'serve needs {exc.name}: pip install "holdfast[web]"') from exc
     listener = ProgressListener() if quiet else ProgressDisplay(many=True)
+    if quiet:
+        LIFECYCLE_LOG.setLevel(logging.WARNING)  # what needs a person is shown all the same
     app = build_app(load_object(code), code, store=store, create=True, listener=listener)
     if app.store is None:
         raise CommandError("this App has no store: name one with --store")

@@ -1,6 +1,7 @@
 """holdfast worker"""
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Annotated
@@ -16,6 +17,7 @@ from holdfast.cli.progress import JsonEventPrinter, ProgressDisplay, ProgressLis
 from holdfast.cli.recycling import drain_over_memory, parse_size
 from holdfast.cli.runner import report_force_quit, run_app
 from holdfast.cli.worker_status import serve_status
+from holdfast.core.observation.log import LIFECYCLE_LOG
 
 
 def worker(
@@ -50,6 +52,8 @@ def worker(
     """
     memory_limit = parse_size(max_memory) if max_memory else None
     listener = JsonEventPrinter() if as_json else ProgressListener() if quiet else ProgressDisplay(many=True)
+    if quiet:
+        LIFECYCLE_LOG.setLevel(logging.WARNING)  # what needs a person is shown all the same
     app = build_app(load_object(code), code, store=store, create=True, listener=listener)
     if app.store is None:
         raise CommandError("this App has no store: name one with --store")

@@ -1,24 +1,21 @@
 """Retries of model calls and tool calls, and the timeout of tool calls."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.core.effects import Effect
-from holdfast.core.errors import ModelUnavailable, ToolTimeout, convert_process_exit, format_error
+from holdfast.core.errors import ModelUnavailable, ToolTimeout, convert_process_exit
 from holdfast.core.events import RetryScheduled
 from holdfast.core.execution.model_gate import ModelGate
 from holdfast.core.execution.run import RunExecution
+from holdfast.core.observation.log import format_short, log_retry
 from holdfast.core.retry import Backoff, Retry, get_retry_after
 from holdfast.core.tool import Tool
 from holdfast.core.tool_context import current_call
 from holdfast.core.tool_threads import release_slot_during
-
-#: A logger of its own, for hosts that show retries in another way.
-RETRY_LOG = logging.getLogger("holdfast.retry")
 
 #: Among a run's annotations: `count` of its retries, the last `error`, and `outages`: how often in a row the run was
 #: interrupted because its model was unavailable.
@@ -26,8 +23,6 @@ RETRY_KEY = "retry"
 
 _FIRST_OUTAGE_DELAY = timedelta(seconds=30)
 _MAX_OUTAGE_DELAY = timedelta(minutes=15)
-
-_MAX_ERROR_LENGTH = 300
 
 
 def get_outage_delay(outages: int) -> timedelta:
@@ -68,10 +63,14 @@ class ModelRetries:
             raise self._final_error from error
         await _report_retry(run, self._backoff.attempts, delay, error)
         await run.pause(delay)
+        if run.trace is not None:
+            run.trace.begin_model_call()
 
     def on_reply(self) -> None:
         """Record that the model replied: the next call has all its attempts, and the next outage a short delay."""
         self._backoff = None
+        if self._run.trace is not None:
+            self._run.trace.receive_reply()
         annotations = self._run.state.annotations
         if RETRY_KEY in annotations and "outages" in annotations[RETRY_KEY]:
             annotations[RETRY_KEY] = {name: each for name, each in annotations[RETRY_KEY].items() if name != "outages"}
@@ -85,7 +84,7 @@ class ModelRetries:
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         resumes = f", and resumes after {delay.total_seconds():g} seconds" if run.checkpointer is not None else ""
         return ModelUnavailable(
-            f"run {run.info.run_id} waits for its model after {times}{resumes}: {_format_short(error)}", delay
+            f"run {run.info.run_id} waits for its model after {times}{resumes}: {format_short(error)}", delay
         )
 
 
@@ -170,11 +169,14 @@ async def _report_retry(
     run: RunExecution, attempt: int, delay: timedelta, error: Exception, tool: str = "", call_id: str = ""
 ) -> None:
     """Make a retry visible: to listeners, in the audit, in the log and in the store."""
-    text = _format_short(error)
-    pause = f"{delay.total_seconds():.3g} s"
-    detail = f"attempt {attempt} of {tool or 'the model'} failed, next in {pause}: {text}"
-    RETRY_LOG.warning("run %s: %s", run.info.run_id, detail)
+    detail = log_retry(run.info, run.state, attempt, delay, error, tool, call_id)
     _annotate(run, error)
+    if tool:
+        run.metrics.tool_retries += 1
+    else:
+        run.metrics.model_retries += 1
+    if run.trace is not None:
+        run.trace.retry(tool, attempt, delay, error)
     if run.recorder is not None:
         run.recorder.event("retry", detail)
     event = RetryScheduled(
@@ -182,7 +184,7 @@ async def _report_retry(
         step=run.state.steps + 1,
         call_id=call_id,
         tool=tool,
-        error=text,
+        error=format_short(error),
         attempt=attempt,
         delay=delay,
     )
@@ -195,15 +197,9 @@ def _annotate(run: RunExecution, error: Exception, *, outages: int | None = None
     """Record a retry, or an outage, in the run's annotations."""
     # A new object each time: a save compares annotations with those it saved last.
     kept = dict(run.state.annotations.get(RETRY_KEY, {}))
-    kept["error"] = _format_short(error)
+    kept["error"] = format_short(error)
     if outages is None:
         kept["count"] = kept.get("count", 0) + 1
     else:
         kept["outages"] = outages
     run.state.annotations[RETRY_KEY] = kept
-
-
-def _format_short(error: BaseException) -> str:
-    # Stores need not be able to keep half a surrogate pair.
-    text = format_error(error).encode(errors="replace").decode()
-    return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}…"

@@ -16,6 +16,7 @@ from holdfast.core.execution.native import NATIVE_LOOP
 from holdfast.core.execution.run import ExecutionServices, OnCancel, RunExecution, log
 from holdfast.core.execution.shutdown import Drain, install_signal_handlers
 from holdfast.core.info import RunInfo, RunLabels
+from holdfast.core.observation.metrics import RunMetrics
 from holdfast.core.ports import Ports, Resumption
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import Result
@@ -33,6 +34,7 @@ class Executor:
         require_durability: bool = False,
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
         shutdown_timeout: timedelta = timedelta(seconds=30),
+        metrics: RunMetrics | None = None,
     ) -> None:
         """Make an executor.
 
@@ -51,6 +53,7 @@ class Executor:
             intent_timer=IntentTimer(clock),
             default_loop=NATIVE_LOOP,
             threads=ToolThreads(),
+            metrics=metrics or RunMetrics(),
             require_durability=require_durability,
             shutdown_exceptions=shutdown_exceptions,
         )
@@ -152,6 +155,11 @@ class Executor:
     @property
     def active_run_ids(self) -> frozenset[str]:
         return frozenset(self._runs)
+
+    @property
+    def metrics(self) -> RunMetrics:
+        """The counters of its runs."""
+        return self._services.metrics
 
     @property
     def draining(self) -> bool:

@@ -23,6 +23,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.events import PhaseStarted, StatusChanged
 from holdfast.core.execution.loop import Loop
+from holdfast.core.execution.reporting import report_begin, report_end
 from holdfast.core.execution.run import RunExecution, log
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.execution.turns import end_turn, ends_turn, open_turn
@@ -59,9 +60,7 @@ async def _execute(run: RunExecution, source: AgentSource) -> StoredResult:
         turn_mail = open_turn(run) if run.info.conversation else None
         if run.info.conversation and turn_mail is None and run.state.turn is None:
             return Result(run_id=run.info.run_id, output=None, usage=run.state.usage, steps=run.state.steps), None
-        if ports.audit is not None:
-            run.recorder = ports.audit.begin(run.info, run.state)
-            run.recorder.start(resumed=run.resumed)
+        report_begin(run, new_turn=turn_mail is not None)
         agent = await _build_agent(source, run)
         loop = run.loop = run.services.get_loop(agent)
         run.state.codec = loop.codec
@@ -252,7 +251,10 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
         result: if the run succeeded.
     """
     action = run.classify_error(error)
+    is_turn_end = ends_turn(run, action, error)
     run.close_draft()
+    if run.trace is not None:
+        run.trace.prepare_end(action.value)
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
         await _call_port(run, _commit_budget(run, action))
@@ -266,7 +268,7 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
     except Exception as exc:  # a store may raise anything
         log.error("run %s: its checkpoint could not be finalized (%s)", run.info.run_id, action, exc_info=exc)
     await _call_port(run, _close_watch(run))
-    await _call_port(run, _close_recorder(run, action, error))
+    await _call_port(run, report_end(run, action, error, turn_ended=is_turn_end))
     await _call_port(run, _report_error(run, error))
     return error
 
@@ -338,11 +340,6 @@ async def _commit_budget(run: RunExecution, action: CheckpointAction) -> None:
 async def _close_watch(run: RunExecution) -> None:
     if run.watch is not None:
         run.watch.close()
-
-
-async def _close_recorder(run: RunExecution, action: CheckpointAction, error: BaseException | None) -> None:
-    if run.recorder is not None:
-        run.recorder.close(action.value, run.state.own_usage, error)
 
 
 async def _report_error(run: RunExecution, error: BaseException | None) -> None:

@@ -29,6 +29,8 @@ from holdfast.core.execution.stop_state import StopCause, StopState
 from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.json_value import to_json_value
 from holdfast.core.mail import MESSAGE_TOPIC, Mailbox, decode_message
+from holdfast.core.observation.metrics import RunMetrics
+from holdfast.core.observation.telemetry import RunTelemetry
 from holdfast.core.ports import Checkpointer, DraftWriter, Ports, Recorder, Resumption, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
@@ -69,6 +71,7 @@ class ExecutionServices:
     #: Executes agents that name no loop.
     default_loop: Loop
     threads: ToolThreads
+    metrics: RunMetrics
     require_durability: bool
     shutdown_exceptions: tuple[type[BaseException], ...]
 
@@ -91,6 +94,9 @@ class RunExecution:
         self.state: RunState = RunState() if resumption is None else resumption.state
         self.checkpointer: Checkpointer | None = None if resumption is None else resumption.checkpointer
         self.resumed: bool = resumption is not None
+        self.taken_from: str | None = None if resumption is None else resumption.taken_from
+        #: An attempt has begun, and its end is logged and counted.
+        self.begun: bool = False
         #: Executes the agent; known before the agent is built.
         self.loop: Loop = services.default_loop
         self.services = services
@@ -101,6 +107,8 @@ class RunExecution:
         #: It may have started child runs that are not terminal, in this process or an earlier one.
         self.may_have_children: bool = self.resumed
         self.recorder: Recorder | None = None
+        self.trace: RunTelemetry | None = None
+        self.metrics = services.metrics.get(self.info.agent_name)
         self.watch: Watch | None = None
         #: The reply under way, once the model has streamed a part of it.
         self.draft: DraftWriter | None = None
@@ -360,6 +368,7 @@ class RunExecution:
     async def _write(self, write: Coroutine[Any, Any, None], *, must_succeed: bool, failure: str) -> bool:
         """Write to the store and return whether it took it. A stop of the run takes effect after the write."""
         own_task = asyncio.current_task() is self._task
+        started_at = self.clock.monotonic()
         try:
             if own_task:
                 self._writing = True
@@ -378,11 +387,17 @@ class RunExecution:
             saved = False
         else:
             saved = True
+            self._count_save(self.clock.monotonic() - started_at)
             if self.ports.watchers is not None:
                 self.ports.watchers.on_save(self.info.run_id)
         if own_task and self.stop_state.is_stopped:
             raise asyncio.CancelledError
         return saved
+
+    def _count_save(self, seconds: float) -> None:
+        self.metrics.saves.add(seconds)
+        if self.trace is not None:
+            self.trace.add_save(timedelta(seconds=seconds))
 
     async def _write_in_background(self, write: Coroutine[Any, Any, None]) -> None:
         """Finish the write even if the task that asks for it is cancelled."""

@@ -37,8 +37,9 @@ from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.mail import CHILD_TOPIC, Mail
 from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
+from holdfast.core.observation.telemetry import RunTelemetry
 from holdfast.core.prompt import summarize_prompt
-from holdfast.core.state import RunState
+from holdfast.core.state import RunState, StepTimes
 from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.waiting import Deferred, Suspend, WaitingCall
 
@@ -130,6 +131,8 @@ class StepContext:
         run.raise_if_stopped()
         raise_if_interrupted(run)
         self._times.begin()
+        if run.trace is not None:
+            run.trace.begin_model_call()
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
         if state.turn_steps >= bounds.max_steps:
             raise StepsExceeded(self.run_id, bounds.max_steps)
@@ -151,6 +154,7 @@ class StepContext:
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
+        self.run.metrics.add_usage(usage)
         self.state.own_usage = self.state.own_usage + usage
         self.model_gate.on_usage(usage)
 
@@ -196,7 +200,10 @@ class StepContext:
         if self._cancel_intent():
             force = force or self._has_idempotent_call
         self.waits.reduce()
-        state.finish_step(self._times.end())
+        times = self._times.end()
+        state.finish_step(times)
+        if times is not None:
+            self._count_step(times)
         self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
         self._not_started.clear()
         self.waits.clear()
@@ -206,6 +213,12 @@ class StepContext:
             await run.ports.budget.commit(run.info, state)
         if run.recorder is not None:
             run.recorder.step(state.steps, state.own_usage)
+
+    def _count_step(self, times: StepTimes) -> None:
+        self.run.metrics.steps.add(times.took / 1000)
+        if self.run.trace is not None:
+            self.run.trace.end_model_call()
+            self.run.trace.end_step(timedelta(milliseconds=times.took))
 
     @property
     def has_messages(self) -> bool:
@@ -225,6 +238,8 @@ class StepContext:
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
         """
         self._times.reply()
+        if self.run.trace is not None:
+            self.run.trace.end_model_call()
         # What these notices are about is found by the calls that start the children again.
         self.run.mailbox.take_all(CHILD_TOPIC)
         results = self.state.results
@@ -362,7 +377,10 @@ class StepContext:
         self._not_started.discard(request.call_id)
         run.calls_in_progress += 1
         try:
-            result = await self._await_result(request, context, children)
+            if run.trace is None:
+                result = await self._await_result(request, context, children)
+            else:
+                result = await self._trace_result(run.trace, request, context, children)
             if result is WAITING:
                 return result
             # Recorded before any port runs: an error of a port does not undo the call.
@@ -387,6 +405,21 @@ class StepContext:
             content=result.content if isinstance(result, ToolResult) else None,
             error=request.is_error(result),
         )
+
+    async def _trace_result(
+        self, trace: RunTelemetry, request: ExecutableCall, context: ToolContext, children: ChildRuns
+    ) -> Any:
+        handle = trace.begin_tool(context, request.effect.value)
+        outcome = "done"
+        try:
+            result = await self._await_result(request, context, children)
+            outcome = "waiting" if result is WAITING else "error" if request.is_error(result) else "done"
+            return result
+        except BaseException as exc:
+            outcome = type(exc).__name__
+            raise
+        finally:
+            trace.end_tool(handle, outcome)
 
     async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         """Make the call and return its result, once its child runs have ended."""
@@ -437,6 +470,9 @@ class StepContext:
                     return request.reconciled_result(found.result)
                 if found is NOT_EXECUTED:
                     return None
+        self.run.metrics.calls_in_doubt += 1
+        if self.run.trace is not None:
+            self.run.trace.event("in doubt", tool=request.tool, call_id=request.call_id)
         if self.run.recorder is not None:
             self.run.recorder.event("in doubt", f"{request.tool} {request.call_id}")
         if request.in_doubt == "park":

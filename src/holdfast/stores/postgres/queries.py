@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
 from holdfast.checkpoint.claim import WorkerIdentity, is_process_alive, this_process
-from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, StoredRun
+from holdfast.checkpoint.counts import CountedRow, RunCount, merge_rows
+from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus, StoredRun
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
 from holdfast.stores.postgres.heartbeat import REGISTER_SQL, register_params
@@ -14,6 +15,18 @@ from holdfast.stores.postgres.records import decode_run, make_process_identity
 #: How many due runs of each agent to look at first, and how many candidates to return beyond the limit, because other
 #: workers may take some of them.
 CANDIDATE_WINDOW, SPARE_CANDIDATES = 300, 16
+
+
+#: The workers that are alive are looked up once each, not for each of their runs.
+_COUNT_RUNS = """
+select agent_name, status, holder is not null and holdfast.alive(holder, $1::text, $2::text[]), count, due, oldest
+from (
+    select agent_name, status, case when status = 'running' then owner end as holder, count(*) as count,
+        count(*) filter (where not_before <= now()) as due,
+        min(updated_at) filter (where not_before <= now()) as oldest
+    from holdfast.run group by 1, 2, 3
+) as counted
+"""
 
 
 class Queries:
@@ -71,6 +84,10 @@ class Queries:
     async def list_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
         dead = await self.dead_local_workers() if filter.interrupted else []
         return await self._listing.read_page(filter, dead, limit, cursor)
+
+    async def count_runs(self) -> list[RunCount]:
+        rows = await self._execute(_COUNT_RUNS, self.host, await self.dead_local_workers())
+        return merge_rows(CountedRow(unescape_text(agent), RunStatus(status), *more) for agent, status, *more in rows)
 
     async def find_candidates(
         self, agents: Sequence[str], limit: int, dead: Sequence[str], *, exclude: Sequence[int]

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
+from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError, StorePermissionError
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
@@ -313,6 +314,9 @@ class PostgresStore:
     async def read_schema_version(self) -> SchemaVersion:
         return await read_schema_version(self._database)
 
+    async def count_runs(self) -> Sequence[RunCount]:
+        return await self._require_open().queries.count_runs()
+
     async def check_health(self) -> StoreHealth:
         self._require_open()
         return await check_health(self._database)
@@ -360,4 +364,11 @@ def _make_create_command(run: NewRun, worker_id: str | None) -> Command:
 
 
 def _make_claim(run_id: str, worker_id: str, response: Response) -> Claim:
-    return Claim(run_id=run_id, worker_id=worker_id, token=response["token"], strikes=response["strikes"])
+    taken_from = response.get("taken_from")  # older functions of the schema do not return it
+    return Claim(
+        run_id=run_id,
+        worker_id=worker_id,
+        token=response["token"],
+        strikes=response["strikes"],
+        taken_from=None if taken_from is None else unescape_text(taken_from),
+    )

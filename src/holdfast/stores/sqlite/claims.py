@@ -63,8 +63,10 @@ def _claim_run(run: Candidate, worker_id: str, transaction: Transaction) -> Clai
     token, strikes = transaction.next_token(), run.strikes + 1
     not_before = to_micros(transaction.now + backoff(strikes))
     row = (run.run_key, worker_id, token, strikes, not_before, transaction.now_micros)
+    previous = transaction.execute(statement("running_owner"), (run.run_key,)).fetchone()
     transaction.execute(statement("claim_run"), row)
-    return Claim(run_id=run.run_id, worker_id=worker_id, token=token, strikes=strikes)
+    taken_from = None if previous is None else previous[0]
+    return Claim(run_id=run.run_id, worker_id=worker_id, token=token, strikes=strikes, taken_from=taken_from)
 
 
 class FairQueue:

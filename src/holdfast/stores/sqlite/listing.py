@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import apsw
 
+from holdfast.checkpoint.counts import CountedRow
 from holdfast.checkpoint.errors import InvalidCursor
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.stores.sqlite.database import statement
@@ -70,6 +71,17 @@ _BY_PARENT = _Source("runs INDEXED BY runs_by_parent", "runs", "runs.parent_run_
 def _by_label(number: int) -> _Source:
     table = "labels INDEXED BY runs_by_label CROSS JOIN runs ON runs.run_key = labels.run_key"
     return _Source(table, "labels", f"labels.name = :name{number} AND labels.value = :value{number}")
+
+
+def read_counts(now_micros: int, liveness: Liveness, execute: Execute) -> list[CountedRow]:
+    """Return the number of runs by agent, status and owner."""
+    alive = liveness.alive_workers(execute)
+    return [
+        CountedRow(
+            agent, RunStatus(status), owner in alive, count, due, None if oldest is None else from_micros(oldest)
+        )
+        for agent, status, owner, count, due, oldest in execute(statement("count_runs"), (now_micros,))
+    ]
 
 
 def read_page(

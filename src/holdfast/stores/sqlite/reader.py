@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import apsw
 
+from holdfast.checkpoint.counts import RunCount, merge_rows
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.mail import Mail
@@ -20,7 +21,7 @@ from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus,
 from holdfast.checkpoint.store import StoreHealth
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
 from holdfast.stores.sqlite.drafts import find_requested, read_draft
-from holdfast.stores.sqlite.listing import NEWEST, OLDEST, Position, make_record, parse_cursor, read_page
+from holdfast.stores.sqlite.listing import NEWEST, OLDEST, Position, make_record, parse_cursor, read_counts, read_page
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.mail import read_unread_mail
 from holdfast.stores.sqlite.transaction import Execute, to_micros
@@ -193,6 +194,9 @@ class Reader:
 
     async def requested_drafts(self, run_ids: Collection[str], now: datetime) -> list[str]:
         return await self._threads.submit(partial(find_requested, run_ids, to_micros(now)))
+
+    async def count_runs(self, now: datetime) -> list[RunCount]:
+        return merge_rows(await self._threads.submit(partial(read_counts, to_micros(now), self._liveness)))
 
     async def check_health(self) -> StoreHealth:
         return await self._threads.submit(partial(_check_health, self._database))

@@ -6,6 +6,7 @@ from datetime import timedelta
 from os import PathLike
 
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
@@ -238,6 +239,10 @@ class SqliteStore:
 
     async def read_schema_version(self) -> SchemaVersion:
         return await asyncio.to_thread(self._database.read_version)
+
+    async def count_runs(self) -> Sequence[RunCount]:
+        self._check_open()
+        return await self._reader.count_runs(self._clock.now())
 
     async def check_health(self) -> StoreHealth:
         self._check_open()

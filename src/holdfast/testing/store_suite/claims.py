@@ -43,6 +43,16 @@ class ClaimTests(StoreUnderTest):
         assert second.token > first.token
         assert (await load_record(store)).owner == other
 
+    async def test_a_claim_names_the_worker_that_died(self, store: CheckpointStore, worker: str) -> None:
+        first = await create_claimed(store, worker)
+        await store.release(first, Release(status=RunStatus.INTERRUPTED))
+        [released] = await store.claim_next(worker, agents=["agent"], limit=1)
+        await store.deregister_worker(worker)
+        other = await add_worker(store)
+        [taken] = await store.claim_next(other, agents=["agent"], limit=1)
+        stolen = await store.claim("run-1", await add_worker(store), steal=True)
+        assert [claim.taken_from for claim in (first, released, taken, stolen)] == [None, None, worker, other]
+
     async def test_a_claim_that_finished_no_step_is_a_strike(self, store: CheckpointStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         for strikes in (2, 3, 4):

@@ -15,6 +15,7 @@ from starlette.types import Lifespan
 from holdfast.app import App
 from holdfast.core.errors import DefinitionError
 from holdfast.errors import HoldfastError
+from holdfast.runtime.prometheus import CONTENT_TYPE
 from holdfast.web.api.body import read_body
 from holdfast.web.api.conversations import CONVERSATION_OPERATIONS
 from holdfast.web.api.openapi import make_openapi
@@ -22,6 +23,7 @@ from holdfast.web.api.operation import Context, Operation
 from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
 from holdfast.web.api.runs import RUN_OPERATIONS
 from holdfast.web.auth import LOCAL_PRINCIPAL, Authorize, Principal, authenticate, check_loopback, check_origin
+from holdfast.web.errors import Forbidden
 from holdfast.web.sse import encode_json
 
 #: All operations of the API, in the order of its description.
@@ -46,7 +48,11 @@ def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: C
     check_origins(allowed_origins)
     server = _Server(app, authorize, frozenset(allowed_origins))
     return Starlette(
-        routes=[*map(server.make_route, OPERATIONS), Route("/openapi.json", server.describe, methods=["GET"])],
+        routes=[
+            *map(server.make_route, OPERATIONS),
+            Route("/openapi.json", server.describe, methods=["GET"]),
+            Route("/metrics", server.render_metrics, methods=["GET"]),
+        ],
         middleware=make_cors(allowed_origins),
         exception_handlers={
             HoldfastError: respond_to_error,
@@ -123,6 +129,14 @@ class _Server:
         if self._authorize is None:
             check_loopback(request)
         return LOCAL_PRINCIPAL
+
+    async def render_metrics(self, request: Request) -> Response:
+        """Return the metrics for Prometheus. They are about the runs of all callers."""
+        principal = await authenticate(request, self._authorize, allowed_origins=self._allowed_origins)
+        principal.require("read")
+        if not principal.sees_all or principal.run_id is not None:
+            raise Forbidden("metrics are for principals that see all runs")
+        return Response(await self._app.render_metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def describe(self, request: Request) -> Response:
         """Return the OpenAPI description. It says nothing about the agents and runs of the App."""

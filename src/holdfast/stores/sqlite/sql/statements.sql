@@ -74,6 +74,14 @@ WHERE run_key = ?1
 SELECT run_key, token, status, next_seq, owner, strikes, reason, last_piece, unread, wake_at, wake_on
 FROM runs WHERE run_id = ?1
 
+-- name: count_runs
+SELECT agent_name, status, CASE WHEN status = 'running' THEN owner END AS holder, COUNT(*), SUM(not_before <= ?1),
+    MIN(CASE WHEN not_before <= ?1 THEN updated_at END)
+FROM runs GROUP BY agent_name, status, holder
+
+-- name: running_owner
+SELECT owner FROM runs WHERE run_key = ?1 AND status = 'running'
+
 -- name: claim_run
 UPDATE runs SET
     status = 'running', owner = ?2, token = ?3, strikes = ?4, not_before = ?5, updated_at = ?6, reason = '',

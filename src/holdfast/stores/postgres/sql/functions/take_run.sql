@@ -15,6 +15,10 @@ language sql as $$
         wake_on = '{}',
         expires_at = null,
         updated_at = now()
-    where r.id = p_id
-    returning jsonb_build_object('run_id', r.run_id, 'token', r.token, 'strikes', r.strikes)
+    from holdfast.run old
+    where r.id = p_id and old.id = p_id
+    returning jsonb_build_object(
+        'run_id', r.run_id, 'token', r.token, 'strikes', r.strikes,
+        'taken_from', case when old.status = 'running' then old.owner end
+    )
 $$;

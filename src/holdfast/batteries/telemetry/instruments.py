@@ -1,0 +1,71 @@
+"""The metrics as OpenTelemetry instruments."""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from holdfast.core.message import Usage
+from holdfast.core.observation.metrics import AgentMetrics, RunMetrics
+
+_Values = Iterable[tuple[Mapping[str, str], float]]
+
+#: By name: the description, the unit, and the values of one agent with their attributes.
+_COUNTERS: Mapping[str, tuple[str, str, Callable[[AgentMetrics], _Values]]] = {
+    "holdfast.attempts": (
+        "Attempts of runs that ended",
+        "{attempt}",
+        lambda agent: [({"holdfast.outcome": outcome}, count) for outcome, count in list(agent.attempts.items())],
+    ),
+    "holdfast.retries": (
+        "Calls that failed and are made again",
+        "{retry}",
+        lambda agent: [
+            ({"holdfast.call": "model"}, agent.model_retries),
+            ({"holdfast.call": "tool"}, agent.tool_retries),
+        ],
+    ),
+    "holdfast.strikes": ("Attempts after one without a step", "{attempt}", lambda agent: [({}, agent.strikes)]),
+    "holdfast.takeovers": ("Runs taken from dead workers", "{run}", lambda agent: [({}, agent.takeovers)]),
+    "holdfast.calls_in_doubt": ("Calls without a known outcome", "{call}", lambda agent: [({}, agent.calls_in_doubt)]),
+    "holdfast.cost": ("Cost of model calls", "USD", lambda agent: [({}, agent.cost_usd)]),
+}
+
+
+class Instruments:
+    """Histograms, which runs fill, and counters, which the SDK reads from `RunMetrics` when it exports."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._steps = meter.create_histogram("holdfast.step.duration", "s", "Duration of steps")
+        self._saves = meter.create_histogram("holdfast.save.duration", "s", "Time that runs waited for saves")
+        self._tokens = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Tokens of model calls")
+
+    def observe(self, metrics: RunMetrics) -> None:
+        """Export the counters of a process."""
+        for name, (description, unit, read) in _COUNTERS.items():
+            self._meter.create_observable_counter(
+                name, callbacks=[_make_callback(metrics, read)], unit=unit, description=description
+            )
+
+    def add_step(self, agent: str, took: timedelta) -> None:
+        self._steps.record(took.total_seconds(), {"gen_ai.agent.name": agent})
+
+    def add_save(self, agent: str, took: timedelta) -> None:
+        self._saves.record(took.total_seconds(), {"gen_ai.agent.name": agent})
+
+    def add_tokens(self, agent: str, usage: Usage) -> None:
+        common = {"gen_ai.agent.name": agent, "gen_ai.operation.name": "chat"}
+        self._tokens.record(usage.input_tokens, common | {"gen_ai.token.type": "input"})
+        self._tokens.record(usage.output_tokens, common | {"gen_ai.token.type": "output"})
+
+
+def _make_callback(
+    metrics: RunMetrics, read: Callable[[AgentMetrics], _Values]
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(options: CallbackOptions) -> Iterable[Observation]:
+        for name, agent in metrics.agents.items():
+            for attributes, value in read(agent):
+                yield Observation(value, {"gen_ai.agent.name": name, **attributes})
+
+    return observe

@@ -1,0 +1,72 @@
+"""How many runs of each agent have each status, and how long the oldest of a queue has been due."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+
+from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import CheckpointStore
+
+#: The statuses of runs that wait for a worker.
+_QUEUE = (RunStatus.QUEUED, RunStatus.INTERRUPTED)
+
+
+class RunCount(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of one agent that have one status. A running run without a live owner counts as interrupted."""
+
+    agent_name: str
+    status: RunStatus
+    count: int
+    #: Of queued and interrupted runs: how many a worker may take now, and the last write of the oldest of them.
+    due: int = 0
+    oldest: datetime | None = None
+
+
+class CountedRow(NamedTuple):
+    """Runs of one agent, one status and one owner, as a store counts them."""
+
+    agent_name: str
+    status: RunStatus
+    owner_alive: bool
+    count: int
+    due: int
+    oldest: datetime | None
+
+
+@runtime_checkable
+class SupportsCounts(Protocol):
+    """A store that can count its runs without reading their records. Not every store has to."""
+
+    async def count_runs(self) -> Sequence[RunCount]:
+        """Count the runs by agent and status."""
+        ...
+
+
+async def count_runs(store: CheckpointStore) -> Sequence[RunCount]:
+    """Count the runs of a store. One without `SupportsCounts` is read as a whole."""
+    if isinstance(store, SupportsCounts):
+        return await store.count_runs()
+    now, rows = datetime.now(UTC), list[CountedRow]()
+    async for record in store.list_runs():
+        due = record.not_before <= now
+        oldest = record.updated_at if due else None
+        rows.append(CountedRow(record.agent_name, record.status, record.owner_alive, 1, int(due), oldest))
+    return merge_rows(rows)
+
+
+def merge_rows(rows: Iterable[CountedRow]) -> list[RunCount]:
+    """Return one count for each agent and status, in their order."""
+    merged: dict[tuple[str, RunStatus], RunCount] = {}
+    for row in rows:
+        orphaned = row.status is RunStatus.RUNNING and not row.owner_alive
+        status = RunStatus.INTERRUPTED if orphaned else row.status
+        before = merged.get((row.agent_name, status))
+        count, due, oldest = row.count, row.due if status in _QUEUE else 0, row.oldest if status in _QUEUE else None
+        if before is not None:
+            count, due = count + before.count, due + before.due
+            oldest = min((time for time in (oldest, before.oldest) if time is not None), default=None)
+        key = row.agent_name, status
+        merged[key] = RunCount(agent_name=row.agent_name, status=status, count=count, due=due, oldest=oldest)
+    return [merged[key] for key in sorted(merged)]

@@ -1,0 +1,1 @@
+"""What people and machines see of runs from outside: log lines, metrics and the telemetry port."""
