@@ -9,6 +9,7 @@ from holdfast.checkpoint.codec import Begin, Progress, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.core.execution.calls import IN_DOUBT_KEY
 from holdfast.core.execution.waits import WAITS_KEY
 from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.waiting import WaitingCall
@@ -42,6 +43,29 @@ async def store_long_run(
         run_id=run_id, agent_name=agent, meta=encode(meta.summary()), progress=encode(progress), entries=entries
     )
     await store.create(new)
+
+
+async def store_parked_run(store: CheckpointStore | None, run_id: str) -> None:
+    """Store a run of the clerk that is parked: its payment was started, and its outcome is not known."""
+    assert store is not None
+    meta = RunMeta(run_id=run_id, agent_name="clerk", prompt="Pay the invoice of ann.")
+    call = ToolCall(id="p1", name="pay", arguments={"amount": 129.0, "to": "ann"})
+    bodies = [
+        (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text=meta.prompt))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text="I pay ann now.", tool_calls=[call]))),
+    ]
+    new = NewRun(
+        run_id=run_id,
+        agent_name="clerk",
+        meta=encode(meta.summary()),
+        progress=encode(Progress(annotations={IN_DOUBT_KEY: ["p1"]})),
+        entries=[Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)],
+    )
+    await store.register_worker(WorkerIdentity(worker_id=f"w-{run_id}", process=this_process()))
+    claim = await store.create(new, worker_id=f"w-{run_id}")
+    assert claim is not None
+    await store.release(claim, Release(status=RunStatus.PARKED, reason="in doubt: pay"))
 
 
 _HOSTILE = (

@@ -98,6 +98,7 @@ def test_a_run_is_exported_as_json_and_as_one_page(page: Page, finished: str, tm
 def test_children_and_forks_are_linked(server: UIServer, page: Page, finished: str) -> None:
     page.goto(finished)
     page.locator("#step-1").hover()
+    page.get_by_role("link", name="Fork at step 1").click()
     page.get_by_role("button", name="Fork after step 1").click()
     expect(page.get_by_role("status")).to_contain_text("This is the fork.")
     fork = page.locator("h1").inner_text()

@@ -11,6 +11,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading import summarize_run
 from holdfast.runtime.transcript import read_record_waits
 from holdfast.web.ui.site import Site, get_principal
+from holdfast.web.ui.views.doubts import read_doubts
 from holdfast.web.ui.views.explanation import explain_run
 from holdfast.web.ui.views.formatting import utc_now
 from holdfast.web.ui.views.journal import read_content, read_window, search
@@ -76,7 +77,11 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
         "can_answer": "answer" in principal.scopes,
         "can_control": "control" in principal.scopes,
         "can_resume": known_agent and run.status in _RESUMABLE,
-        "can_fork": "start" in principal.scopes,
+        "can_fork": "start" in principal.scopes and not run.conversation,
+        "doubts": await read_doubts(site.store, record) if "control" in principal.scopes else [],
+        # The store keeps how often the run was claimed, and the last claim.
+        "attempts": record.token,
+        "worker": record.owner,
         # Only the agent's code can begin a turn.
         "can_send": "send" in principal.scopes and (known_agent or not run.conversation),
         "back": "run",

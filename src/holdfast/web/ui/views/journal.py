@@ -13,7 +13,7 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.transcript import Transcript
 from holdfast.web.ui.views.formatting import cut_text, format_value
-from holdfast.web.ui.views.steps import Steps, build_steps, find_content
+from holdfast.web.ui.views.steps import Steps, StepView, build_steps, find_content
 
 #: Entries of a window: some 65 steps with one call each.
 WINDOW = 200
@@ -60,6 +60,26 @@ async def read_window(
         earlier=steps.steps[0].first_seq if has_earlier else None,
         later=None if is_end else end + WINDOW - WINDOW // 10,
     )
+
+
+async def read_step(store: CheckpointStore, record: RunRecord, number: int) -> StepView:
+    """Return one finished step with whole texts.
+
+    Raises:
+        RunNotFound: the journal has no such step.
+    """
+    entries = (await store.load(record.run_id)).entries
+    step = await asyncio.to_thread(_build_step, entries, record, number)
+    if step is None:
+        raise RunNotFound(record.run_id)
+    return step
+
+
+def _build_step(entries: Sequence[Entry], record: RunRecord, number: int) -> StepView | None:
+    end = _find_step(entries, number)
+    start = max((at for at in range(end) if entries[at].kind is EntryKind.STEP), default=0)
+    steps = build_steps(entries[start : end + 1], record, is_end=False, finished_steps=0, fold=2**62)
+    return next((step for step in steps.steps if step.finished and step.number == number), None)
 
 
 async def read_content(store: CheckpointStore, run_id: str, seq: int, number: int) -> str:
