@@ -1,7 +1,10 @@
 """The page of one run: its transcript, its parts that are loaded on demand, its actions and its exports."""
 
+import base64
 import json
 import re
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,53 @@ def test_a_run_is_exported_as_json_and_as_one_page(page: Page, finished: str, tm
     expect(page.locator("#step-2")).to_contain_text("Then the needle.")
     assert requests == [saved.as_uri()], "the file needs nothing else"
     assert page.evaluate("getComputedStyle(document.querySelector('.status')).borderRadius") == "12px"
+
+
+def test_pictures_are_shown_and_documents_that_claim_to_be_one_are_not(
+    server: UIServer, page: Page, plain_page: Page
+) -> None:
+    picture = encode(make_png())
+    hostile = encode(
+        b"<svg xmlns='http://www.w3.org/2000/svg' onload='top.hacked=1'><script>top.hacked=1</script></svg>"
+    )
+    prompt = [
+        "Look at these.",
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": picture}},
+        {"kind": "binary", "media_type": "image/svg+xml", "data": hostile},
+        {"kind": "binary", "media_type": "image/png", "data": hostile},
+        {"type": "image_url", "image_url": {"url": f"data:image/svg+xml;base64,{hostile}"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/tracker.png"}},
+    ]
+    server.call(server.app.submit("greeter", prompt, run_id="pictures"))
+    server.wait_for("pictures", "done")
+    page.goto(f"{server.url}/runs/pictures")
+    images = page.locator("#step-1 img")
+    expect(images).to_have_count(2)
+    page.wait_for_function("[...document.images].every(image => image.complete)")
+    assert page.evaluate("[...document.images].map(image => image.naturalWidth)") == [3, 3]
+    response = plain_page.goto(f"{server.url}{images.first.get_attribute('src')}")
+    assert response is not None
+    assert response.headers["content-type"] == "image/png"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    missing = plain_page.goto(f"{server.url}/runs/pictures/image/0/2")
+    assert missing is not None
+    assert missing.status == 404
+
+
+def encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def make_png() -> bytes:
+    """Return a picture of 3 by 2 grey points."""
+
+    def make_chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", 3, 2, 8, 0, 0, 0, 0)
+    points = zlib.compress(b"\x00\x80\x80\x80" * 2)
+    return b"\x89PNG\r\n\x1a\n" + make_chunk(b"IHDR", head) + make_chunk(b"IDAT", points) + make_chunk(b"IEND", b"")
 
 
 def test_children_and_forks_are_linked(server: UIServer, page: Page, finished: str) -> None:

@@ -58,6 +58,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/runs/{run_id}", run.show_run, "read"),
     ("GET", "/live/runs/{run_id}", run_stream.stream_run, "read"),
     ("GET", "/runs/{run_id}/content/{seq:int}/{number:int}", run.show_content, "read"),
+    ("GET", "/runs/{run_id}/image/{seq:int}/{number:int}", run.show_image, "read"),
     ("GET", "/runs/{run_id}/export.json", export.export_json, "read"),
     ("GET", "/runs/{run_id}/export.html", export.export_html, "read"),
     ("POST", "/runs/{run_id}/answer", actions.answer, "answer"),

@@ -14,7 +14,7 @@ from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.views.doubts import read_doubts
 from holdfast.web.ui.views.explanation import explain_run
 from holdfast.web.ui.views.formatting import utc_now
-from holdfast.web.ui.views.journal import read_content, read_window, search
+from holdfast.web.ui.views.journal import read_content, read_image, read_window, search
 from holdfast.web.ui.views.listing import count_pending
 from holdfast.web.ui.views.related import read_related
 from holdfast.web.ui.views.steps import Content, StepView
@@ -98,6 +98,15 @@ async def show_content(site: Site, request: Request) -> Response:
     template = "content_part.html" if "part" in request.query_params else "content_page.html"
     code = "code" in request.query_params
     return site.render(request, template, content=content, run_id=record.run_id, code=code)
+
+
+async def show_image(site: Site, request: Request) -> Response:
+    """Return a picture of the transcript, of a type that a browser only draws."""
+    record = await site.get_record(request)
+    media_type, content = await read_image(
+        site.store, record.run_id, request.path_params["seq"], request.path_params["number"]
+    )
+    return Response(content, media_type=media_type)
 
 
 def read_number(given: str | None, default: int | None = None) -> Any:

@@ -13,6 +13,7 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.transcript import Transcript
 from holdfast.web.ui.views.formatting import cut_text, format_value
+from holdfast.web.ui.views.images import list_images
 from holdfast.web.ui.views.steps import Steps, StepView, build_steps, find_content
 
 #: Entries of a window: some 65 steps with one call each.
@@ -82,18 +83,37 @@ def _build_step(entries: Sequence[Entry], record: RunRecord, number: int) -> Ste
     return next((step for step in steps.steps if step.finished and step.number == number), None)
 
 
+async def read_image(store: CheckpointStore, run_id: str, seq: int, number: int) -> tuple[str, bytes]:
+    """Return the media type and the bytes of one picture of the journal.
+
+    Raises:
+        RunNotFound: the run has no such picture.
+    """
+    images = list_images(await _read_entry(store, run_id, seq))
+    content = images[number].read() if number < len(images) else b""
+    if not content:
+        raise RunNotFound(run_id)
+    return images[number].media_type, content
+
+
 async def read_content(store: CheckpointStore, run_id: str, seq: int, number: int) -> str:
     """Return one whole text of the journal.
 
     Raises:
         RunNotFound: the run has no such text.
     """
-    stored = await store.load(run_id, after=seq - 1)
-    entry = next((entry for entry in stored.entries if entry.seq == seq), None)
-    content = find_content(entry, number) if entry is not None else None
+    content = find_content(await _read_entry(store, run_id, seq), number)
     if content is None:
         raise RunNotFound(run_id)
     return content
+
+
+async def _read_entry(store: CheckpointStore, run_id: str, seq: int) -> Entry:
+    stored = await store.load(run_id, after=seq - 1)
+    for entry in stored.entries[:1]:
+        if entry.seq == seq:
+            return entry
+    raise RunNotFound(run_id)
 
 
 async def search(store: CheckpointStore, run_id: str, text: str) -> list[Hit]:
