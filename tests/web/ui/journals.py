@@ -1,5 +1,6 @@
 """Stored runs that no agent executes, written straight into a store."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -13,6 +14,8 @@ from holdfast.core.execution.calls import IN_DOUBT_KEY
 from holdfast.core.execution.waits import WAITS_KEY
 from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.waiting import WaitingCall
+from holdfast.fanout import ModelResponse, PartialResponse, ProposedWrite, build
+from holdfast.fanout.storage import CheckpointRun
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -43,6 +46,25 @@ async def store_long_run(
         run_id=run_id, agent_name=agent, meta=encode(meta.summary()), progress=encode(progress), entries=entries
     )
     await store.create(new)
+
+
+async def store_fanout(store: CheckpointStore | None, run_id: str) -> None:
+    """Store a fan-out of which two models have answered, with proposed files, and one is under way."""
+    assert store is not None
+    first = (ProposedWrite(path="app.py", content="import os\n\nprint(1)\n"), ProposedWrite(path="old.py", delete=True))
+    second = (ProposedWrite(path="app.py", content="import os\n\nprint(2)\n"),)
+    responses = [
+        ModelResponse(
+            model_id="fake:one", text="I print **one**.", proposed_writes=first, input_tokens=900, cost_usd=0.02
+        ),
+        ModelResponse(model_id="fake:two", text="<b>I</b> print two.", proposed_writes=second, input_tokens=800),
+        PartialResponse(model_id="fake:three"),
+    ]
+    checkpoint = build("Print a number.", [each.model_id for each in responses], responses, fanout_id=run_id)
+    location = CheckpointRun(store, run_id)
+    await location.open()
+    await asyncio.to_thread(location.write, msgspec.json.encode(checkpoint))
+    await location.close()
 
 
 async def store_parked_run(store: CheckpointStore | None, run_id: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 from tests.web.ui.agents import LONG_TEXT
-from tests.web.ui.journals import store_long_run
+from tests.web.ui.journals import store_fanout, store_long_run
 from tests.web.ui.server import UIServer
 
 
@@ -155,6 +155,39 @@ def test_children_and_forks_are_linked(server: UIServer, page: Page, finished: s
     server.wait_for(fork, "done")
     page.locator(".tree").get_by_role("link", name="read-1").click()
     expect(page.locator(".tree")).to_contain_text(f"{fork} fork at step 1")
+
+
+def test_the_answers_of_a_fan_out_are_compared_and_one_is_picked(server: UIServer, plain_page: Page) -> None:
+    server.call(store_fanout(server.app.store, "fanout-1"))
+    plain_page.goto(f"{server.url}/runs/fanout-1")
+    plain_page.get_by_role("link", name="Compare").click()
+    expect(plain_page.locator(".card.result")).to_have_count(3)
+    two = plain_page.get_by_role("region", name="fake:two")
+    expect(two).to_contain_text("<b>I</b> print two.")
+    expect(plain_page.get_by_role("region", name="fake:three").locator(".status")).to_have_text("interrupted")
+    two.get_by_role("link", name="Pick").click()
+    expect(two).to_contain_text("Picked")
+    columns = plain_page.get_by_role("region", name="app.py").locator(".result")
+    expect(columns.nth(0).locator(".removed")).to_have_text("-print(2)")
+    expect(columns.nth(0).locator(".added")).to_have_text("+print(1)")
+    expect(columns.nth(1).locator(".added, .removed")).to_have_count(0)
+    expect(columns.nth(2)).to_contain_text("not changed")
+    expect(plain_page.get_by_role("region", name="old.py").locator(".result").first).to_contain_text("deleted")
+    response = plain_page.goto(f"{server.url}/runs/fanout-1/compare?pick=nobody")
+    assert response is not None
+    assert response.status == 422
+
+
+def test_a_run_is_compared_with_its_forks(server: UIServer, page: Page) -> None:
+    server.submit("greeter", "Say hello.", "hello")
+    server.wait_for("hello", "done")
+    fork = server.call(server.app.fork("hello", 2, edited="Once more."))
+    server.wait_for(fork, "done")
+    for run_id in ("hello", fork):
+        page.goto(f"{server.url}/runs/{run_id}")
+        page.get_by_role("link", name="Compare").click()
+        expect(page.locator(".card.result .answer-text")).to_have_text(["Hello.", "Hello again."])
+        expect(page.locator(".card.result h2")).to_have_text(["hello", fork])
 
 
 def test_a_run_that_is_not_there_is_a_page_of_its_own(server: UIServer, page: Page) -> None:

@@ -16,7 +16,7 @@ from holdfast.app import App
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.ui.login import LinkLogin
-from holdfast.web.ui.pages import actions, bulk, export, fleet, fork, inbox, run, run_stream, runs
+from holdfast.web.ui.pages import actions, bulk, compare, export, fleet, fork, inbox, run, run_stream, runs
 from holdfast.web.ui.security import SecurityHeaders
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
@@ -65,6 +65,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("POST", "/runs/{run_id}/cancel", actions.cancel, "control"),
     ("POST", "/runs/{run_id}/unpark", actions.unpark, "control"),
     ("POST", "/runs/{run_id}/resume", actions.resume, "control"),
+    ("GET", "/runs/{run_id}/compare", compare.show_comparison, "read"),
     ("GET", "/runs/{run_id}/fork/{step:int}", fork.show_fork, "start"),
     ("POST", "/runs/{run_id}/fork", fork.fork, "start"),
     ("POST", "/runs/{run_id}/send", actions.send, "send"),

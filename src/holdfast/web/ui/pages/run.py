@@ -11,6 +11,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading import summarize_run
 from holdfast.runtime.transcript import read_record_waits
 from holdfast.web.ui.site import Site, get_principal
+from holdfast.web.ui.views.comparison import can_compare
 from holdfast.web.ui.views.doubts import read_doubts
 from holdfast.web.ui.views.explanation import explain_run
 from holdfast.web.ui.views.formatting import utc_now
@@ -66,12 +67,14 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
     principal = get_principal(request)
     run = summarize_run(record)
     waits = () if record.is_terminal else read_record_waits(record)
+    related = await read_related(site.store, record, principal)
     known_agent = record.agent_name in site.app.agents
     return {
         "run": run,
         "why": explain_run(run, waits, utc_now()),
         "tasks": list_tasks(record, waits),
-        "related": await read_related(site.store, record, principal),
+        "related": related,
+        "can_compare": can_compare(record, len(related.forks), len(related.children)),
         "is_terminal": record.is_terminal,
         "is_live": not record.is_terminal,
         "can_answer": "answer" in principal.scopes,
