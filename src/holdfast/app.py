@@ -31,6 +31,7 @@ from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
+from holdfast.runtime.fork import Fork
 from holdfast.runtime.health import HealthCheck
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.mailer import Mailer
@@ -451,9 +452,28 @@ class App:
         """
         await self._client.requeue(run_id)
 
-    async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
-        """Queue a new run that starts with the state of `run_id` after `at_step`. The old run is not changed."""
-        return await self._client.fork(run_id, at_step, new_id=new_id)
+    async def fork(
+        self,
+        run_id: str,
+        at_step: int,
+        *,
+        edited: Prompt | None = None,
+        results: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+    ) -> str:
+        """Queue a new run that starts with the state of `run_id` after `at_step`. The old run is not changed.
+
+        Args:
+            edited: replaces the prompt, if `at_step` is 1, or the messages that the run got before this step, which is
+                run again. The number of the next step adds a message after the last one.
+            results: replace results of the step's calls, by call id.
+            new_id: of the new run; random by default.
+
+        Raises as `RunClient.fork`.
+        """
+        return await self._client.fork(
+            run_id, Fork(at_step=at_step, new_id=new_id, edited=edited, results=dict(results or {}))
+        )
 
     # -- mail ---------------------------------------------------------------------------------------------------
 

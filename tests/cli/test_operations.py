@@ -45,6 +45,11 @@ def test_fork_begins_anew_after_a_step(shell: Shell) -> None:
     }  # fmt: skip
     assert shell.ok("resume", "sample:app", "r2", "-q") == "done: send note send\n"
     assert shell.read_effects()[3:] == ["send c3-1"]
+    edited = shell.ok("fork", "r1", "--at", "1", "--edit", "note note").strip()
+    assert shell.ok("resume", "sample:app", edited, "-q") == "done: note note\n"
+    shell.ok("fork", "r1", "--at", "1", "--result", 'c1-1={"id": 5}', "--run-id", "r4")
+    [result] = [each for each in shell.json("show", "r4")["calls"] if each["call_id"] == "c1-1"]
+    assert result["result"] == {"id": 5}
     missing = shell.run("fork", "r1", "--at", "9")
     assert missing.returncode == 1
     assert "cannot be forked at step 9: its journal has 1, 2, 3, 4" in missing.stderr

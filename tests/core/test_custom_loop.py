@@ -104,6 +104,9 @@ class LineLoop:
     def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
         return str(content)
 
+    def make_message(self, content: str | list[Any]) -> Any:
+        return f"steered {content}"
+
     def dump_output(self, output: Any) -> Any:
         return {"text": output.text}
 

@@ -166,6 +166,11 @@ async def test_a_run_is_cancelled_forked_and_resumed(site: Site, ann: httpx.Asyn
     assert (await ann.post("/runs/cancel-1/fork", json={"at_step": 1, "run_id": "fork-1"})).status_code == 202
     assert (await fetch_result(ann, "fork-1")).json()["output"] == "did | note gate"
     assert site.read_ledger("fork-1") == ["gate"], "the step before the fork is not repeated"
+    body = {"at_step": 1, "edited": "note", "run_id": "fork-2"}
+    assert (await ann.post("/runs/cancel-1/fork", json=body)).status_code == 202
+    assert (await fetch_result(ann, "fork-2")).json()["output"] == "did | note"
+    refused = await ann.post("/runs/cancel-1/fork", json={"at_step": 1, "results": {"none": 1}})
+    check_problem(refused, 409, "CheckpointError")
     assert (await ann.post("/runs/cancel-1/resume")).status_code == 202
     assert (await fetch_result(ann, "cancel-1")).json()["output"] == "did | note gate"
 

@@ -79,6 +79,13 @@ def parse_resolutions(given: list[str] | None) -> dict[str, Any]:
     }
 
 
+def parse_results(given: list[str] | None) -> dict[str, Any]:
+    """Parse `CALL=RESULT` results, as `parse_resolutions` does."""
+    return {
+        call: parse_value(text) for call, text in (_split_pair(each, "--result CALL=RESULT") for each in given or [])
+    }
+
+
 def parse_arguments(given: list[str] | None) -> dict[str, Any]:
     """Parse `ARG=JSON` arguments of a call. A value that is not JSON is taken as text.
 

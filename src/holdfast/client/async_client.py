@@ -189,9 +189,22 @@ class AsyncClient:
         """Leave a parked, failed or cancelled run to the workers, which resume it."""
         await self._requests.post(f"{_make_path(run_id)}/resume", None, RunReference)
 
-    async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
-        """Queue a new run that starts with the state of `run_id` after `at_step`."""
-        body = ForkRequest(at_step=at_step, run_id=new_id)
+    async def fork(
+        self,
+        run_id: str,
+        at_step: int,
+        *,
+        edited: str | Sequence[Any] | None = None,
+        results: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+    ) -> str:
+        """Queue a new run that starts with the state of `run_id` after `at_step`. Arguments as for `App.fork`."""
+        body = ForkRequest(
+            at_step=at_step,
+            edited=edited if edited is None or isinstance(edited, str) else [*edited],
+            results=dict(results) if results is not None else None,
+            run_id=new_id,
+        )
         return (await self._requests.post(f"{_make_path(run_id)}/fork", body, RunReference)).run_id
 
 

@@ -132,9 +132,18 @@ class Client:
         """Leave a parked, failed or cancelled run to the workers, which resume it."""
         self._open_portal.call(self._client.requeue, run_id)
 
-    def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
-        """Queue a new run that starts with the state of `run_id` after `at_step`."""
-        return self._open_portal.call(partial(self._client.fork, run_id, at_step, new_id=new_id))
+    def fork(
+        self,
+        run_id: str,
+        at_step: int,
+        *,
+        edited: str | Sequence[Any] | None = None,
+        results: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+    ) -> str:
+        """Queue a new run that starts with the state of `run_id` after `at_step`. Arguments as for `App.fork`."""
+        call = partial(self._client.fork, run_id, at_step, edited=edited, results=results, new_id=new_id)
+        return self._open_portal.call(call)
 
 
 class Conversation:

@@ -16,7 +16,7 @@ from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Begin, Progress, RunMeta, encode
 from holdfast.checkpoint.errors import RunBusy, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.fanout import atomic_file
 from holdfast.fanout import checkpoint as checkpoints
@@ -130,8 +130,7 @@ class CheckpointRun:
         try:
             stored = await self._store.load(self._run_id)
             self._next_seq = stored.record.next_seq
-            bodies = [entry.body for entry in stored.entries if entry.kind is EntryKind.PHASE]
-            return checkpoints.decode(_unwrap_checkpoint(bodies, self._run_id), f"in run {self._run_id}")
+            return read_stored_checkpoint(stored)
         except BaseException:
             await self.close()
             raise
@@ -199,6 +198,17 @@ class _CheckpointPhase(msgspec.Struct, kw_only=True):
     name: str = "fan-out"
     output: msgspec.Raw
     iteration: int = 0
+
+
+def read_stored_checkpoint(stored: StoredRun) -> FanoutCheckpoint:
+    """Return the checkpoint that is stored as this run.
+
+    Raises:
+        CorruptCheckpoint: it cannot be read, or the run is not a fan-out.
+    """
+    run_id = stored.record.run_id
+    bodies = [entry.body for entry in stored.entries if entry.kind is EntryKind.PHASE]
+    return checkpoints.decode(_unwrap_checkpoint(bodies, run_id), f"in run {run_id}")
 
 
 def _unwrap_checkpoint(bodies: list[bytes], run_id: str) -> msgspec.Raw:

@@ -14,7 +14,6 @@ from holdfast.checkpoint.codec import (
     Checkpoint,
     Progress,
     RunMeta,
-    Step,
     decode,
     encode,
     read_checkpoint,
@@ -39,13 +38,14 @@ from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.native import NATIVE_LOOP, get_loop
 from holdfast.core.execution.steps import UNKNOWN_OUTCOME
 from holdfast.core.execution.waits import read_waits
-from holdfast.core.info import RunInfo, new_run_id
+from holdfast.core.info import RunInfo
 from holdfast.core.json_value import JsonValue
 from holdfast.core.ports import Resumption
 from holdfast.core.prompt import Prompt, dump_prompt
 from holdfast.core.result import Result
 from holdfast.core.turn import TURN_TOPIC, ConversationIdle
 from holdfast.core.waiting import RunWaiting
+from holdfast.runtime.fork import Fork, make_start
 from holdfast.stores.redacting import stored_meta
 
 #: How long a caller waits for a change notification before it polls.
@@ -295,30 +295,21 @@ class RunClient:
                 state.results[call.call_id] = loop.make_result(call, UNKNOWN_OUTCOME, error=True)
         await resumption.checkpointer.save(state, force=True)
 
-    async def fork(self, run_id: str, at_step: int, *, new_id: str | None = None) -> str:
-        """Queue a new run that starts with the state of `run_id` after `at_step`. The old run is not changed.
+    async def fork(self, run_id: str, fork: Fork) -> str:
+        """Queue a new run that starts from the state of `run_id` at a step. The old run is not changed.
+
+        Returns its id.
 
         Raises:
-            CheckpointError: the journal has no such step: not reached, saved together with a later one, or compacted.
+            CheckpointError: the journal has no such call, or no such step: not reached, saved together with a later
+                one, or compacted.
+            DefinitionError: the agent does not accept the edited message.
+            RunExists: there is a run with the new id.
         """
         stored = await self._store.load(run_id)
-        if decode(stored.entries[0].body, Begin).meta.conversation:
-            raise CheckpointError(f"run {run_id} is a conversation: fork it at a turn, with Conversation.fork")
-        steps = [
-            (position, decode(bytes(decode(entry.body, Step).progress), Progress))
-            for position, entry in enumerate(stored.entries)
-            if entry.kind is EntryKind.STEP
-        ]
-        found = [(position, progress) for position, progress in steps if progress.steps == at_step]
-        if not found:
-            known = ", ".join(str(progress.steps) for _, progress in steps) or "none"
-            raise CheckpointError(f"run {run_id} cannot be forked at step {at_step}: its journal has {known}")
-        position, progress = found[-1]
-        old = decode(stored.entries[0].body, Begin).meta
-        labels = {**old.labels, "forked_from": run_id, "forked_at": str(at_step)}
-        meta = msgspec.structs.replace(old, run_id=new_id or new_run_id(), parent_run_id=None, labels=labels)
-        await self._store.create(make_queued_run(meta, progress, list(stored.entries[1 : position + 1])))
-        return meta.run_id
+        start = make_start(stored, self._loop_for(stored.record.agent_name), fork)
+        await self._store.create(make_queued_run(start.meta, start.progress, start.entries))
+        return start.meta.run_id
 
     async def load_checkpoint(self, run_id: str) -> Checkpoint:
         """Read the checkpoint of a run. Changes nothing."""

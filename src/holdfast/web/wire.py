@@ -93,6 +93,10 @@ class ForkRequest(_Body, frozen=True, kw_only=True):
     """A new run that starts with the state of another one after a step."""
 
     at_step: int
+    #: Replaces the prompt, if `at_step` is 1, or the messages that the run got before this step, which is run again.
+    edited: str | list[Any] | None = None
+    #: Replace results of the step's calls, by call id.
+    results: dict[str, Any] | None = None
     #: The id of the new run. A random one, if it is not given.
     run_id: str | None = None
 

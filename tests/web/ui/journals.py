@@ -1,5 +1,6 @@
 """Stored runs that no agent executes, written straight into a store."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -9,9 +10,12 @@ from holdfast.checkpoint.codec import Begin, Progress, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.core.execution.calls import IN_DOUBT_KEY
 from holdfast.core.execution.waits import WAITS_KEY
 from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.waiting import WaitingCall
+from holdfast.fanout import ModelResponse, PartialResponse, ProposedWrite, build
+from holdfast.fanout.storage import CheckpointRun
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -42,6 +46,48 @@ async def store_long_run(
         run_id=run_id, agent_name=agent, meta=encode(meta.summary()), progress=encode(progress), entries=entries
     )
     await store.create(new)
+
+
+async def store_fanout(store: CheckpointStore | None, run_id: str) -> None:
+    """Store a fan-out of which two models have answered, with proposed files, and one is under way."""
+    assert store is not None
+    first = (ProposedWrite(path="app.py", content="import os\n\nprint(1)\n"), ProposedWrite(path="old.py", delete=True))
+    second = (ProposedWrite(path="app.py", content="import os\n\nprint(2)\n"),)
+    responses = [
+        ModelResponse(
+            model_id="fake:one", text="I print **one**.", proposed_writes=first, input_tokens=900, cost_usd=0.02
+        ),
+        ModelResponse(model_id="fake:two", text="<b>I</b> print two.", proposed_writes=second, input_tokens=800),
+        PartialResponse(model_id="fake:three"),
+    ]
+    checkpoint = build("Print a number.", [each.model_id for each in responses], responses, fanout_id=run_id)
+    location = CheckpointRun(store, run_id)
+    await location.open()
+    await asyncio.to_thread(location.write, msgspec.json.encode(checkpoint))
+    await location.close()
+
+
+async def store_parked_run(store: CheckpointStore | None, run_id: str) -> None:
+    """Store a run of the clerk that is parked: its payment was started, and its outcome is not known."""
+    assert store is not None
+    meta = RunMeta(run_id=run_id, agent_name="clerk", prompt="Pay the invoice of ann.")
+    call = ToolCall(id="p1", name="pay", arguments={"amount": 129.0, "to": "ann"})
+    bodies = [
+        (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text=meta.prompt))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text="I pay ann now.", tool_calls=[call]))),
+    ]
+    new = NewRun(
+        run_id=run_id,
+        agent_name="clerk",
+        meta=encode(meta.summary()),
+        progress=encode(Progress(annotations={IN_DOUBT_KEY: ["p1"]})),
+        entries=[Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)],
+    )
+    await store.register_worker(WorkerIdentity(worker_id=f"w-{run_id}", process=this_process()))
+    claim = await store.create(new, worker_id=f"w-{run_id}")
+    assert claim is not None
+    await store.release(claim, Release(status=RunStatus.PARKED, reason="in doubt: pay"))
 
 
 _HOSTILE = (

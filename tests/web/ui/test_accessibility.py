@@ -7,6 +7,7 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, Page
 from tests.web.ui.conftest import watch_page
+from tests.web.ui.journals import store_fanout, store_parked_run
 from tests.web.ui.server import UIServer
 
 _RUN = """axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21aa"], resultTypes: ["violations"]})
@@ -20,6 +21,8 @@ def paths(server: UIServer) -> list[str]:
     server.submit("clerk", "Pay the invoice of ann.", "axe-pay", caller_id="alice", labels={"tenant": "acme"})
     server.submit("asker", "A trip to a town with a long name, please.", "axe-ask")
     server.submit("reader", "Read both pages.", "axe-read")
+    server.call(store_fanout(server.app.store, "axe-fanout"))
+    server.call(store_parked_run(server.app.store, "axe-doubt"))
     server.wait_for("axe-pay", "waiting")
     server.wait_for("axe-ask", "waiting")
     server.wait_for("axe-read", "done")
@@ -31,6 +34,9 @@ def paths(server: UIServer) -> list[str]:
         "/runs/axe-pay",
         "/runs/axe-read",
         "/runs/axe-read?q=page",
+        "/runs/axe-read/fork/1",
+        "/runs/axe-doubt",
+        "/runs/axe-fanout/compare?pick=fake:one",
         "/runs/none",
     ]
 

@@ -4,10 +4,12 @@ import re
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.web.ui.agents import go_on
+from tests.web.ui.agents import LONG_TEXT, go_on
+from tests.web.ui.journals import store_parked_run
 from tests.web.ui.server import UIServer
 
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core.message import Reply
 from holdfast.core.waiting import Approve
 
 #: Actions that differ only in their form need one store.
@@ -121,6 +123,65 @@ def test_a_failed_run_is_resumed(any_server: UIServer, page: Page) -> None:
     expect(page.get_by_role("status")).to_contain_text("resumed")
     any_server.wait_for("fails", "failed")  # its model is still broken
     assert any_server.call(any_server.app.store.get_record("fails")).token > before  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("given", ['{"receipt": 4711}', ""], ids=["resolved", "unknown"])
+def test_a_parked_run_is_released_with_the_result_of_its_call_in_doubt(
+    any_server: UIServer, plain_page: Page, given: str, request: pytest.FixtureRequest
+) -> None:
+    run_id = re.sub(r"[^a-z]+", "-", request.node.name)[-60:]
+    any_server.call(store_parked_run(any_server.app.store, run_id))
+    plain_page.goto(f"{any_server.url}/runs/{run_id}")
+    doubts = plain_page.get_by_role("region", name="1 call without a known outcome")
+    expect(doubts).to_contain_text('pay(amount=129.0, to="ann")')
+    expect(plain_page.locator("#run-side")).to_contain_text(f"w-{run_id}")
+    doubts.get_by_label("Result of pay").fill(given)
+    doubts.get_by_role("button", name="Unpark").click()
+    expect(plain_page.get_by_role("status")).to_contain_text("Unparked.")
+    assert get_result(any_server, run_id).startswith("{'receipt': 4711}" if given else "Unknown outcome")
+
+
+@pytest.fixture(scope="module")
+def settled(any_server: UIServer) -> str:
+    """A run of three steps, each with something to edit."""
+    any_server.submit("reader", "Read both pages.", "fork-me")
+    any_server.wait_for("fork-me", "done")
+    return f"{any_server.url}/runs/fork-me"
+
+
+def list_texts(server: UIServer, page: Page) -> list[str]:
+    """Return what people and tools have said in the run of the page, when it has ended."""
+    expect(page.get_by_role("status")).to_contain_text("This is the fork.")
+    run_id = page.locator("h1").inner_text()
+    assert run_id != "fork-me"
+    server.wait_for(run_id, "done")
+    messages = server.call(server.app.result(run_id)).messages
+    return [str(getattr(each, "content", None) or each.text) for each in messages if not isinstance(each, Reply)]
+
+
+def test_a_run_is_forked_with_an_edited_result(any_server: UIServer, page: Page, settled: str) -> None:
+    page.goto(settled)
+    page.locator("#step-2").get_by_role("link", name="Fork at step 2").click()
+    form = page.get_by_role("region", name="Fork at step 2")
+    result = form.get_by_label("Result of read_page")
+    assert result.input_value() == LONG_TEXT, "the whole text, which the page of the run cuts"
+    result.fill("torn")
+    form.get_by_role("button", name="Fork with this result").click()
+    assert list_texts(any_server, page) == ["Read both pages.", LONG_TEXT, "torn"]
+
+
+def test_without_javascript_a_run_is_forked_with_an_edited_prompt_or_a_message(
+    any_server: UIServer, plain_page: Page, settled: str
+) -> None:
+    plain_page.goto(settled)
+    plain_page.get_by_role("link", name="Fork at step 1").click()
+    plain_page.get_by_label("Prompt").fill("Read them slowly.")
+    plain_page.get_by_role("button", name="Start again with this prompt").click()
+    assert list_texts(any_server, plain_page) == ["Read them slowly.", LONG_TEXT, LONG_TEXT]
+    plain_page.goto(f"{settled}/fork/1")
+    plain_page.get_by_label("Continue after step 1").fill("Hurry.")
+    plain_page.get_by_role("button", name="Fork after step 1").click()
+    assert list_texts(any_server, plain_page) == ["Read both pages.", LONG_TEXT, "Hurry.", LONG_TEXT]
 
 
 @on_sqlite

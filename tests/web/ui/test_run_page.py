@@ -1,13 +1,16 @@
 """The page of one run: its transcript, its parts that are loaded on demand, its actions and its exports."""
 
+import base64
 import json
 import re
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 from tests.web.ui.agents import LONG_TEXT
-from tests.web.ui.journals import store_long_run
+from tests.web.ui.journals import store_fanout, store_long_run
 from tests.web.ui.server import UIServer
 
 
@@ -98,15 +101,96 @@ def test_a_run_is_exported_as_json_and_as_one_page(page: Page, finished: str, tm
     assert page.evaluate("getComputedStyle(document.querySelector('.status')).borderRadius") == "12px"
 
 
+def test_pictures_are_shown_and_documents_that_claim_to_be_one_are_not(
+    server: UIServer, page: Page, plain_page: Page
+) -> None:
+    picture = encode(make_png())
+    hostile = encode(
+        b"<svg xmlns='http://www.w3.org/2000/svg' onload='top.hacked=1'><script>top.hacked=1</script></svg>"
+    )
+    prompt = [
+        "Look at these.",
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": picture}},
+        {"kind": "binary", "media_type": "image/svg+xml", "data": hostile},
+        {"kind": "binary", "media_type": "image/png", "data": hostile},
+        {"type": "image_url", "image_url": {"url": f"data:image/svg+xml;base64,{hostile}"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/tracker.png"}},
+    ]
+    server.call(server.app.submit("greeter", prompt, run_id="pictures"))
+    server.wait_for("pictures", "done")
+    page.goto(f"{server.url}/runs/pictures")
+    images = page.locator("#step-1 img")
+    expect(images).to_have_count(2)
+    page.wait_for_function("[...document.images].every(image => image.complete)")
+    assert page.evaluate("[...document.images].map(image => image.naturalWidth)") == [3, 3]
+    response = plain_page.goto(f"{server.url}{images.first.get_attribute('src')}")
+    assert response is not None
+    assert response.headers["content-type"] == "image/png"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    missing = plain_page.goto(f"{server.url}/runs/pictures/image/0/2")
+    assert missing is not None
+    assert missing.status == 404
+
+
+def encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def make_png() -> bytes:
+    """Return a picture of 3 by 2 grey points."""
+
+    def make_chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", 3, 2, 8, 0, 0, 0, 0)
+    points = zlib.compress(b"\x00\x80\x80\x80" * 2)
+    return b"\x89PNG\r\n\x1a\n" + make_chunk(b"IHDR", head) + make_chunk(b"IDAT", points) + make_chunk(b"IEND", b"")
+
+
 def test_children_and_forks_are_linked(server: UIServer, page: Page, finished: str) -> None:
     page.goto(finished)
     page.locator("#step-1").hover()
+    page.get_by_role("link", name="Fork at step 1").click()
     page.get_by_role("button", name="Fork after step 1").click()
     expect(page.get_by_role("status")).to_contain_text("This is the fork.")
     fork = page.locator("h1").inner_text()
     server.wait_for(fork, "done")
     page.locator(".tree").get_by_role("link", name="read-1").click()
     expect(page.locator(".tree")).to_contain_text(f"{fork} fork at step 1")
+
+
+def test_the_answers_of_a_fan_out_are_compared_and_one_is_picked(server: UIServer, plain_page: Page) -> None:
+    server.call(store_fanout(server.app.store, "fanout-1"))
+    plain_page.goto(f"{server.url}/runs/fanout-1")
+    plain_page.get_by_role("link", name="Compare").click()
+    expect(plain_page.locator(".card.result")).to_have_count(3)
+    two = plain_page.get_by_role("region", name="fake:two")
+    expect(two).to_contain_text("<b>I</b> print two.")
+    expect(plain_page.get_by_role("region", name="fake:three").locator(".status")).to_have_text("interrupted")
+    two.get_by_role("link", name="Pick").click()
+    expect(two).to_contain_text("Picked")
+    columns = plain_page.get_by_role("region", name="app.py").locator(".result")
+    expect(columns.nth(0).locator(".removed")).to_have_text("-print(2)")
+    expect(columns.nth(0).locator(".added")).to_have_text("+print(1)")
+    expect(columns.nth(1).locator(".added, .removed")).to_have_count(0)
+    expect(columns.nth(2)).to_contain_text("not changed")
+    expect(plain_page.get_by_role("region", name="old.py").locator(".result").first).to_contain_text("deleted")
+    response = plain_page.goto(f"{server.url}/runs/fanout-1/compare?pick=nobody")
+    assert response is not None
+    assert response.status == 422
+
+
+def test_a_run_is_compared_with_its_forks(server: UIServer, page: Page) -> None:
+    server.submit("greeter", "Say hello.", "hello")
+    server.wait_for("hello", "done")
+    fork = server.call(server.app.fork("hello", 2, edited="Once more."))
+    server.wait_for(fork, "done")
+    for run_id in ("hello", fork):
+        page.goto(f"{server.url}/runs/{run_id}")
+        page.get_by_role("link", name="Compare").click()
+        expect(page.locator(".card.result .answer-text")).to_have_text(["Hello.", "Hello again."])
+        expect(page.locator(".card.result h2")).to_have_text(["hello", fork])
 
 
 def test_a_run_that_is_not_there_is_a_page_of_its_own(server: UIServer, page: Page) -> None:

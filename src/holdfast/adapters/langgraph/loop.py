@@ -28,6 +28,7 @@ from holdfast.core.agent import Agent, Bounds, MissingTools
 from holdfast.core.effects import Effect, InDoubt, Reconcile
 from holdfast.core.errors import DefinitionError, PayloadError, StepsExceeded
 from holdfast.core.execution.loop import FinishedCall, PendingCall
+from holdfast.core.execution.native import make_prompt_message
 from holdfast.core.execution.steps import StepContext
 from holdfast.core.info import RunInfo
 from holdfast.core.message import MessageCodec, User
@@ -81,6 +82,9 @@ class LangGraphLoop:
         text = content if isinstance(content, str) else CODEC.encode(content).decode()
         message = ToolMessage(text, name=call.tool, tool_call_id=call_id, status="error" if error else "success")
         return encode_result(self._serde, call.call_id, call.tool, message)
+
+    def make_message(self, content: str | list[Any]) -> Any:
+        return make_prompt_message(content)
 
     def dump_output(self, output: Any) -> Any:
         """Return the values as the serializer stores them, and the text of the last message for other readers."""

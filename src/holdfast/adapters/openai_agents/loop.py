@@ -84,6 +84,9 @@ class OpenAIAgentsLoop:
         made = make_output(call.call_id, call.tool, content)
         return ToolOutput(call_id=made.call_id, tool=made.tool, value=made.value, error=error)
 
+    def make_message(self, content: str | list[Any]) -> Any:
+        return Input(items=[make_user_item(content)])
+
     def dump_output(self, output: Any) -> Any:
         return self._output_codec.dump(output)
 

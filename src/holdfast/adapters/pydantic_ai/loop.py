@@ -20,7 +20,7 @@ from holdfast.adapters.pydantic_ai.graph_runner import GraphRunner
 from holdfast.adapters.pydantic_ai.results import ToolResultBuilder
 from holdfast.adapters.pydantic_ai.state import AdapterState
 from holdfast.adapters.pydantic_ai.tools import Effects, make_toolset
-from holdfast.adapters.pydantic_ai.transcript import Transcript
+from holdfast.adapters.pydantic_ai.transcript import Transcript, make_steering_parts
 from holdfast.core.agent import Agent, Bounds, Compact, MissingTools
 from holdfast.core.effects import InDoubt, Reconcile
 from holdfast.core.errors import DefinitionError
@@ -94,6 +94,9 @@ class PydanticAILoop:
 
     def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
         return ToolResultBuilder(call.tool, call.call_id).make_resolution(content, error=error)
+
+    def make_message(self, content: str | list[Any]) -> Any:
+        return ModelRequest(parts=make_steering_parts([content]))
 
     def dump_output(self, output: Any) -> Any:
         return self._output_codec.dump(output)

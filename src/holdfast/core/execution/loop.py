@@ -77,6 +77,14 @@ class Loop(Protocol[OutputT_co]):
         """Return a tool result in the form that this loop records: a person's resolution of a call."""
         ...
 
+    def make_message(self, content: str | list[Any]) -> Any:
+        """Return a message to the run in the form in which this loop records those of `StepContext.begin_step`.
+
+        Args:
+            content: text, or content parts as `PromptEncoder.dump_prompt` makes them.
+        """
+        ...
+
     def dump_output(self, output: Any) -> Any:
         """Return the output as plain data, for the store.
 

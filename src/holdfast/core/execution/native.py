@@ -103,6 +103,9 @@ class NativeLoop:
             call_id=call.call_id, tool=call.tool, content=to_json_value(content, "the answer"), error=error
         )
 
+    def make_message(self, content: str | list[Any]) -> Any:
+        return make_prompt_message(content)
+
     def dump_output(self, output: Any) -> Any:
         return to_json_value(output, "the output")
 

@@ -1,4 +1,4 @@
-"""Approvals, streams and conversations."""
+"""Approvals, streams, forks and conversations."""
 
 from contextlib import aclosing
 from typing import Any, ClassVar
@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 import pytest
 
 from holdfast.app import App
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.core.effects import Effect
 from holdfast.core.events import RunEvent, TextDelta
+from holdfast.core.execution.native import get_loop
 from holdfast.core.info import RunInfo
 from holdfast.core.waiting import Approve, Deny, RunWaiting
 from holdfast.testing.adapter_suite.agents import get_answer, import_driver
@@ -68,6 +70,30 @@ class CaseTests:
         assert "".join(listener.texts).split() == get_answer(self.driver, result).split() == ["one", "two", "three"]
         assert len(listener.texts) >= 3
         assert len(replies) == 1
+
+    @tests_feature("forks")
+    async def test_a_fork_continues_after_an_edited_result(self) -> None:
+        log = CallLog()
+        steps = ([ScriptedCall("c1", "look", "Lyon"), ScriptedCall("c2", "look", "Nice")], "done")
+        script = AgentScript(steps=steps, tools=[log.make_tool("look")], on_request=log.on_request)
+        agent = import_driver(self.driver).make_agent(script)
+        async with App([agent], "memory:") as app:
+            result = await app.run(agent, "go", run_id="r")
+            edited = await app.result(await self._fork_results(app, {"c1": "rain"}))
+            added = await app.result(await app.fork("r", result.steps + 1, edited="And then?"))
+        finished = get_loop(agent).finished_calls(edited.messages)
+        assert [(call.call_id, call.content) for call in finished] == [("c1", "rain"), ("c2", "look Nice: ok")]
+        assert (edited.steps, edited.usage) == (result.steps, result.usage)
+        assert len(added.messages) > len(result.messages)
+        assert sorted(log.calls) == ["look Lyon", "look Nice"]
+        assert log.requests == [0, 1, 1, 1]
+
+    async def _fork_results(self, app: App, results: dict[str, Any]) -> str:
+        """Fork at the step with these results: a graph has its calls in one step and their results in the next."""
+        try:
+            return await app.fork("r", 1, results=results)
+        except CheckpointError:
+            return await app.fork("r", 2, results=results)
 
     @tests_feature("conversations")
     async def test_each_message_is_answered_with_the_history_before_it(self) -> None:

@@ -157,7 +157,10 @@ async def fork_run(context: Context) -> RunReference:
     if context.principal.run_id is not None:
         raise Forbidden("this token is for one run: it starts no other")
     body: ForkRequest = context.body
-    return RunReference(run_id=await context.app.fork(context.run_id, body.at_step, new_id=body.run_id))
+    new_id = await context.app.fork(
+        context.run_id, body.at_step, edited=body.edited, results=body.results, new_id=body.run_id
+    )
+    return RunReference(run_id=new_id)
 
 
 async def complete_call(context: Context) -> None:
@@ -280,7 +283,7 @@ RUN_OPERATIONS = (
         path="/runs/{run_id}/fork",
         handler=fork_run,
         scope="start",
-        summary="Queue a new run that starts with the state of this one after a step.",
+        summary="Queue a new run that starts with the state of this one after a step, or with another past.",
         request=ForkRequest,
         response=RunReference,
         status=202,

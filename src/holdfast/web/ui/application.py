@@ -16,7 +16,7 @@ from holdfast.app import App
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.ui.login import LinkLogin
-from holdfast.web.ui.pages import actions, bulk, export, fleet, inbox, run, run_stream, runs
+from holdfast.web.ui.pages import actions, bulk, compare, export, fleet, fork, inbox, run, run_stream, runs
 from holdfast.web.ui.security import SecurityHeaders
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
@@ -58,13 +58,16 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/runs/{run_id}", run.show_run, "read"),
     ("GET", "/live/runs/{run_id}", run_stream.stream_run, "read"),
     ("GET", "/runs/{run_id}/content/{seq:int}/{number:int}", run.show_content, "read"),
+    ("GET", "/runs/{run_id}/image/{seq:int}/{number:int}", run.show_image, "read"),
     ("GET", "/runs/{run_id}/export.json", export.export_json, "read"),
     ("GET", "/runs/{run_id}/export.html", export.export_html, "read"),
     ("POST", "/runs/{run_id}/answer", actions.answer, "answer"),
     ("POST", "/runs/{run_id}/cancel", actions.cancel, "control"),
     ("POST", "/runs/{run_id}/unpark", actions.unpark, "control"),
     ("POST", "/runs/{run_id}/resume", actions.resume, "control"),
-    ("POST", "/runs/{run_id}/fork", actions.fork, "start"),
+    ("GET", "/runs/{run_id}/compare", compare.show_comparison, "read"),
+    ("GET", "/runs/{run_id}/fork/{step:int}", fork.show_fork, "start"),
+    ("POST", "/runs/{run_id}/fork", fork.fork, "start"),
     ("POST", "/runs/{run_id}/send", actions.send, "send"),
     ("GET", "/inbox", inbox.show_inbox, "read"),
     ("GET", "/bulk", bulk.preview, "control"),

@@ -31,7 +31,7 @@ async def answer(site: Site, request: Request) -> Response:
     await site.app.answer(
         record.run_id, form.get("call_id", ""), decision, by=by, via=_VIA, digest=form.get("digest", "")
     )
-    return _redirect(request, "/inbox" if form.get("back") == "inbox" else f"/runs/{record.run_id}", said)
+    return redirect(request, "/inbox" if form.get("back") == "inbox" else f"/runs/{record.run_id}", said)
 
 
 def _read_answer(form: dict[str, str]) -> tuple[Answer, str]:
@@ -69,14 +69,20 @@ async def cancel(site: Site, request: Request) -> Response:
     record = await site.get_record(request)
     await site.app.cancel(record.run_id)
     stored = await site.store.get_record(record.run_id)
-    return _redirect(request, f"/runs/{record.run_id}", "cancelled" if stored.is_terminal else "cancelling")
+    return redirect(request, f"/runs/{record.run_id}", "cancelled" if stored.is_terminal else "cancelling")
 
 
 async def unpark(site: Site, request: Request) -> Response:
-    """Leave a parked run to the workers."""
+    """Leave a parked run to the workers, with the results of calls in doubt that the form has."""
     record = await site.get_record(request)
-    await site.app.unpark(record.run_id)
-    return _redirect(request, f"/runs/{record.run_id}", "unparked")
+    form = await read_form(request)
+    given = {
+        form.get(f"call-{name.removeprefix('result-')}", ""): _parse_value(value)
+        for name, value in form.items()
+        if name.startswith("result-") and value.strip()
+    }
+    await site.app.unpark(record.run_id, given)
+    return redirect(request, f"/runs/{record.run_id}", "unparked")
 
 
 async def resume(site: Site, request: Request) -> Response:
@@ -89,24 +95,13 @@ async def resume(site: Site, request: Request) -> Response:
         task.add_done_callback(_log_result)
     elif (error := task.exception()) is not None and (await site.store.get_record(record.run_id)).token == record.token:
         raise error  # it was refused: no worker has claimed the run
-    return _redirect(request, f"/runs/{record.run_id}", "resumed")
+    return redirect(request, f"/runs/{record.run_id}", "resumed")
 
 
 def _log_result(task: asyncio.Future[Any]) -> None:
     """Take the error of a run: the store has it."""
     if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, HoldfastError):
         _log.info("a resumed run ended with %s", type(error).__name__)
-
-
-async def fork(site: Site, request: Request) -> Response:
-    """Queue a new run that starts after a step of this one."""
-    record = await site.get_record(request)
-    form = await read_form(request)
-    step = form.get("step", "")
-    if not step.isdecimal():
-        raise DefinitionError(f"step is {step!r:.40}: give the number of a finished step")
-    new_id = await site.app.fork(record.run_id, int(step))
-    return _redirect(request, f"/runs/{new_id}", "forked")
 
 
 async def send(site: Site, request: Request) -> Response:
@@ -121,8 +116,9 @@ async def send(site: Site, request: Request) -> Response:
         await site.app.conversation(record.agent_name, key).post(text)
     else:
         await site.app.send(record.run_id, text)
-    return _redirect(request, f"/runs/{record.run_id}", "sent")
+    return redirect(request, f"/runs/{record.run_id}", "sent")
 
 
-def _redirect(request: Request, path: str, said: str) -> Response:
+def redirect(request: Request, path: str, said: str) -> Response:
+    """Show a page, with what an action has said."""
     return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?said={said}", status_code=303)

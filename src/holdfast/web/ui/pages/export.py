@@ -46,7 +46,9 @@ async def export_html(site: Site, request: Request) -> Response:
 
 def _render(site: Site, request: Request, stored: StoredRun) -> str:
     finished = decode(stored.record.progress, Progress).steps
-    steps = build_steps(stored.entries, stored.record, is_end=True, finished_steps=finished, fold=2**62)
+    steps = build_steps(
+        stored.entries, stored.record, is_end=True, finished_steps=finished, fold=2**62, with_images=False
+    )
     style = _STYLE.read_text()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     context: dict[str, Any] = {

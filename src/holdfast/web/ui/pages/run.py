@@ -11,9 +11,11 @@ from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading import summarize_run
 from holdfast.runtime.transcript import read_record_waits
 from holdfast.web.ui.site import Site, get_principal
+from holdfast.web.ui.views.comparison import can_compare
+from holdfast.web.ui.views.doubts import read_doubts
 from holdfast.web.ui.views.explanation import explain_run
 from holdfast.web.ui.views.formatting import utc_now
-from holdfast.web.ui.views.journal import read_content, read_window, search
+from holdfast.web.ui.views.journal import read_content, read_image, read_window, search
 from holdfast.web.ui.views.listing import count_pending
 from holdfast.web.ui.views.related import read_related
 from holdfast.web.ui.views.steps import Content, StepView
@@ -65,18 +67,24 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
     principal = get_principal(request)
     run = summarize_run(record)
     waits = () if record.is_terminal else read_record_waits(record)
+    related = await read_related(site.store, record, principal)
     known_agent = record.agent_name in site.app.agents
     return {
         "run": run,
         "why": explain_run(run, waits, utc_now()),
         "tasks": list_tasks(record, waits),
-        "related": await read_related(site.store, record, principal),
+        "related": related,
+        "can_compare": can_compare(record, len(related.forks), len(related.children)),
         "is_terminal": record.is_terminal,
         "is_live": not record.is_terminal,
         "can_answer": "answer" in principal.scopes,
         "can_control": "control" in principal.scopes,
         "can_resume": known_agent and run.status in _RESUMABLE,
-        "can_fork": "start" in principal.scopes,
+        "can_fork": "start" in principal.scopes and not run.conversation,
+        "doubts": await read_doubts(site.store, record) if "control" in principal.scopes else [],
+        # The store keeps how often the run was claimed, and the last claim.
+        "attempts": record.token,
+        "worker": record.owner,
         # Only the agent's code can begin a turn.
         "can_send": "send" in principal.scopes and (known_agent or not run.conversation),
         "back": "run",
@@ -93,6 +101,15 @@ async def show_content(site: Site, request: Request) -> Response:
     template = "content_part.html" if "part" in request.query_params else "content_page.html"
     code = "code" in request.query_params
     return site.render(request, template, content=content, run_id=record.run_id, code=code)
+
+
+async def show_image(site: Site, request: Request) -> Response:
+    """Return a picture of the transcript, of a type that a browser only draws."""
+    record = await site.get_record(request)
+    media_type, content = await read_image(
+        site.store, record.run_id, request.path_params["seq"], request.path_params["number"]
+    )
+    return Response(content, media_type=media_type)
 
 
 def read_number(given: str | None, default: int | None = None) -> Any:

@@ -13,7 +13,8 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.transcript import Transcript
 from holdfast.web.ui.views.formatting import cut_text, format_value
-from holdfast.web.ui.views.steps import Steps, build_steps, find_content
+from holdfast.web.ui.views.images import list_images
+from holdfast.web.ui.views.steps import Steps, StepView, build_steps, find_content
 
 #: Entries of a window: some 65 steps with one call each.
 WINDOW = 200
@@ -62,18 +63,57 @@ async def read_window(
     )
 
 
+async def read_step(store: CheckpointStore, record: RunRecord, number: int) -> StepView:
+    """Return one finished step with whole texts.
+
+    Raises:
+        RunNotFound: the journal has no such step.
+    """
+    entries = (await store.load(record.run_id)).entries
+    step = await asyncio.to_thread(_build_step, entries, record, number)
+    if step is None:
+        raise RunNotFound(record.run_id)
+    return step
+
+
+def _build_step(entries: Sequence[Entry], record: RunRecord, number: int) -> StepView | None:
+    end = _find_step(entries, number)
+    start = max((at for at in range(end) if entries[at].kind is EntryKind.STEP), default=0)
+    steps = build_steps(entries[start : end + 1], record, is_end=False, finished_steps=0, fold=2**62)
+    return next((step for step in steps.steps if step.finished and step.number == number), None)
+
+
+async def read_image(store: CheckpointStore, run_id: str, seq: int, number: int) -> tuple[str, bytes]:
+    """Return the media type and the bytes of one picture of the journal.
+
+    Raises:
+        RunNotFound: the run has no such picture.
+    """
+    images = list_images(await _read_entry(store, run_id, seq))
+    content = images[number].read() if number < len(images) else b""
+    if not content:
+        raise RunNotFound(run_id)
+    return images[number].media_type, content
+
+
 async def read_content(store: CheckpointStore, run_id: str, seq: int, number: int) -> str:
     """Return one whole text of the journal.
 
     Raises:
         RunNotFound: the run has no such text.
     """
-    stored = await store.load(run_id, after=seq - 1)
-    entry = next((entry for entry in stored.entries if entry.seq == seq), None)
-    content = find_content(entry, number) if entry is not None else None
+    content = find_content(await _read_entry(store, run_id, seq), number)
     if content is None:
         raise RunNotFound(run_id)
     return content
+
+
+async def _read_entry(store: CheckpointStore, run_id: str, seq: int) -> Entry:
+    stored = await store.load(run_id, after=seq - 1)
+    for entry in stored.entries[:1]:
+        if entry.seq == seq:
+            return entry
+    raise RunNotFound(run_id)
 
 
 async def search(store: CheckpointStore, run_id: str, text: str) -> list[Hit]:

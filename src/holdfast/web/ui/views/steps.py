@@ -11,6 +11,7 @@ from holdfast.checkpoint.record import RunRecord
 from holdfast.core.state import StepTimes
 from holdfast.runtime.transcript import Call, Transcript, TranscriptItem
 from holdfast.web.ui.views.formatting import format_value
+from holdfast.web.ui.views.images import list_images
 
 #: Longer content is cut; the rest is loaded when the reader asks for it.
 FOLD_LENGTH = 3_000
@@ -18,6 +19,10 @@ FOLD_LENGTH = 3_000
 PartKind = Literal[
     "prompt", "user", "system", "thinking", "reply", "result", "message", "phase", "turn", "answer", "error"
 ]
+
+
+#: Items that show the pictures of their entry.
+_ILLUSTRATED = ("begin", "user", "reply", "result", "resolution", "message")
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +33,8 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     length: int
     seq: int
     number: int
+    #: How many pictures the entry has, if they are shown here.
+    images: int = 0
 
     @property
     def is_cut(self) -> bool:
@@ -83,7 +90,13 @@ class Steps(msgspec.Struct, kw_only=True):
 
 
 def build_steps(
-    entries: Sequence[Entry], record: RunRecord, *, is_end: bool, finished_steps: int, fold: int = FOLD_LENGTH
+    entries: Sequence[Entry],
+    record: RunRecord,
+    *,
+    is_end: bool,
+    finished_steps: int,
+    fold: int = FOLD_LENGTH,
+    with_images: bool = True,
 ) -> Steps:
     """Build the steps of consecutive entries. If they do not begin with the journal, the first step is left out.
 
@@ -91,6 +104,7 @@ def build_steps(
         is_end: whether the entries reach to the end of the journal.
         finished_steps: of the whole run, for the number of the step under way.
         fold: longer texts are cut to this length.
+        with_images: count the pictures, for a page that can load them.
     """
     transcript = Transcript()
     items = transcript.read(entries)
@@ -101,7 +115,8 @@ def build_steps(
             base, items = items[first], items[first + 1 :]
     if is_end:
         transcript.close(record)
-    builder = _Builder(base, record.created_at, finished_steps, Numbering(fold))
+    images = {entry.seq: len(list_images(entry)) for entry in entries} if with_images else {}
+    builder = _Builder(base, record.created_at, finished_steps, Numbering(fold), images)
     for item in items:
         builder.add(item)
     return Steps(steps=builder.finish(), transcript=transcript, last_step_seq=builder.last_step_seq)
@@ -127,7 +142,12 @@ class Numbering:
 
 class _Builder:
     def __init__(
-        self, base: TranscriptItem | None, created_at: datetime, finished_steps: int, numbers: Numbering
+        self,
+        base: TranscriptItem | None,
+        created_at: datetime,
+        finished_steps: int,
+        numbers: Numbering,
+        images: dict[int, int],
     ) -> None:
         self._last = base
         self._last_at = base.at if base is not None else created_at
@@ -138,6 +158,8 @@ class _Builder:
         self._calls: dict[str, CallView] = {}
         self._prompt = ""
         self._numbers = numbers
+        #: By entry: the pictures that are not placed yet.
+        self._images = images
         self.last_step_seq = base.seq if base is not None else -1
 
     def add(self, item: TranscriptItem) -> None:
@@ -176,6 +198,8 @@ class _Builder:
 
     def _add_part(self, item: TranscriptItem) -> None:
         contents = [content for _, content in self._numbers.read(item)]
+        if item.kind in _ILLUSTRATED and contents:
+            contents[0] = msgspec.structs.replace(contents[0], images=self._images.pop(item.seq, 0))
         match item.kind:
             case "begin" if item.text:  # a conversation has none
                 self._prompt = item.text
