@@ -53,7 +53,7 @@ async def store_fanout(store: CheckpointStore | None, run_id: str) -> None:
     assert store is not None
     first = (ProposedWrite(path="app.py", content="import os\n\nprint(1)\n"), ProposedWrite(path="old.py", delete=True))
     second = (ProposedWrite(path="app.py", content="import os\n\nprint(2)\n"),)
-    responses = [
+    responses: list[ModelResponse | PartialResponse] = [
         ModelResponse(
             model_id="fake:one", text="I print **one**.", proposed_writes=first, input_tokens=900, cost_usd=0.02
         ),

@@ -82,8 +82,7 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
         "can_resume": known_agent and run.status in _RESUMABLE,
         "can_fork": "start" in principal.scopes and not run.conversation,
         "doubts": await read_doubts(site.store, record) if "control" in principal.scopes else [],
-        # The store keeps how often the run was claimed, and the last claim.
-        "attempts": record.token,
+        # Of the attempts, the store keeps the last worker, and how many in a row made no progress.
         "worker": record.owner,
         # Only the agent's code can begin a turn.
         "can_send": "send" in principal.scopes and (known_agent or not run.conversation),

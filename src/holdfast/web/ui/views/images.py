@@ -66,10 +66,10 @@ def _find(value: Any) -> Iterator[Image]:
         for each in value:
             yield from _find(each)
     elif isinstance(value, dict):
-        media_type = next((value[name] for name in _TYPE_NAMES if isinstance(value.get(name), str)), "")
-        data = next((value[name] for name in _DATA_NAMES if isinstance(value.get(name), str)), None)
-        if media_type in _SIGNATURES and data is not None and not data.startswith("data:"):
-            yield from _make(media_type, data)
+        kind = next((value[name] for name in _TYPE_NAMES if isinstance(value.get(name), str)), "")
+        content = next((value[name] for name in _DATA_NAMES if isinstance(value.get(name), str)), "data:")
+        if kind in _SIGNATURES and not content.startswith("data:"):
+            yield from _make(kind, content)
             return
         for each in value.values():
             yield from _find(each)
