@@ -88,3 +88,20 @@ def test_an_action_on_many_runs_takes_exactly_those_of_the_preview(server: UISer
     expect(page.get_by_role("status")).to_contain_text("2 runs cancelled")
     found = [server.call(server.app.get(run_id)).status for run_id in ("bulk-1", "bulk-2", "bulk-later", "bulk-done")]
     assert found == ["cancelled", "cancelled", "waiting", "done"]
+
+
+def test_failed_and_cancelled_runs_of_a_filter_are_resumed(any_server: UIServer, page: Page) -> None:
+    for run_id in ("again-1", "again-2", "again-3"):
+        any_server.submit("clerk", "Pay.", run_id, labels={"suite": "again"})
+        any_server.wait_for(run_id, "waiting")
+    for run_id in ("again-1", "again-2"):
+        any_server.call(any_server.app.cancel(run_id))
+    page.goto(f"{any_server.url}/?q=label.suite:again")
+    page.get_by_text("All of these…").click()
+    page.get_by_role("link", name="Resume…").click()
+    expect(page.get_by_role("heading", name="Resume 2 runs?")).to_be_visible()
+    expect(page.locator("tbody")).not_to_contain_text("again-3")
+    page.get_by_role("button", name="Resume 2 runs").click()
+    expect(page.get_by_role("status")).to_contain_text("2 runs left to the workers")
+    for run_id in ("again-1", "again-2"):
+        any_server.wait_for(run_id, "waiting")  # for the approval, as before

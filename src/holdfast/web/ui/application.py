@@ -16,7 +16,7 @@ from holdfast.app import App
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.ui.login import LinkLogin
-from holdfast.web.ui.pages import actions, bulk, export, fleet, inbox, run, run_stream, runs
+from holdfast.web.ui.pages import actions, bulk, export, fleet, inbox, new_run, run, run_stream, runs
 from holdfast.web.ui.security import SecurityHeaders
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
@@ -55,6 +55,8 @@ def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | 
 _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/", runs.show_runs, "read"),
     ("GET", "/live/runs", runs.stream_runs, "read"),
+    ("GET", "/new", new_run.show_form, "start"),
+    ("POST", "/runs", new_run.start_run, "start"),
     ("GET", "/runs/{run_id}", run.show_run, "read"),
     ("GET", "/live/runs/{run_id}", run_stream.stream_run, "read"),
     ("GET", "/runs/{run_id}/content/{seq:int}/{number:int}", run.show_content, "read"),

@@ -8,6 +8,8 @@ from starlette.responses import Response
 from holdfast.core.errors import DefinitionError
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL
 from holdfast.web.ui.live import Fragment, stream_fragments
+from holdfast.web.ui.pages.bulk import ACTIONS
+from holdfast.web.ui.pages.new_run import can_start
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.views.filters import STATUS_CHOICES, RunsFilter, parse_filter
 from holdfast.web.ui.views.formatting import utc_now
@@ -23,6 +25,7 @@ async def show_runs(site: Site, request: Request) -> Response:
         context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
     pending = await count_pending(site.store, get_principal(request))
     context["can_control"] = "control" in get_principal(request).scopes
+    context["can_start"] = can_start(site, get_principal(request))
     is_chat = context["filter"].labels.items() >= CONVERSATION_LABEL.items()
     context["section"] = "conversations" if is_chat else "runs"
     status = 422 if context.get("error") else 200
@@ -63,4 +66,4 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     return {"filter": wanted, "page": page, "counts": counts, "cursor": cursor, "error": ""}
 
 
-_COMMON = {"statuses": STATUS_CHOICES, "count_limit": COUNT_LIMIT}
+_COMMON = {"statuses": STATUS_CHOICES, "count_limit": COUNT_LIMIT, "bulk_actions": tuple(ACTIONS)}
