@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
+from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, backoff
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
@@ -158,6 +158,9 @@ class PostgresStore:
         await parts.heartbeat.remove(worker_id)
         await parts.queries.deregister_workers([worker_id])
 
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        return await self._require_open().queries.list_workers()
+
     # -- one run ------------------------------------------------------------------------------------------------
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
@@ -228,6 +231,9 @@ class PostgresStore:
         self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> RunPage:
         return await self._require_open().queries.list_page(filter or RunFilter(), limit, cursor)
+
+    async def count_runs(self, limit: int) -> Mapping[RunStatus, int]:
+        return await self._require_open().queries.count_runs(limit)
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
