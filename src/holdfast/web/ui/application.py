@@ -13,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope as ConnectionScope
 
 from holdfast.app import App
+from holdfast.batteries.schedule import Schedule
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.ui.login import LinkLogin
@@ -23,7 +24,13 @@ from holdfast.web.ui.site import Handler, Site, make_endpoint
 _STATIC = Path(__file__).parent / "static"
 
 
-def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | None = None) -> Starlette:
+def make_ui(
+    app: App,
+    *,
+    authorize: Authorize | None = None,
+    login: LinkLogin | None = None,
+    schedule: Schedule | None = None,
+) -> Starlette:
     """Return the page of an App as an ASGI application, which may be mounted under any path.
 
     Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
@@ -31,6 +38,7 @@ def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | 
     Args:
         authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
         login: exchanges the token of a link for a cookie. `holdfast ui` uses it.
+        schedule: the Fleet page shows its jobs.
 
     Raises:
         DefinitionError: the App has no store.
@@ -41,7 +49,7 @@ def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | 
         async with app:
             yield
 
-    site = Site(app, login.authorize if login is not None else authorize)
+    site = Site(app, login.authorize if login is not None else authorize, schedule)
     routes: list[BaseRoute] = [
         Route(path, make_endpoint(site, handler, scope), methods=[method]) for method, path, handler, scope in _ROUTES
     ]
@@ -72,6 +80,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/bulk", bulk.preview, "control"),
     ("POST", "/bulk", bulk.apply, "control"),
     ("GET", "/fleet", fleet.show_fleet, "read"),
+    ("POST", "/fleet/run-job", fleet.run_job, "start"),
     ("GET", "/live/fleet", fleet.stream_fleet, "read"),
     ("GET", "/live/inbox", inbox.stream_inbox, "read"),
 )

@@ -40,9 +40,7 @@ async def start_run(site: Site, request: Request) -> Response:
 
 def _require_start(site: Site, request: Request) -> None:
     if not can_start(site, get_principal(request)):
-        raise Forbidden(
-            "no run can be started here: that needs an App with agents, and a token that is not for one run"
-        )
+        raise Forbidden("no run can be started here: this needs an App with agents, and no token for one run")
 
 
 async def _submit(site: Site, request: Request, form: dict[str, str]) -> str:

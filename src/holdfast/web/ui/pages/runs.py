@@ -13,7 +13,7 @@ from holdfast.web.ui.pages.new_run import can_start
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.views.filters import STATUS_CHOICES, RunsFilter, parse_filter
 from holdfast.web.ui.views.formatting import utc_now
-from holdfast.web.ui.views.listing import COUNT_LIMIT, RunRows, count_pending, count_statuses, read_rows
+from holdfast.web.ui.views.listing import RunRows, count_pending, count_statuses, read_rows
 
 
 async def show_runs(site: Site, request: Request) -> Response:
@@ -66,4 +66,4 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     return {"filter": wanted, "page": page, "counts": counts, "cursor": cursor, "error": ""}
 
 
-_COMMON = {"statuses": STATUS_CHOICES, "count_limit": COUNT_LIMIT, "bulk_actions": tuple(ACTIONS)}
+_COMMON = {"statuses": STATUS_CHOICES, "bulk_actions": tuple(ACTIONS)}
