@@ -1,6 +1,9 @@
 """The fleet: workers, the queue, schedules and budgets."""
 
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -119,3 +122,21 @@ def test_a_user_sees_the_own_jobs_and_budgets_only(fleet: Fleet) -> None:
     refused = httpx.post(f"{url}/fleet/run-job", data={"job": "nightly <digest>"}, headers={"x-user": "alice"})
     unknown = httpx.post(f"{url}/fleet/run-job", data={"job": "none"}, headers={"x-user": "alice"})
     assert (refused.status_code, unknown.status_code) == (404, 404)
+
+
+def test_the_demo_shows_a_living_fleet(page: Page) -> None:
+    command = [sys.executable, "-m", "holdfast", "demo", "--ui"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        page.goto(process.stdout.readline().strip())
+        expect(page.locator("#row-refund-8841 .status")).to_have_text("waiting")
+        page.get_by_role("link", name="Fleet").click()
+        expect(page.get_by_role("region", name="Schedules")).to_contain_text("morning digest")
+        expect(page.get_by_role("region", name="Budgets")).to_contain_text("of $2.00")
+        expect(page.get_by_role("region", name="Workers")).to_contain_text("serves this page")
+        page.goto("about:blank")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        process.stdout.close()

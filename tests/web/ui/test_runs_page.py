@@ -1,7 +1,15 @@
 """The runs list: what it says, its filters, its pages and its live updates."""
 
+import asyncio
+import re
+from datetime import UTC, datetime
+from functools import partial
+
+import httpx
 from playwright.sync_api import Page, expect
 from tests.web.ui.server import UIServer
+
+_FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 def test_a_run_says_why_it_is_where_it_is(server: UIServer, page: Page) -> None:
@@ -14,6 +22,25 @@ def test_a_run_says_why_it_is_where_it_is(server: UIServer, page: Page) -> None:
     expect(row.locator(".status")).to_have_text("waiting")
     row.get_by_role("link", name="why-1").click()
     expect(page.locator("h1")).to_have_text("why-1")
+
+
+def test_a_run_whose_provider_refuses_says_when_it_retries(server: UIServer, page: Page) -> None:
+    server.submit("throttled", "Try.", "why-429")
+    server.wait_for("why-429", "interrupted")
+    page.goto(server.url)
+    expect(page.locator("#row-why-429 .reason")).to_have_text(
+        re.compile(r"retries after ModelUnavailable: 429 Too Many Requests in (60|59) min|in 1 h")
+    )
+
+
+def test_counts_say_when_there_are_more(server: UIServer) -> None:
+    async def submit_many() -> None:
+        submit = partial(server.app.submit, "throttled", "Later.", not_before=_FAR, labels={"suite": "more"})
+        await asyncio.gather(*(submit() for _ in range(201)))
+
+    server.call(submit_many())
+    assert "Queued <b>201</b>" in httpx.get(server.url).text, "counted by the store"
+    assert "Queued <b>200+</b>" in httpx.get(f"{server.url}/?q=label.suite:more").text
 
 
 def test_the_filter_is_part_of_the_url(server: UIServer, page: Page) -> None:

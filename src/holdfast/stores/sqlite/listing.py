@@ -191,7 +191,7 @@ def _build_query(
 
 def count_runs(limit: int, liveness: Liveness, execute: Execute) -> dict[RunStatus, int]:
     """Count the runs of each status, up to `limit` of each."""
-    counts = {
+    counts: dict[RunStatus, int] = {
         status: execute(statement("count_status"), (status.value, limit)).get
         for status in _STATUSES
         if status is not RunStatus.RUNNING

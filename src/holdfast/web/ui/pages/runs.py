@@ -23,11 +23,10 @@ async def show_runs(site: Site, request: Request) -> Response:
     except DefinitionError as exc:
         wanted = RunsFilter(text=request.query_params.get("q", ""))
         context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
+        context["section"] = "runs"
     pending = await count_pending(site.store, get_principal(request))
     context["can_control"] = "control" in get_principal(request).scopes
     context["can_start"] = can_start(site, get_principal(request))
-    is_chat = context["filter"].labels.items() >= CONVERSATION_LABEL.items()
-    context["section"] = "conversations" if is_chat else "runs"
     status = 422 if context.get("error") else 200
     return site.render(request, "runs.html", status=status, **_COMMON, pending_count=pending, **context)
 
@@ -63,7 +62,14 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     cursor = params.get("cursor") or None
     page = await read_rows(site.store, wanted, principal, now, cursor)
     counts = await count_statuses(site.store, wanted, principal)
-    return {"filter": wanted, "page": page, "counts": counts, "cursor": cursor, "error": ""}
+    return {
+        "filter": wanted,
+        "page": page,
+        "counts": counts,
+        "cursor": cursor,
+        "error": "",
+        "section": "conversations" if wanted.labels.items() >= CONVERSATION_LABEL.items() else "runs",
+    }
 
 
 _COMMON = {"statuses": STATUS_CHOICES, "bulk_actions": tuple(ACTIONS)}
