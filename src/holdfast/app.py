@@ -39,11 +39,12 @@ from holdfast.runtime.prometheus import render_metrics
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.worker import RecoveryReport, Worker
 from holdfast.stores.redacting import RedactingStore
-from holdfast.stores.url import store_from_url
+from holdfast.stores.url import resolve_url, store_from_url
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from holdfast.batteries.schedule import Schedule
     from holdfast.web.auth import Authorize
 
 _CHECKPOINT_DEFAULTS = CheckpointSettings()
@@ -276,6 +277,12 @@ class App:
         """Return a new App, not open, with the same arguments except `changes`."""
         options: AppOptions = {**self._options, **changes}
         return App(**options)
+
+    @property
+    def store_url(self) -> str | None:
+        """The URL of the store. `None` if the App was given a store instead of a URL, or none."""
+        store = self._options["store"]
+        return resolve_url(store) if isinstance(store, str) else None
 
     def agent(self, name: str) -> AgentSource:
         """Return the agent of this name.
@@ -629,17 +636,18 @@ class App:
 
     # -- web ----------------------------------------------------------------------------------------------------
 
-    def web(self, *, authorize: "Authorize | None" = None) -> "Starlette":
+    def web(self, *, authorize: "Authorize | None" = None, schedule: "Schedule | None" = None) -> "Starlette":
         """Return the web page of this App at `/`, and its HTTP API at `/api`. Needs the extra `web`.
 
         Mount it under any path while the App is open, or serve it alone: then it opens the App.
 
         Args:
             authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
+            schedule: the page shows its jobs.
         """
         from holdfast.web.combined import make_web
 
-        return make_web(self, authorize=authorize)
+        return make_web(self, authorize=authorize, schedule=schedule)
 
     def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
         """Return the agent of this App. Refuse an agent that recovery would not find by its name."""

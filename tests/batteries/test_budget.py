@@ -72,6 +72,12 @@ class TestEveryLedger:
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 3
         assert (await ledger.spent("b", NOW - WEEK)).tokens == 7
 
+    async def test_accounts_with_spending_in_the_window_are_listed(self, ledger: Ledger) -> None:
+        await ledger.commit("old", ["gone", "a"], Spend(tokens=10), NOW - timedelta(days=8))
+        await ledger.commit("r", ["a", "b"], Spend(tokens=3, cost_usd=0.5, runs=1), NOW)
+        spend = Spend(tokens=3, cost_usd=0.5, runs=1)
+        assert await ledger.accounts(NOW - WEEK) == {"a": spend, "b": spend}
+
     async def test_reservations_of_other_runs_count(self, ledger: Ledger) -> None:
         assert await ledger.reserve("one", [reservation(10, 10)], NOW) is None
         shortage = await ledger.reserve("two", [reservation(10, 10)], NOW)

@@ -4,7 +4,7 @@ import functools
 import os
 import socket
 import subprocess
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -72,6 +72,16 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     #: New for every process start; never used again.
     worker_id: str
     process: ProcessIdentity
+
+
+class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered worker, as other processes see it."""
+
+    worker: WorkerIdentity
+    #: Whether the runs it holds are left to it.
+    alive: bool
+    #: Its last heartbeat. A worker on this host may be known to be dead although it was a moment ago.
+    last_at: datetime
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -2,12 +2,13 @@
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
+from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, backoff
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -50,7 +51,7 @@ class MemoryStore:
         self._is_open = False
         self._token = 0
         self._created = 0
-        self._workers: set[str] = set()
+        self._workers: dict[str, WorkerIdentity] = {}
         #: In order of creation, which is the order of listings.
         self._runs: dict[str, MemoryRun] = {}
         self._children: dict[str, set[str]] = {}
@@ -71,12 +72,17 @@ class MemoryStore:
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         self._check_open()
-        self._workers.add(worker.worker_id)
+        self._workers[worker.worker_id] = worker
 
     async def deregister_worker(self, worker_id: str) -> None:
         self._check_open()
-        self._workers.discard(worker_id)
+        self._workers.pop(worker_id, None)
         self._notify_change()
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        self._check_open()
+        now = self._clock.now()
+        return [WorkerHeartbeat(worker=worker, alive=True, last_at=now) for _, worker in sorted(self._workers.items())]
 
     # -- one run ------------------------------------------------------------------------------------------------
 
@@ -162,6 +168,14 @@ class MemoryStore:
             found.append(self._make_record(run))
             below = run.number
         return RunPage(records=tuple(found))
+
+    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
+        self._check_open()
+        counts = Counter(
+            RunStatus.INTERRUPTED if run.status is RunStatus.RUNNING and not self._has_live_owner(run) else run.status
+            for run in self._runs.values()
+        )
+        return {status: min(count, limit) for status, count in counts.items()}
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False

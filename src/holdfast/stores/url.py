@@ -9,6 +9,11 @@ from holdfast.db.url import POSTGRES_SCHEMES, parse_sqlite_path, redact_url
 DEFAULT_URL = "sqlite:.holdfast/runs.db"
 
 
+def resolve_url(url: str | None) -> str:
+    """Return `url`, or without one `HOLDFAST_STORE`, else the URL of the default store."""
+    return url or os.environ.get("HOLDFAST_STORE") or DEFAULT_URL
+
+
 def store_from_url(url: str | None = None, *, durability: Durability = "full") -> CheckpointStore:
     """Return the store that `url` names, not opened.
 
@@ -19,7 +24,7 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
     Raises:
         StoreError: the URL has an unknown scheme, or no path.
     """
-    url = url or os.environ.get("HOLDFAST_STORE") or DEFAULT_URL
+    url = resolve_url(url)
     scheme, _, rest = url.partition(":")
     if scheme == "memory":
         from holdfast.stores.memory import MemoryStore

@@ -1,10 +1,10 @@
 """A store wrapper that delegates everything: the base of wrappers that change a few methods."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
 from holdfast.checkpoint.counts import RunCount, count_runs
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.mail import Mail, Receipt
@@ -18,7 +18,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import NO_TRANSACTIONS, CheckpointStore, SupportsTransactions
+from holdfast.checkpoint.store import NO_TRANSACTIONS, CheckpointStore, SupportsFleetView, SupportsTransactions
 from holdfast.core.errors import DefinitionError
 
 
@@ -40,6 +40,9 @@ class StoreWrapper:
 
     async def deregister_worker(self, worker_id: str) -> None:
         await self._store.deregister_worker(worker_id)
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        return await self._get_fleet_view().list_workers()
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         return await self._store.create(run, worker_id=worker_id)
@@ -72,6 +75,14 @@ class StoreWrapper:
         self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> RunPage:
         return await self._store.list_page(filter, limit=limit, cursor=cursor)
+
+    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
+        return await self._get_fleet_view().count_by_status(limit)
+
+    def _get_fleet_view(self) -> SupportsFleetView:
+        if not isinstance(self._store, SupportsFleetView):
+            raise DefinitionError("the wrapped store neither lists workers nor counts runs: read its records")
+        return self._store
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False

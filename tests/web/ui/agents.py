@@ -3,14 +3,17 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast.core.agent import Agent
 from holdfast.core.approval import ApprovalRequest
+from holdfast.core.errors import ModelUnavailable
 from holdfast.core.message import Message, Reply, Usage
 from holdfast.core.reply_stream import emit_text
+from holdfast.core.retry import Retry
 from holdfast.core.tool import ToolSchema, tool
 from holdfast.core.waiting_tools import ask_person
 
@@ -40,6 +43,11 @@ async def write_slowly(messages: Sequence[Message], tools: Sequence[ToolSchema])
     return Reply(text="Once upon a time.")
 
 
+async def refuse_for_an_hour(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+    """Answer as a provider whose rate limit is reached."""
+    raise ModelUnavailable("429 Too Many Requests", timedelta(hours=1))
+
+
 def build_agents() -> list[Agent[Any]]:
     usage = Usage(input_tokens=900, output_tokens=100, cost_usd=0.01)
     clerk = ScriptedModel(
@@ -57,6 +65,7 @@ def build_agents() -> list[Agent[Any]]:
         Agent(name="reader", model=reader, tools=[read_page]),
         Agent(name="broken", model=ScriptedModel(ValueError("no such account"))),
         Agent(name="writer", model=write_slowly),
+        Agent(name="throttled", model=refuse_for_an_hour, retry=Retry(attempts=1)),
         # No test agent executes these: their runs stay as they were stored.
         Agent(name="greeter", model=ScriptedModel("Hello.", "Hello again.")),
     ]

@@ -7,16 +7,28 @@ from pathlib import Path
 from typing import Literal
 
 from playwright.sync_api import Page, expect, sync_playwright
+from starlette.applications import Starlette
 from tests.web.ui.server import UIServer
 
-from holdfast.cli.demo.fleet import build_fleet, submit_runs
+from holdfast.app import App
+from holdfast.batteries.schedule import MemoryJobs, Schedule
+from holdfast.cli.demo.fleet import add_jobs, build_fleet, submit_runs
 from holdfast.core.waiting import Value
+from holdfast.web.ui import make_ui
 
 _PICTURES: tuple[tuple[str, str, Literal["light", "dark"]], ...] = (
     ("web-runs", "/", "light"),
     ("web-run", "/runs/refund-8841", "light"),
     ("web-inbox", "/inbox", "dark"),
+    ("web-fleet", "/fleet", "light"),
 )
+
+
+_JOBS = MemoryJobs()
+
+
+def _make_site(app: App) -> Starlette:
+    return make_ui(app, schedule=Schedule(app.submit, jobs=_JOBS))
 
 
 def main(folder: Path) -> None:
@@ -24,10 +36,11 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as temporary,
-        UIServer(f"sqlite:{temporary}/runs.db", build_app=build_fleet) as server,
+        UIServer(f"sqlite:{temporary}/runs.db", _make_site, build_fleet) as server,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        server.call(add_jobs(Schedule(server.app.submit, jobs=_JOBS)))
         server.call(submit_runs(server.app))
         for run_id in ("trip-ee06", "refund-8841", "refund-8852", "trip-ee07"):
             server.wait_for(run_id, "waiting")

@@ -30,9 +30,10 @@ class UIServer:
         store: str,
         make_site: Callable[[App], Starlette] = make_ui,
         build_app: Callable[[str], App] = build_test_app,
+        root_path: str = "",
     ) -> None:
         self.app = build_app(store)
-        self._make_site = make_site
+        self._make_site, self._root_path = make_site, root_path
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -52,7 +53,9 @@ class UIServer:
         self._loop = asyncio.get_running_loop()
         async with self.app:
             site = self._make_site(self.app)
-            config = uvicorn.Config(site, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+            config = uvicorn.Config(
+                site, log_level="warning", lifespan="off", timeout_graceful_shutdown=1, root_path=self._root_path
+            )
             self._server = uvicorn.Server(config)
             self._ready.set()
             await self._server.serve(sockets=[self._listener])

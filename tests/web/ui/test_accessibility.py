@@ -31,6 +31,8 @@ def paths(server: UIServer) -> list[str]:
         "/?q=since:x",
         "/inbox",
         "/fleet",
+        "/new",
+        "/bulk?action=cancel",
         "/runs/axe-pay",
         "/runs/axe-read",
         "/runs/axe-read?q=page",

@@ -1,7 +1,15 @@
 """The runs list: what it says, its filters, its pages and its live updates."""
 
+import asyncio
+import re
+from datetime import UTC, datetime
+from functools import partial
+
+import httpx
 from playwright.sync_api import Page, expect
 from tests.web.ui.server import UIServer
+
+_FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 def test_a_run_says_why_it_is_where_it_is(server: UIServer, page: Page) -> None:
@@ -14,6 +22,25 @@ def test_a_run_says_why_it_is_where_it_is(server: UIServer, page: Page) -> None:
     expect(row.locator(".status")).to_have_text("waiting")
     row.get_by_role("link", name="why-1").click()
     expect(page.locator("h1")).to_have_text("why-1")
+
+
+def test_a_run_whose_provider_refuses_says_when_it_retries(server: UIServer, page: Page) -> None:
+    server.submit("throttled", "Try.", "why-429")
+    server.wait_for("why-429", "interrupted")
+    page.goto(server.url)
+    expect(page.locator("#row-why-429 .reason")).to_have_text(
+        re.compile(r"retries after ModelUnavailable: 429 Too Many Requests in (60|59) min|in 1 h")
+    )
+
+
+def test_counts_say_when_there_are_more(server: UIServer) -> None:
+    async def submit_many() -> None:
+        submit = partial(server.app.submit, "throttled", "Later.", not_before=_FAR, labels={"suite": "more"})
+        await asyncio.gather(*(submit() for _ in range(201)))
+
+    server.call(submit_many())
+    assert "Queued <b>201</b>" in httpx.get(server.url).text, "counted by the store"
+    assert "Queued <b>200+</b>" in httpx.get(f"{server.url}/?q=label.suite:more").text
 
 
 def test_the_filter_is_part_of_the_url(server: UIServer, page: Page) -> None:
@@ -88,3 +115,20 @@ def test_an_action_on_many_runs_takes_exactly_those_of_the_preview(server: UISer
     expect(page.get_by_role("status")).to_contain_text("2 runs cancelled")
     found = [server.call(server.app.get(run_id)).status for run_id in ("bulk-1", "bulk-2", "bulk-later", "bulk-done")]
     assert found == ["cancelled", "cancelled", "waiting", "done"]
+
+
+def test_failed_and_cancelled_runs_of_a_filter_are_resumed(any_server: UIServer, page: Page) -> None:
+    for run_id in ("again-1", "again-2", "again-3"):
+        any_server.submit("clerk", "Pay.", run_id, labels={"suite": "again"})
+        any_server.wait_for(run_id, "waiting")
+    for run_id in ("again-1", "again-2"):
+        any_server.call(any_server.app.cancel(run_id))
+    page.goto(f"{any_server.url}/?q=label.suite:again")
+    page.get_by_text("All of these…").click()
+    page.get_by_role("link", name="Resume…").click()
+    expect(page.get_by_role("heading", name="Resume 2 runs?")).to_be_visible()
+    expect(page.locator("tbody")).not_to_contain_text("again-3")
+    page.get_by_role("button", name="Resume 2 runs").click()
+    expect(page.get_by_role("status")).to_contain_text("2 runs left to the workers")
+    for run_id in ("again-1", "again-2"):
+        any_server.wait_for(run_id, "waiting")  # for the approval, as before

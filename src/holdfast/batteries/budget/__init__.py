@@ -3,11 +3,12 @@
 `App(agents, budget=Budget(Limit(tokens=1_000_000)))` limits every caller to a million tokens in seven days.
 """
 
-from holdfast.batteries.budget.budget import Budget, BudgetError, BudgetExhausted, BudgetUnavailable, Limit
+from holdfast.batteries.budget.budget import Account, Budget, BudgetError, BudgetExhausted, BudgetUnavailable, Limit
 from holdfast.batteries.budget.ledger import Ledger, MemoryLedger, Reservation, Spend
 from holdfast.batteries.budget.tables import TablesLedger
 
 __all__ = [
+    "Account",
     "Budget",
     "BudgetError",
     "BudgetExhausted",

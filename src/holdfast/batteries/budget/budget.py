@@ -1,7 +1,7 @@
 """The budget: reserves in the ledger before a step, commits to it after."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -79,10 +79,33 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
         name = self.per.removeprefix("label:")
         return f"label:{name}={info.labels.get(name, '')}"
 
+    def covers(self, account: str) -> bool:
+        """Whether this limit keeps a total for the account."""
+        if self.per == "all":
+            return account == "all"
+        return account.startswith(f"{self.per}=" if self.per.startswith("label:") else f"{self.per}:")
+
     def limits(self) -> dict[str, float]:
         """Return the limited units and their maximum."""
         values = {"tokens": self.tokens, "cost_usd": self.cost_usd, "runs": self.runs, "seconds": self.seconds}
         return {unit: value for unit, value in values.items() if value is not None}
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """What one account has spent of one limit, at one moment."""
+
+    name: str
+    limit: Limit
+    #: In the last `limit.window`.
+    spent: Spend
+
+    @property
+    def share(self) -> float:
+        """The spent part of the limit, of the unit of which most is spent. One and more: the limit is reached."""
+        return max(
+            getattr(self.spent, unit) / maximum if maximum > 0 else math.inf
+            for unit, maximum in self.limit.limits().items()
+        )
 
 
 #: Key of the budget's data in the run's annotations.
@@ -166,6 +189,21 @@ class Budget:
         """Return the spending of an account, such as `caller:alice`, in the last `window`."""
         await self._ensure_open()
         return await self._ledger.spent(account, self._clock.now() - window)
+
+    async def accounts(self) -> Sequence[Account]:
+        """Return every account that has spent something within the window of a limit, the nearest to its limit first.
+
+        Raises:
+            TablesError: the ledger cannot be read.
+        """
+        await self._ensure_open()
+        now, found = self._clock.now(), list[Account]()
+        for limit in self._limits:
+            spending = await self._ledger.accounts(now - limit.window)
+            found += [
+                Account(name=name, limit=limit, spent=spent) for name, spent in spending.items() if limit.covers(name)
+            ]
+        return sorted(found, key=lambda account: (-account.share, account.name))
 
     async def purge(self) -> None:
         """Delete spending that is older than every window."""

@@ -1,6 +1,6 @@
 """Spending, the ledger protocol, and the ledger in memory."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -89,6 +89,10 @@ class Ledger(Protocol):
         """Return the spending since then, precise to `BUCKET_LENGTH`."""
         ...
 
+    async def accounts(self, since: datetime) -> Mapping[str, Spend]:
+        """Return the spending since then of every account that has any, precise to `BUCKET_LENGTH`."""
+        ...
+
     async def purge(self, before: datetime) -> None:
         """Delete bookings and reservations older than `before`."""
         ...
@@ -141,6 +145,11 @@ class MemoryLedger:
         first = bucket_number(since)
         buckets = self._buckets.get(account, {})
         return sum((spend for number, spend in buckets.items() if number >= first), NO_SPEND)
+
+    async def accounts(self, since: datetime) -> Mapping[str, Spend]:
+        first = bucket_number(since)
+        recent = [account for account, buckets in self._buckets.items() if max(buckets, default=-1) >= first]
+        return {account: await self.spent(account, since) for account in recent}
 
     async def purge(self, before: datetime) -> None:
         first = bucket_number(before)

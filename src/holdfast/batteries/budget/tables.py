@@ -1,6 +1,6 @@
 """The ledger in SQLite or PostgreSQL."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -94,6 +94,16 @@ class TablesLedger:
         """Return the spending since then."""
         return await self._tables.read(partial(_sum_spent, account=account, since=since))
 
+    async def accounts(self, since: datetime) -> Mapping[str, Spend]:
+        """Return the spending since then of every account that has any."""
+
+        async def work(cursor: Cursor) -> Mapping[str, Spend]:
+            sql = f"SELECT account, {_SPEND_SUMS} FROM budget_spent WHERE bucket >= ? GROUP BY account"
+            rows = await cursor.execute(sql, (bucket_number(since),))
+            return {account: _parse_spend([spend]) for account, *spend in rows}
+
+        return await self._tables.read(work)
+
     async def purge(self, before: datetime) -> None:
         """Delete bookings and reservations older than `before`."""
 
@@ -129,7 +139,7 @@ async def _upsert(cursor: Cursor, table: str, account: str, run_id: str, spend: 
     await cursor.execute(sql, (account, run_id, *spend.as_tuple(), now.timestamp()))
 
 
-def _parse_spend(rows: Sequence[tuple[object, ...]]) -> Spend:
+def _parse_spend(rows: Sequence[Sequence[object]]) -> Spend:
     if not rows:
         return NO_SPEND
     # PostgreSQL returns the sum of integers as a decimal.

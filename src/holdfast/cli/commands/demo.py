@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.commands.ui import serve_ui
+from holdfast.app import App
+from holdfast.cli.commands.ui import make_schedule, serve_ui
 from holdfast.cli.demo.demo import MAX_KILLS, Demo
-from holdfast.cli.demo.fleet import build_fleet, keep_submitting
+from holdfast.cli.demo.fleet import add_jobs, build_fleet, keep_submitting
 from holdfast.cli.output import Output
 
 
@@ -39,7 +40,7 @@ def demo(
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-demo-")))
         folder.mkdir(parents=True, exist_ok=True)
         if ui:
-            asyncio.run(serve_ui(build_fleet(f"sqlite:{folder / 'runs.db'}"), 0, keep_submitting))
+            asyncio.run(_serve_fleet(f"sqlite:{folder / 'runs.db'}"))
             return
         output.print_line(f"seed {seed}: {kills} kills")
         session = Demo(folder, seed, kills, 0.2 if fast else 1.0, output)
@@ -49,3 +50,15 @@ def demo(
     output.print_line()
     output.print_line(str(result), "bold green" if result.passed else "bold red")
     sys.exit(0 if result.passed else 1)
+
+
+async def _serve_fleet(store: str) -> None:
+    app = build_fleet(store)
+    schedule = make_schedule(app, store)
+
+    async def work(app: App) -> None:
+        assert schedule is not None, "a SQLite store has one"
+        await add_jobs(schedule)
+        await asyncio.gather(keep_submitting(app), schedule.loop())
+
+    await serve_ui(app, 0, schedule, work)

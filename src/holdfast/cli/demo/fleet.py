@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.app import App
+from holdfast.batteries.budget import Budget, Limit, TablesLedger
+from holdfast.batteries.schedule import Schedule, ScheduleError
 from holdfast.config import WorkerSettings
 from holdfast.core.agent import Agent, Phase
 from holdfast.core.agent_tools import AgentToolProvider
@@ -16,6 +18,7 @@ from holdfast.core.message import Message, Reply, ToolCall, ToolResult, Usage
 from holdfast.core.reply_stream import emit_text
 from holdfast.core.tool import tool
 from holdfast.core.waiting_tools import ask_person, sleep
+from holdfast.db.url import tables_from_url
 from holdfast.errors import HoldfastError
 
 #: Seconds that a scripted model takes for a reply.
@@ -35,8 +38,24 @@ def build_fleet(store: str) -> App:
         agents,
         store,
         worker=WorkerSettings(handle_signals=False),
+        budget=Budget(
+            Limit(cost_usd=2.0, window=timedelta(days=1)),
+            Limit(tokens=400_000, cost_usd=10.0, per="all", window=timedelta(days=1)),
+            ledger=TablesLedger(tables_from_url(store)),
+        ),
         extra_tools=AgentToolProvider([agents[1]], allowed=lambda info: ["photo_check"]),
     )
+
+
+async def add_jobs(schedule: Schedule) -> None:
+    """Add the jobs of the demo. Those that exist are left alone."""
+    jobs = (
+        ("morning digest", "digest", "Summarise what happened yesterday", "0 7 * * 1-5", "Europe/Lisbon"),
+        ("photo check", "photo_check", "Check the photos that came in", "*/2 * * * *", "UTC"),
+    )
+    for name, agent, prompt, cron, timezone in jobs:
+        with suppress(ScheduleError):  # the job exists, or cronsim is not installed
+            await schedule.add(name, agent, prompt, cron, timezone=timezone, caller_id="schedule")
 
 
 async def submit_runs(app: App) -> None:

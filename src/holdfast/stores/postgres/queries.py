@@ -1,9 +1,10 @@
 """The statements of a store beside its group commit."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
-from holdfast.checkpoint.claim import WorkerIdentity, is_process_alive, this_process
+from holdfast.checkpoint.claim import WorkerHeartbeat, WorkerIdentity, is_process_alive, this_process
 from holdfast.checkpoint.counts import CountedRow, RunCount, merge_rows
 from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus, StoredRun
 from holdfast.db.postgres_connection import Rows
@@ -63,6 +64,39 @@ class Queries:
             for worker_id, host, pid, started in await self._readers.execute(self._workers_sql, [self.host])
             if is_process_alive(make_process_identity(host, pid, started)) is False
         ]
+
+    async def list_workers(self) -> list[WorkerHeartbeat]:
+        """Return all registered workers, ordered by id."""
+        rows = await self._execute(
+            "select w.worker_id, w.host, w.pid, w.started, w.alive_until - w.dead_after, holdfast.heard_from(w)"
+            " from holdfast.worker w order by w.worker_id"
+        )
+        found: list[WorkerHeartbeat] = []
+        for worker_id, host, pid, started, last_at, heard_from in rows:
+            worker = WorkerIdentity(
+                worker_id=unescape_text(worker_id), process=make_process_identity(host, pid, started)
+            )
+            known = is_process_alive(worker.process)
+            found.append(WorkerHeartbeat(worker=worker, alive=heard_from if known is None else known, last_at=last_at))
+        return found
+
+    async def count_by_status(self, limit: int) -> dict[RunStatus, int]:
+        """Count the runs of each status, up to `limit` of each."""
+        rows = await self._execute(
+            "select s.status, (select count(*) from (select from holdfast.run r where r.status = s.status limit $1) r)"
+            " from unnest($2::text[]) as s (status)"
+            " union all"
+            " select case when holdfast.alive(r.owner, $3, $4::text[]) then 'running' else 'interrupted' end, r.runs"
+            " from (select owner, count(*) as runs from holdfast.run where status = 'running' group by owner) r",
+            limit,
+            [status.value for status in RunStatus if status not in (RunStatus.RUNNING, RunStatus.REMOVED)],
+            self.host,
+            await self.dead_local_workers(),
+        )
+        counts = Counter[RunStatus]()
+        for status, count in rows:
+            counts[RunStatus(status)] += count
+        return {status: min(count, limit) for status, count in counts.items()}
 
     async def load(self, run_id: str, after: int) -> StoredRun | None:
         return decode_run(await self._readers.execute(self._load_sql, (escape_text(run_id), after)), after)

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity, backoff
+from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, backoff
 from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError, StorePermissionError
 from holdfast.checkpoint.journal import Append
@@ -162,6 +162,9 @@ class PostgresStore:
         await parts.heartbeat.remove(worker_id)
         await parts.queries.deregister_workers([worker_id])
 
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        return await self._require_open().queries.list_workers()
+
     # -- one run ------------------------------------------------------------------------------------------------
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
@@ -232,6 +235,9 @@ class PostgresStore:
         self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> RunPage:
         return await self._require_open().queries.list_page(filter or RunFilter(), limit, cursor)
+
+    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
+        return await self._require_open().queries.count_by_status(limit)
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False

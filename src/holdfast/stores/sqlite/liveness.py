@@ -5,10 +5,16 @@ import os
 from datetime import timedelta
 from typing import NamedTuple
 
-from holdfast.checkpoint.claim import ProcessIdentity, is_process_alive, this_process
+from holdfast.checkpoint.claim import (
+    ProcessIdentity,
+    WorkerHeartbeat,
+    WorkerIdentity,
+    is_process_alive,
+    this_process,
+)
 from holdfast.clock import Clock
 from holdfast.stores.sqlite.database import statement
-from holdfast.stores.sqlite.transaction import Execute
+from holdfast.stores.sqlite.transaction import Execute, from_micros
 
 #: Rows of workers whose heartbeat has not changed for this many lease timeouts are deleted.
 _FORGET_AFTER_LEASES = 1000
@@ -29,6 +35,10 @@ class WorkerRow(NamedTuple):
     started: str
     #: Grows with each heartbeat. Compared only with earlier values of the same worker.
     heartbeat: int
+
+    @property
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(host=self.host, pid=self.pid, started=self.started)
 
 
 class _Observation(NamedTuple):
@@ -62,6 +72,17 @@ class Liveness:
     def alive_workers(self, execute: Execute) -> frozenset[str]:
         return frozenset(row.worker_id for row in _list_workers(execute) if self._is_row_alive(row))
 
+    def list_heartbeats(self, execute: Execute) -> list[WorkerHeartbeat]:
+        """Return all registered workers, ordered by id."""
+        return [
+            WorkerHeartbeat(
+                worker=WorkerIdentity(worker_id=row.worker_id, process=row.process),
+                alive=self._is_row_alive(row),
+                last_at=from_micros(row.heartbeat),
+            )
+            for row in sorted(_list_workers(execute))
+        ]
+
     def forgettable_workers(self, execute: Execute) -> list[str]:
         """Return the workers whose row has no use any more: the process has ended, or has been silent for long."""
         rows = _list_workers(execute)
@@ -79,7 +100,7 @@ class Liveness:
 
     def _is_process_alive(self, row: WorkerRow) -> bool | None:
         """Return whether the process runs; `None` if that cannot be known from here."""
-        process = ProcessIdentity(host=row.host, pid=row.pid, started=row.started)
+        process = row.process
         own = _own_process(os.getpid())
         if process == own:
             return True

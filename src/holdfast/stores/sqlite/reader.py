@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import apsw
 
+from holdfast.checkpoint.claim import WorkerHeartbeat
 from holdfast.checkpoint.counts import RunCount, merge_rows
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Entry, unpack_segments
@@ -21,7 +22,16 @@ from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus,
 from holdfast.checkpoint.store import StoreHealth
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
 from holdfast.stores.sqlite.drafts import find_requested, read_draft
-from holdfast.stores.sqlite.listing import NEWEST, OLDEST, Position, make_record, parse_cursor, read_counts, read_page
+from holdfast.stores.sqlite.listing import (
+    NEWEST,
+    OLDEST,
+    Position,
+    count_by_status,
+    make_record,
+    parse_cursor,
+    read_counts,
+    read_page,
+)
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.mail import read_unread_mail
 from holdfast.stores.sqlite.transaction import Execute, to_micros
@@ -182,6 +192,12 @@ class Reader:
         work = partial(read_page, filter, start, "DESC", max(limit, 0), self._liveness)
         records, position = await self._threads.submit(work)
         return RunPage(records=tuple(records), cursor=None if position is None else position.to_cursor())
+
+    async def count_by_status(self, limit: int) -> dict[RunStatus, int]:
+        return await self._threads.submit(partial(count_by_status, limit, self._liveness))
+
+    async def list_workers(self) -> list[WorkerHeartbeat]:
+        return await self._threads.submit(self._liveness.list_heartbeats)
 
     async def read_mail(self, run_id: str) -> tuple[Mail, ...]:
         return await self._threads.submit(partial(_read_mail, run_id))

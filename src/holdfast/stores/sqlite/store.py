@@ -1,11 +1,11 @@
 """The SQLite store: all runs in one file."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import timedelta
 from os import PathLike
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
 from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
@@ -127,6 +127,10 @@ class SqliteStore:
                 self._heartbeat.add(worker)
             raise
 
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        self._check_open()
+        return await self._reader.list_workers()
+
     # -- one run ------------------------------------------------------------------------------------------------------
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
@@ -166,6 +170,10 @@ class SqliteStore:
     ) -> RunPage:
         self._check_open()
         return await self._reader.list_page(filter or RunFilter(), limit, cursor)
+
+    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
+        self._check_open()
+        return await self._reader.count_by_status(limit)
 
     async def claim(
         self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False

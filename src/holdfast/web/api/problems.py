@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.batteries.schedule import JobNotFound
 from holdfast.checkpoint.errors import (
     CheckpointError,
     InvalidCursor,
@@ -44,6 +45,7 @@ log = logging.getLogger("holdfast.web")
 #: The first class that an error is an instance of decides. Other errors are 500.
 _STATUSES: tuple[tuple[type[HoldfastError], int], ...] = (
     (RunNotFound, 404),
+    (JobNotFound, 404),
     (NotWaiting, 404),
     (InvalidCursor, 422),
     (DefinitionError, 422),

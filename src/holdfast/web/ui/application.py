@@ -13,17 +13,24 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope as ConnectionScope
 
 from holdfast.app import App
+from holdfast.batteries.schedule import Schedule
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.ui.login import LinkLogin
-from holdfast.web.ui.pages import actions, bulk, compare, export, fleet, fork, inbox, run, run_stream, runs
+from holdfast.web.ui.pages import actions, bulk, compare, export, fleet, fork, inbox, new_run, run, run_stream, runs
 from holdfast.web.ui.security import SecurityHeaders
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
 _STATIC = Path(__file__).parent / "static"
 
 
-def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | None = None) -> Starlette:
+def make_ui(
+    app: App,
+    *,
+    authorize: Authorize | None = None,
+    login: LinkLogin | None = None,
+    schedule: Schedule | None = None,
+) -> Starlette:
     """Return the page of an App as an ASGI application, which may be mounted under any path.
 
     Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
@@ -31,6 +38,7 @@ def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | 
     Args:
         authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
         login: exchanges the token of a link for a cookie. `holdfast ui` uses it.
+        schedule: the Fleet page shows its jobs.
 
     Raises:
         DefinitionError: the App has no store.
@@ -41,7 +49,7 @@ def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | 
         async with app:
             yield
 
-    site = Site(app, login.authorize if login is not None else authorize)
+    site = Site(app, login.authorize if login is not None else authorize, schedule)
     routes: list[BaseRoute] = [
         Route(path, make_endpoint(site, handler, scope), methods=[method]) for method, path, handler, scope in _ROUTES
     ]
@@ -55,6 +63,8 @@ def make_ui(app: App, *, authorize: Authorize | None = None, login: LinkLogin | 
 _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/", runs.show_runs, "read"),
     ("GET", "/live/runs", runs.stream_runs, "read"),
+    ("GET", "/new", new_run.show_form, "start"),
+    ("POST", "/runs", new_run.start_run, "start"),
     ("GET", "/runs/{run_id}", run.show_run, "read"),
     ("GET", "/live/runs/{run_id}", run_stream.stream_run, "read"),
     ("GET", "/runs/{run_id}/content/{seq:int}/{number:int}", run.show_content, "read"),
@@ -73,6 +83,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/bulk", bulk.preview, "control"),
     ("POST", "/bulk", bulk.apply, "control"),
     ("GET", "/fleet", fleet.show_fleet, "read"),
+    ("POST", "/fleet/run-job", fleet.run_job, "start"),
     ("GET", "/live/fleet", fleet.stream_fleet, "read"),
     ("GET", "/live/inbox", inbox.stream_inbox, "read"),
 )

@@ -27,6 +27,7 @@ def make_environment() -> jinja2.Environment:
         "duration": formatting.format_duration,
         "number": formatting.format_number,
         "cost": formatting.format_cost,
+        "amount": formatting.format_amount,
         "size": formatting.format_size,
         "value": formatting.format_value,
         "arguments": formatting.format_arguments,

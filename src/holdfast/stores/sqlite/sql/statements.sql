@@ -293,6 +293,12 @@ WHERE status = 'waiting' AND agent_name = ?1 AND wake_at <= ?2 AND not_before <=
     )
 ORDER BY wake_at LIMIT ?3
 
+-- name: count_status
+SELECT count(*) FROM (SELECT 1 FROM runs INDEXED BY runs_by_status WHERE status = ?1 LIMIT ?2)
+
+-- name: count_by_owner
+SELECT owner, count(*) FROM runs INDEXED BY runs_running WHERE status = 'running' GROUP BY owner
+
 -- == workers =========================================================================================================
 
 -- name: register_worker

@@ -24,9 +24,11 @@ class BulkAction(msgspec.Struct, frozen=True, kw_only=True):
     """What can be done to many runs, and to which."""
 
     verb: str
+    #: For the sentence that follows the number of runs.
     past: str
     statuses: frozenset[RunStatus]
     apply: Callable[[Site, str], Awaitable[None]]
+    is_destructive: bool = False
 
 
 ACTIONS = {
@@ -35,6 +37,13 @@ ACTIONS = {
         past="cancelled, or asked to stop",
         statuses=frozenset(RunStatus) - TERMINAL_STATUSES - {RunStatus.REMOVED},
         apply=lambda site, run_id: site.app.cancel(run_id),
+        is_destructive=True,
+    ),
+    "resume": BulkAction(
+        verb="Resume",
+        past="left to the workers, which resume them",
+        statuses=frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED}),
+        apply=lambda site, run_id: site.app.requeue(run_id),
     ),
     "unpark": BulkAction(
         verb="Unpark",
@@ -47,6 +56,7 @@ ACTIONS = {
         past="removed",
         statuses=TERMINAL_STATUSES,
         apply=lambda site, run_id: site.store.remove(run_id),
+        is_destructive=True,
     ),
 }
 

@@ -31,6 +31,7 @@ MESSAGES = {
     "cancelling": "The run is asked to stop; it ends at its next step.",
     "resumed": "The run is resumed in this process.",
     "unparked": "Unparked. A worker resumes the run.",
+    "started": "Queued. A worker starts the run.",
     "forked": "This is the fork. A worker starts it.",
     "sent": "Sent. The run reads the message before its next step.",
 }

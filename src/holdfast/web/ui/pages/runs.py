@@ -8,10 +8,12 @@ from starlette.responses import Response
 from holdfast.core.errors import DefinitionError
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL
 from holdfast.web.ui.live import Fragment, stream_fragments
+from holdfast.web.ui.pages.bulk import ACTIONS
+from holdfast.web.ui.pages.new_run import can_start
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.views.filters import STATUS_CHOICES, RunsFilter, parse_filter
 from holdfast.web.ui.views.formatting import utc_now
-from holdfast.web.ui.views.listing import COUNT_LIMIT, RunRows, count_pending, count_statuses, read_rows
+from holdfast.web.ui.views.listing import RunRows, count_pending, count_statuses, read_rows
 
 
 async def show_runs(site: Site, request: Request) -> Response:
@@ -21,10 +23,10 @@ async def show_runs(site: Site, request: Request) -> Response:
     except DefinitionError as exc:
         wanted = RunsFilter(text=request.query_params.get("q", ""))
         context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
+        context["section"] = "runs"
     pending = await count_pending(site.store, get_principal(request))
     context["can_control"] = "control" in get_principal(request).scopes
-    is_chat = context["filter"].labels.items() >= CONVERSATION_LABEL.items()
-    context["section"] = "conversations" if is_chat else "runs"
+    context["can_start"] = can_start(site, get_principal(request))
     status = 422 if context.get("error") else 200
     return site.render(request, "runs.html", status=status, **_COMMON, pending_count=pending, **context)
 
@@ -60,7 +62,14 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     cursor = params.get("cursor") or None
     page = await read_rows(site.store, wanted, principal, now, cursor)
     counts = await count_statuses(site.store, wanted, principal)
-    return {"filter": wanted, "page": page, "counts": counts, "cursor": cursor, "error": ""}
+    return {
+        "filter": wanted,
+        "page": page,
+        "counts": counts,
+        "cursor": cursor,
+        "error": "",
+        "section": "conversations" if wanted.labels.items() >= CONVERSATION_LABEL.items() else "runs",
+    }
 
 
-_COMMON = {"statuses": STATUS_CHOICES, "count_limit": COUNT_LIMIT}
+_COMMON = {"statuses": STATUS_CHOICES, "bulk_actions": tuple(ACTIONS)}

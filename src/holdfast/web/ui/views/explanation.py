@@ -75,6 +75,9 @@ def _explain_wait(call: WaitingCall, now: datetime) -> Iterator[Piece]:
 
 def _explain_unowned(run: RunSummary, now: datetime) -> list[Piece]:
     if run.not_before > now:
+        if run.retry_error and run.retry_error in run.reason:  # its model is unavailable
+            error = cut_text(run.retry_error, 100)
+            return [Piece(f"retries after {error} in {format_duration(run.not_before - now)}")]
         verb = "starts" if run.status is RunStatus.QUEUED else "resumes"
         after = f" after {_cut(run.reason)}" if run.reason else ""
         return [Piece(f"{verb} in {format_duration(run.not_before - now)}{after}")]

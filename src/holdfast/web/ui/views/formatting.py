@@ -51,6 +51,16 @@ def format_cost(dollars: float) -> str:
     return f"${dollars:,.2f}" if dollars >= 0.1 else f"${dollars:.4f}"
 
 
+def format_amount(value: float, unit: str) -> str:
+    """Return an amount of a budget: `12,000 tokens`, `$1.50`, `3 runs`, `5 min`."""
+    match unit:
+        case "cost_usd":
+            return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:.4f}"
+        case "seconds":
+            return format_duration(timedelta(seconds=value))
+    return format_count(int(value), unit.removesuffix("s"))
+
+
 def format_size(count: int) -> str:
     """`999 B`, `1.5 kB`, `20 MB`."""
     amount = float(count)

@@ -8,9 +8,10 @@ from datetime import datetime
 import msgspec
 
 from holdfast.checkpoint.record import RunRecord, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore, SupportsFleetView
+from holdfast.core.errors import DefinitionError
 from holdfast.core.waiting import PERSON_KINDS, WaitingCall
-from holdfast.runtime.reading import RunQuery, RunSummary, list_records, present_status, summarize_run
+from holdfast.runtime.reading import RunQuery, RunSummary, list_records, summarize_run
 from holdfast.runtime.transcript import read_record_waits
 from holdfast.web.auth import Principal
 from holdfast.web.ui.views.explanation import Piece, explain_run
@@ -19,10 +20,13 @@ from holdfast.web.ui.views.filters import NEEDS_YOU, STATUS_CHOICES, RunsFilter
 PAGE_SIZE = 50
 #: Records read at a time, and in all, for a filter that the store cannot apply.
 _SCAN_PAGE, _SCAN_LIMIT = 250, 5_000
-#: Runs of one status are counted up to this many.
-COUNT_LIMIT = 200
+#: Runs of one status are counted up to this many: by the store, or by reading their records.
+_COUNT_LIMIT, _READ_LIMIT = 10_000, 200
 
 _EMPTY = RunQuery(status=[])
+_STATUSES = tuple(RunStatus(status) for status in STATUS_CHOICES if status != NEEDS_YOU)
+#: Runs of these may need a person. Only their records say whether they do.
+_NEEDING = (RunStatus.WAITING, RunStatus.PARKED)
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +44,21 @@ class RunRows(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None
     #: The scan has stopped at its limit: there may be runs that fit further on.
     stopped: bool = False
+
+
+class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of runs by status, and of those that need a person."""
+
+    counts: Mapping[str, int]
+    #: There are more of these than were counted.
+    more: frozenset[str] = frozenset()
+
+    def format(self, name: str) -> str:
+        """Return the number of a status, or of all for an empty name: `12`, or `200+` if there are more."""
+        if name:
+            return f"{self.counts.get(name, 0):,}{'+' if name in self.more else ''}"
+        total = sum(count for status, count in self.counts.items() if status != NEEDS_YOU)
+        return f"{total:,}{'+' if self.more - {NEEDS_YOU} else ''}"
 
 
 def make_row(record: RunRecord, now: datetime) -> RunRow:
@@ -84,35 +103,56 @@ async def read_rows(
     return RunRows(rows=rows, cursor=cursor, stopped=True)
 
 
-async def count_statuses(store: CheckpointStore, filter: RunsFilter, principal: Principal) -> Mapping[str, int] | None:
-    """Count the runs of each status, up to `COUNT_LIMIT`. `None` if the filter is not one of the store."""
+async def count_statuses(store: CheckpointStore, filter: RunsFilter, principal: Principal) -> StatusCounts | None:
+    """Count the runs of each status. `None` if the filter is not one of the store."""
     if filter.words or filter.min_cost is not None or filter.max_cost is not None or principal.run_id is not None:
         return None
     query = restrict(filter.to_query(with_status=False), principal)
-    counts: Counter[str] = Counter()
     if query is _EMPTY:
-        return counts
-    statuses = [status for status in STATUS_CHOICES if status != NEEDS_YOU]
-    # `interrupted` would read the running runs again.
-    reads = [
-        list_records(store, limit=COUNT_LIMIT, **(query | {"status": status}))
-        for status in statuses
-        if status != RunStatus.INTERRUPTED
-    ]
-    interrupted = list_records(store, limit=COUNT_LIMIT, **(query | {"status": RunStatus.INTERRUPTED}))
-    for page in await asyncio.gather(*reads, interrupted):
-        for record in page.records:
-            status = present_status(record)
-            counts[status] += 1
-            if status in (RunStatus.WAITING, RunStatus.PARKED):
-                counts[NEEDS_YOU] += needs_person(summarize_run(record), read_record_waits(record))
-    return counts
+        return StatusCounts(counts={})
+    counted = await count_all(store, _COUNT_LIMIT) if principal.sees_all and not any(query.values()) else None
+    read = await _count_by_reading(store, query, _STATUSES if counted is None else _NEEDING)
+    if counted is None:
+        return read
+    counts = {**counted.counts, NEEDS_YOU: read.counts[NEEDS_YOU]}
+    return StatusCounts(counts=counts, more=counted.more | (read.more & {NEEDS_YOU}))
+
+
+async def count_all(store: CheckpointStore, limit: int) -> StatusCounts | None:
+    """Count all runs, up to `limit` of each status. `None` if the store cannot."""
+    if not isinstance(store, SupportsFleetView):
+        return None
+    try:
+        counted = await store.count_by_status(limit)
+    except DefinitionError:  # it wraps a store that cannot
+        return None
+    return StatusCounts(
+        counts={status.value: count for status, count in counted.items()},
+        more=frozenset(status.value for status, count in counted.items() if count >= limit),
+    )
+
+
+async def _count_by_reading(store: CheckpointStore, query: RunQuery, statuses: Sequence[RunStatus]) -> StatusCounts:
+    reads = [list_records(store, limit=_READ_LIMIT, **(query | {"status": status})) for status in statuses]
+    counts: Counter[str] = Counter()
+    more: set[str] = set()
+    for status, page in zip(statuses, await asyncio.gather(*reads), strict=True):
+        counts[status.value] = len(page.records)
+        found = {status.value}
+        if status in _NEEDING:
+            found.add(NEEDS_YOU)
+            counts[NEEDS_YOU] += sum(
+                needs_person(summarize_run(record), read_record_waits(record)) for record in page.records
+            )
+        if page.cursor is not None:
+            more |= found
+    return StatusCounts(counts=counts, more=frozenset(more))
 
 
 async def count_pending(store: CheckpointStore, principal: Principal) -> int:
-    """Count the calls that wait for a person, up to `COUNT_LIMIT` runs."""
+    """Count the calls that wait for a person, in the newest runs that wait."""
     query = restrict(RunQuery(status=[RunStatus.WAITING]), principal)
-    page = await list_records(store, limit=COUNT_LIMIT, **query)
+    page = await list_records(store, limit=_READ_LIMIT, **query)
     return sum(
         call.kind in PERSON_KINDS
         for record in page.records
