@@ -185,7 +185,10 @@ class Attempt:
     ) -> ModelResponse:
         """Return the recorded reply, or ask the model and record what it says."""
         if self._is_nested:
-            return await ask()
+            response = await ask()
+            # Its tokens are counted with the call that the agent works for.
+            self._context.add_usage(RunUsage(cost_usd=self._get_cost(model, response.usage)))
+            return response
         try:
             kit = Toolkit(tools, handoffs)
             if self._transcript.open_reply is not None:
@@ -238,13 +241,15 @@ class Attempt:
                 return response
 
     def _count(self, model: str, usage: Usage) -> None:
-        cost = self._options.cost
         self._context.add_usage(
             RunUsage(
                 requests=usage.requests,
                 input_tokens=usage.input_tokens,
                 output_tokens=usage.output_tokens,
                 reasoning_tokens=usage.output_tokens_details.reasoning_tokens,
-                cost_usd=cost(model, usage) if cost is not None else 0.0,
+                cost_usd=self._get_cost(model, usage),
             )
         )
+
+    def _get_cost(self, model: str, usage: Usage) -> float:
+        return 0.0 if self._options.cost is None else self._options.cost(model, usage)
