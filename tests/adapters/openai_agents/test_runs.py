@@ -10,9 +10,12 @@ from agents import (
     Agent,
     GuardrailFunctionOutput,
     InputGuardrailTripwireTriggered,
+    Model,
     ModelBehaviorError,
+    ModelProvider,
     ModelResponse,
     OutputGuardrailTripwireTriggered,
+    RunConfig,
     RunContextWrapper,
     Usage,
     function_tool,
@@ -59,6 +62,27 @@ async def test_an_agent_as_a_tool_is_one_call_and_its_usage_counts() -> None:
     assert get_outputs(model.requests[1]) == {"c1": "inner is done"}
     assert (result.steps, result.usage.tool_calls) == (2, 1)
     assert (result.usage.requests, result.usage.input_tokens, result.usage.output_tokens) == (4, 40, 12)
+
+
+async def test_the_cost_of_an_agent_as_a_tool_counts() -> None:
+    models = {
+        "large": ScriptedModel([call("c1", "ask_inner", input="?")], "done"),
+        "small": ScriptedModel([call("i1", "look", city="Nice")], "inner is done"),
+    }
+
+    class Provider(ModelProvider):
+        def get_model(self, model_name: str | None) -> Model:
+            return models[model_name or ""]
+
+    inner = Agent(name="inner", model="small", tools=[look])
+    agent = durable(
+        Agent(name="a", model="large", tools=[inner.as_tool("ask_inner", "Asks.")]),
+        run_config=RunConfig(model_provider=Provider()),
+        cost=lambda model, usage: {"large": 1.0, "small": 0.25}[model] * usage.requests,
+    )
+    async with App([agent], "memory:") as app:
+        result = await app.run("a", "go")
+    assert (result.usage.requests, result.usage.cost_usd) == (4, 2.5)
 
 
 async def test_dynamic_instructions_see_the_context() -> None:

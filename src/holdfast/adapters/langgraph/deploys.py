@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint
+from langgraph.pregel import Pregel
 from langgraph.types import Send, StateSnapshot
 
 from holdfast.adapters.langgraph.graph import Graph
@@ -30,8 +31,10 @@ async def list_removed_nodes(graph: Graph, saver: BaseCheckpointSaver[str], stat
         return []
     removed = [name for name in _iter_due_nodes(found.checkpoint) if name not in graph.nodes]
     for task in state.tasks:
-        if isinstance(task.state, StateSnapshot):
-            for _, subgraph in graph.get_subgraphs(namespace=task.name):
+        if not isinstance(task.state, StateSnapshot):
+            continue
+        for _, subgraph in graph.get_subgraphs(namespace=task.name):
+            if isinstance(subgraph, Pregel):
                 inner = await list_removed_nodes(subgraph, saver, task.state)
                 removed += [f"{task.name}.{name}" for name in inner]
     return removed

@@ -107,38 +107,6 @@ class RunSaver(HoldfastSaver):
         #: The ids of replies that were counted.
         self._seen: set[str] = set()
 
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Store a checkpoint. One of the graph itself ends a step."""
-        return await self._database.run(self._put(config, checkpoint, metadata, new_versions))
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """Store what a task wrote. Replies of a model in it are shown to readers, and their usage is counted."""
-        await self._database.run(self._put_writes(config, writes, task_id, task_path))
-
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """As `aput`: for a graph that a sync node invokes."""
-        return self._database.run_sync(self._put(config, checkpoint, metadata, new_versions))
-
-    def put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """As `aput_writes`."""
-        self._database.run_sync(self._put_writes(config, writes, task_id, task_path))
-
     async def _put(
         self,
         config: RunnableConfig,
@@ -146,7 +114,8 @@ class RunSaver(HoldfastSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        stored = await super().aput(config, checkpoint, metadata, new_versions)
+        """Store a checkpoint. One of the graph itself ends a step."""
+        stored = await super()._put(config, checkpoint, metadata, new_versions)
         if not self._ends_step(get_thread(config)[1], metadata):
             await self._context.run.save()
             return stored
@@ -168,7 +137,8 @@ class RunSaver(HoldfastSaver):
     async def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> None:
-        await super().aput_writes(config, writes, task_id, task_path)
+        """Store what a task wrote. Replies of a model in it are shown to readers, and their usage is counted."""
+        await super()._put_writes(config, writes, task_id, task_path)
         replies = self._find_replies(writes)
         for reply in replies:
             self._count_usage(reply)

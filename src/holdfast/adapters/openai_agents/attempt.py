@@ -235,6 +235,8 @@ class Attempt:
             gate.fail(permit, exc)
             raise
         gate.settle(permit, response.usage.total_tokens)
+        # Its tokens are counted with the call that the agent works for.
+        self._context.add_usage(RunUsage(cost_usd=self._get_cost(model, response.usage)))
         return response
 
     async def _ask_until_reply(self, ask: Ask, model: str) -> ModelResponse:
@@ -250,13 +252,15 @@ class Attempt:
                 return response
 
     def _count(self, model: str, usage: Usage) -> None:
-        cost = self._options.cost
         self._context.add_usage(
             RunUsage(
                 requests=usage.requests,
                 input_tokens=usage.input_tokens,
                 output_tokens=usage.output_tokens,
                 reasoning_tokens=usage.output_tokens_details.reasoning_tokens,
-                cost_usd=cost(model, usage) if cost is not None else 0.0,
+                cost_usd=self._get_cost(model, usage),
             )
         )
+
+    def _get_cost(self, model: str, usage: Usage) -> float:
+        return 0.0 if self._options.cost is None else self._options.cost(model, usage)

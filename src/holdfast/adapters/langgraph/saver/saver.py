@@ -109,15 +109,13 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint. It is durable when this returns."""
-        await self._database.run(self._database.write(make_put(self.serde, config, checkpoint, metadata, new_versions)))
-        return _make_config(config, checkpoint)
+        return await self._database.run(self._put(config, checkpoint, metadata, new_versions))
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store what a task wrote. It is durable when this returns."""
-        request = make_put_writes(self.serde, config, writes, task_id, task_path)
-        await self._database.run(self._database.write(request))
+        await self._database.run(self._put_writes(config, writes, task_id, task_path))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete all that is stored of a thread."""
@@ -178,16 +176,13 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """As `aput`."""
-        request = make_put(self.serde, config, checkpoint, metadata, new_versions)
-        self._database.run_sync(self._database.write(request))
-        return _make_config(config, checkpoint)
+        return self._database.run_sync(self._put(config, checkpoint, metadata, new_versions))
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """As `aput_writes`."""
-        request = make_put_writes(self.serde, config, writes, task_id, task_path)
-        self._database.run_sync(self._database.write(request))
+        self._database.run_sync(self._put_writes(config, writes, task_id, task_path))
 
     def delete_thread(self, thread_id: str) -> None:
         """As `adelete_thread`."""
@@ -225,6 +220,22 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self._database.remember(reader.indexes)
         return found
 
+    async def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        await self._database.write(make_put(self.serde, config, checkpoint, metadata, new_versions))
+        thread_id, ns = get_thread(config)
+        return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": checkpoint["id"]}}
+
+    async def _put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> None:
+        await self._database.write(make_put_writes(self.serde, config, writes, task_id, task_path))
+
     def _delete_thread(self, thread_id: str) -> Coroutine[Any, Any, None]:
         return self._database.change(partial(upkeep.delete_thread, thread_id=thread_id))
 
@@ -261,8 +272,3 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 def make_serde(types: Sequence[type]) -> SerializerProtocol:
     """Return a msgpack serializer that creates objects of safe types and of these, and of no others."""
     return JsonPlusSerializer(allowed_msgpack_modules=types or None)
-
-
-def _make_config(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:
-    thread_id, ns = get_thread(config)
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": checkpoint["id"]}}
