@@ -54,7 +54,11 @@ def seconds(count: float) -> timedelta:
 @given(
     requests=st.none() | st.integers(1, 4),
     tokens=st.none() | st.integers(1, 20),
-    calls=st.lists(st.tuples(st.floats(0, 90), st.integers(0, 20)), max_size=30),
+    # Many pauses end shortly before or after a call no longer counts.
+    calls=st.lists(
+        st.tuples(st.sampled_from([0, 0.3, 0.9, 20.4, 59.2, 59.7, 60.2, 61]) | st.floats(0, 90), st.integers(0, 20)),
+        max_size=30,
+    ),
 )
 def test_no_minute_has_more_than_the_limit_and_no_call_waits_longer_than_61_seconds_require(
     requests: int | None, tokens: int | None, calls: list[tuple[float, int]]

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from holdfast import WorkerSettings
 from holdfast.cli.program import build_program

@@ -74,7 +74,7 @@ async def test_an_app_that_does_not_work_or_drains_takes_no_runs() -> None:
 
 async def test_serve_returns_when_the_worker_has_taken_its_runs_and_they_have_ended() -> None:
     store = MemoryStore()
-    async with App([AGENT], store, worker=WorkerSettings(take_runs=False, max_runs=2, concurrency=1)) as app:
+    async with App([AGENT], store, worker=WorkerSettings(take_runs=False, max_runs=2, concurrency=3)) as app:
         for number in range(3):
             await app.submit(AGENT, "go", run_id=f"r{number}")
         await app.serve()
