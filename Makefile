@@ -72,7 +72,6 @@ public-types: $(READY) ## Check that pyright knows the types of the whole public
 wheel-check: $(READY) ## Install the wheel and the sdist in clean environments on every Python, and try them (minutes)
 	$(BIN)/python -m tests.packaging.check_wheel
 
-# Measured in short forms: the fleets take 12 minutes, the crash tests at every point 50, the store suites 30.
 chaos: $(READY) postgresql ## Run the long crash, chaos, power-loss and property tests (under two hours)
 	HOLDFAST_CHAOS=1 HOLDFAST_TEST_THOROUGH=1 HOLDFAST_LONG_TESTS=1 HOLDFAST_POWER_LOSS_ROUNDS=20 HOLDFAST_CRASH_ROUNDS=20 \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 \

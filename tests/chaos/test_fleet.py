@@ -25,7 +25,7 @@ from holdfast.core.errors import RunParked
 RecordProperty = Callable[[str, object], None]
 
 LONG = bool(os.environ.get("HOLDFAST_CHAOS"))
-RUNS = 1_500 if LONG else 120
+RUNS = 1_000 if LONG else 120
 SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED") or random.SystemRandom().randrange(2**32))
 
 
@@ -88,7 +88,7 @@ async def _run_chaos(
     chaos = Chaos(workers, SEED, restart_server)
     submitted = await submit(workers, RUNS)
     waiting = asyncio.create_task(collect(workers, submitted))
-    await disrupt_while(chaos, waiting, seconds=600 if LONG else 12)
+    await disrupt_while(chaos, waiting, seconds=300 if LONG else 12)
     workers.wake(all_workers=True)
     outcome = await waiting
     taken_over = _count_taken_over(workers.ledger.read())

@@ -1,6 +1,5 @@
 """All tables in the database of a store: the store's own, and those of each battery."""
 
-import importlib.util
 from collections.abc import Sequence
 
 import msgspec
@@ -28,7 +27,7 @@ class TablesVersion(msgspec.Struct, frozen=True, kw_only=True):
     known: int
 
 
-async def read_versions(store_url: str) -> list[TablesVersion]:
+async def read_versions(store_url: str, *, langgraph: bool = False) -> list[TablesVersion]:
     """Read the version of all tables. Changes nothing.
 
     Raises:
@@ -43,7 +42,7 @@ async def read_versions(store_url: str) -> list[TablesVersion]:
     versions = [TablesVersion(tables="runs", found=version.found, known=version.known)]
     tables = tables_from_url(url)
     try:
-        for schema in _list_schemas(url):
+        for schema in _list_schemas(url, langgraph=langgraph):
             found = await tables.read_version(schema)
             versions.append(TablesVersion(tables=schema.name, found=found, known=len(schema.migrations)))
     finally:
@@ -51,7 +50,7 @@ async def read_versions(store_url: str) -> list[TablesVersion]:
     return versions
 
 
-async def migrate_all(store_url: str) -> None:
+async def migrate_all(store_url: str, *, langgraph: bool = False) -> None:
     """Create or migrate all tables. Other processes may use them meanwhile.
 
     Raises:
@@ -63,17 +62,17 @@ async def migrate_all(store_url: str) -> None:
     await store.close()
     tables = tables_from_url(url)
     try:
-        for schema in _list_schemas(url):
+        for schema in _list_schemas(url, langgraph=langgraph):
             await tables.open(schema)
     finally:
         await tables.close()
 
 
-def _list_schemas(url: str) -> list[Schema]:
-    schemas = list(BATTERIES)
-    # Its package imports langgraph, which takes a second.
-    if importlib.util.find_spec("langgraph") is not None:
+def _list_schemas(url: str, *, langgraph: bool) -> list[Schema]:
+    if not langgraph:
+        return list(BATTERIES)
+    try:
         from holdfast.adapters.langgraph.saver.schema import make_schema
-
-        schemas.append(make_schema(postgres=url.partition(":")[0] in POSTGRES_SCHEMES))
-    return schemas
+    except ModuleNotFoundError as exc:
+        raise CommandError(f'--langgraph needs {exc.name}: pip install "holdfast[langgraph]"') from exc
+    return [*BATTERIES, make_schema(postgres=url.partition(":")[0] in POSTGRES_SCHEMES)]

@@ -189,14 +189,16 @@ class PostgresTables:
         keys = sorted(zlib.crc32(f"{self._schema}.{name}".encode(errors="surrogatepass")) for name in set(lock))
 
         async def write(cursor: _PgCursor) -> _T:
-            [transaction] = await cursor.execute("SELECT txid_current(), pg_postmaster_start_time()::text")
+            [(transaction_id, started)] = await cursor.execute(
+                "SELECT txid_current(), pg_postmaster_start_time()::text"
+            )
             for key in keys:
                 await cursor.execute("SELECT pg_advisory_xact_lock(?)", (key,))
             result = await work(cursor)
             try:
                 await cursor.execute("COMMIT")
             except psycopg.OperationalError:
-                if not await self._was_committed(*transaction, cursor.deadline):
+                if not await self._was_committed(transaction_id, started, cursor.deadline):
                     raise
             return result
 

@@ -18,6 +18,9 @@ def migrate(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing. Exit with 1 if a migration is needed.")
     ] = False,
+    langgraph: Annotated[
+        bool, typer.Option("--langgraph", help="Also the tables of HoldfastSaver, LangGraph's checkpointer.")
+    ] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -26,7 +29,7 @@ def migrate(
     An App does this when it is opened, if its database user may. Run it before a deploy where workers have a user
     without that right. Workers of the version before continue meanwhile.
     """
-    pending = [each for each in asyncio.run(_run(store, check)) if each.found != each.known]
+    pending = [each for each in asyncio.run(_run(store, check, langgraph)) if each.found != each.known]
     if as_json:
         print_json(pending)
     else:
@@ -37,11 +40,11 @@ def migrate(
     sys.exit(1 if check and pending else 0)
 
 
-async def _run(store_url: str, check: bool) -> "list[TablesVersion]":
+async def _run(store_url: str, check: bool, langgraph: bool) -> "list[TablesVersion]":
     from holdfast.cli.migrations import migrate_all, read_versions
 
     with report_slow_open():
-        versions = await read_versions(store_url)
+        versions = await read_versions(store_url, langgraph=langgraph)
         if not check:
-            await migrate_all(store_url)
+            await migrate_all(store_url, langgraph=langgraph)
     return versions
