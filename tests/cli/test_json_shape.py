@@ -14,7 +14,7 @@ from holdfast import Agent, App, Message, Reply, RunWaiting, ToolCall, ToolSchem
 from holdfast.cli.program import build_program
 from holdfast.cli.runner import CommandResult
 from holdfast.web.api import make_api
-from holdfast.web.wire import MailReference, RunReference
+from holdfast.web.wire import MailReference, RunReference, RunResult
 
 Command = Callable[..., Any]
 
