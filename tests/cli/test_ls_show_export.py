@@ -50,7 +50,7 @@ def test_ls_lists_the_newest_runs_and_says_that_there_are_more(shell: Shell) -> 
     assert [row.split()[0] for row in rows] == [f"r{number}" for number in range(50, 0, -1)]
     assert newest.stderr == "there are more than these 50 runs: use --limit N, or --all for all of them\n"
     limited = shell.run("ls", "--limit", "2", "--json")
-    assert [run["run_id"] for run in json.loads(limited.stdout)] == ["r50", "r49"]
+    assert [run["run_id"] for run in json.loads(limited.stdout)["runs"]] == ["r50", "r49"]
     assert "there are more than these 2 runs" in limited.stderr
     everything = shell.run("ls", "--all", "--since", "1h")
     assert len(everything.stdout.splitlines()) == 52

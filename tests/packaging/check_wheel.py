@@ -49,7 +49,7 @@ def _try_environment(folder: Path, python: str, requirement: str, program: str) 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     inside = folder / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", inside, "install", "--quiet"]
+    install = [sys.executable, "-m", "pip", "--python", str(inside), "install", "--quiet"]
     commands: list[list[str | Path]] = [
         [python, "-m", "venv", "--without-pip", folder],
         [*install, "--constraint", ROOT / "constraints.txt", requirement],

@@ -44,6 +44,6 @@ def build_distribution(folder: Path) -> Distribution:
 
 
 def _build(target: str, source: Path, folder: Path) -> Path:
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", folder]
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
     subprocess.run(command, cwd=source, check=True, capture_output=True)
     return next(folder.glob("*.tar.gz" if target == "sdist" else "*.whl"))

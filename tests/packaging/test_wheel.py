@@ -26,8 +26,8 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
 def installed(distribution: Distribution, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The environment of a process that finds the wheel's package before that of the working copy."""
     folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder]
-    subprocess.run([*command, distribution.wheel], check=True, capture_output=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder)]
+    subprocess.run([*command, str(distribution.wheel)], check=True, capture_output=True)
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 

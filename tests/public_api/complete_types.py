@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _read_report() -> list[dict[str, Any]]:
-    command = [CHECKER, "--verifytypes", "holdfast", "--ignoreexternal", "--outputjson"]
+    command = [str(CHECKER), "--verifytypes", "holdfast", "--ignoreexternal", "--outputjson"]
     # The checker asks the first `python` on the path where packages are.
     environment = {**os.environ, "PATH": f"{CHECKER.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
     report = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout

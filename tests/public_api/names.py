@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import griffe
 
 ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
-#: What a public name stands for: a class, function or attribute.
-Definition = griffe.Object | griffe.Alias
+#: A class, function or attribute of griffe, or an alias, which has the attributes of its target.
+Definition = Any
 
 
 def load_public_names() -> dict[str, Definition]:

@@ -50,7 +50,7 @@ class TurnDelta:
         """
         self.before: list[tuple[EntryKind, bytes]] = []
         self.after: list[tuple[EntryKind, bytes]] = []
-        self.stored = since
+        self.stored: StoredTurns = since
         ended = state.turns[since.ended :]
         newest = state.turn or (state.turns[-1].input if state.turns else None)
         if newest is None:
@@ -69,7 +69,7 @@ class TurnDelta:
         if ended and state.turn is None:
             self.after.append((EntryKind.TURN, encode(ended[-1])))
         recent |= dict.fromkeys(_list_ids(newest), first)
-        self.stored: StoredTurns = StoredTurns(ended=len(state.turns), begun=newest.number, recent=_keep_recent(recent))
+        self.stored = StoredTurns(ended=len(state.turns), begun=newest.number, recent=_keep_recent(recent))
 
 
 def _keep_recent(first_seqs: dict[str, int]) -> dict[str, int]:
