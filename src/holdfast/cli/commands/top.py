@@ -21,7 +21,7 @@ from holdfast.cli.top_view import print_frame, render_frame
 from holdfast.runtime.activity import Activity, compare_activity, read_activity
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 
 def top(
@@ -78,7 +78,7 @@ class _View:
     async def update(self) -> None:
         self._before, self._activity = self._activity, await read_activity(self._store, utc_now())
 
-    def render(self, height: int) -> object:
+    def render(self, height: int) -> "RenderableType":
         rates = None if self._before is None else compare_activity(self._before, self._activity)
         return render_frame(self._activity, rates, height)
 
