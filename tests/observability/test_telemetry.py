@@ -61,12 +61,12 @@ class Collector:
 
 def get_id(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    return int(span.context.span_id)
 
 
 def get_trace(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.trace_id
+    return int(span.context.trace_id)
 
 
 def get_parent(span: ReadableSpan) -> int | None:

@@ -30,7 +30,7 @@ class CountedRow(NamedTuple):
     agent_name: str
     status: RunStatus
     owner_alive: bool
-    count: int
+    runs: int
     due: int
     oldest: datetime | None
 
@@ -63,7 +63,7 @@ def merge_rows(rows: Iterable[CountedRow]) -> list[RunCount]:
         orphaned = row.status is RunStatus.RUNNING and not row.owner_alive
         status = RunStatus.INTERRUPTED if orphaned else row.status
         before = merged.get((row.agent_name, status))
-        count, due, oldest = row.count, row.due if status in _QUEUE else 0, row.oldest if status in _QUEUE else None
+        count, due, oldest = row.runs, row.due if status in _QUEUE else 0, row.oldest if status in _QUEUE else None
         if before is not None:
             count, due = count + before.count, due + before.due
             oldest = min((time for time in (oldest, before.oldest) if time is not None), default=None)

@@ -34,6 +34,7 @@ from holdfast.cli.commands.show import show
 from holdfast.cli.commands.signal import signal
 from holdfast.cli.commands.submit import submit
 from holdfast.cli.commands.tail import tail
+from holdfast.cli.commands.top import top
 from holdfast.cli.commands.ui import ui
 from holdfast.cli.commands.unpark import unpark
 from holdfast.cli.commands.worker import worker
@@ -63,6 +64,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     ls,
     show,
     tail,
+    top,
     export,
     compare,
     ui,

@@ -140,7 +140,7 @@ class RunSpans:
         if not tool:
             self._fail_model_call(error)
         now = self._now()
-        attributes = {"holdfast.attempt": attempt, "error.type": type(error).__name__}
+        attributes: dict[str, Any] = {"holdfast.attempt": attempt, "error.type": type(error).__name__}
         span = self._tracer.start_span(f"retry {tool or 'model'}", attributes=attributes, start_time=now)
         span.end(end_time=now + int(delay.total_seconds() * 1e9))
 

@@ -1,0 +1,128 @@
+"""holdfast top."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+from tests.cli.shell import Shell
+
+from holdfast.checkpoint.counts import RunCount
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.cli.stores import open_store
+from holdfast.cli.top_view import make_summary, make_tables, render_frame
+from holdfast.runtime.activity import Activity, StuckRun, WorkerActivity, compare_activity
+from holdfast.testing.store_suite.store_under_test import add_worker, make_run
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def make_activity(*, stuck: int = 0, at: datetime = NOW, done: int = 5, steps: int = 3) -> Activity:
+    return Activity(
+        at=at,
+        counts=[
+            RunCount(agent_name="a", status=RunStatus.DONE, count=done),
+            RunCount(agent_name="a", status=RunStatus.QUEUED, count=9, due=7, oldest=NOW - timedelta(minutes=5)),
+        ],
+        workers=[WorkerActivity(worker_id="w-1", runs=2, agents=["a", "b"], last_write=NOW - timedelta(seconds=3))],
+        stuck=[
+            StuckRun(
+                run_id=f"run-{number}",
+                agent="a",
+                status=RunStatus.PARKED,
+                since=NOW - timedelta(hours=number),
+                steps=4,
+                strikes=1,
+                reason="budget \x1b[31mspent",
+            )
+            for number in range(stuck)
+        ],
+        is_partial=False,
+        steps={"r": steps},
+    )
+
+
+def render(activity: Activity, width: int, height: int) -> list[str]:
+    from rich.console import Console
+
+    console = Console(width=width, height=height, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render_frame(activity, None, height))
+    return capture.get().splitlines()
+
+
+def test_a_frame_fits_the_terminal_and_says_what_it_leaves_out() -> None:
+    for width, height in ((140, 50), (80, 20), (40, 20)):
+        lines = render(make_activity(stuck=100), width, height)
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+        assert any("of 100)" in line for line in lines)
+        assert "q leaves" in lines[-1]
+        assert "\x1b" not in "".join(lines)
+
+
+def test_a_short_table_leaves_its_room_to_the_others() -> None:
+    lines = render(make_activity(stuck=9), 120, 22)
+    assert sum("run-" in line for line in lines) == 9
+
+
+def test_the_tables_show_queues_workers_and_stuck_runs() -> None:
+    queues, workers, stuck = make_tables(make_activity(stuck=1))
+    assert (list(queues.columns), queues.rows) == (
+        ["AGENT", "DUE", "OLDEST", "QUEUED", "DONE"],
+        [["a", "7", "5 min", "9", "5"]],
+    )
+    assert workers.rows == [["w-1", "2", "3.0 s", "a, b"]]
+    assert stuck.rows == [["run-0", "parked", "a", "0.0 s", "4", "1", "budget \ufffd[31mspent"]]
+
+
+def test_rates_are_per_minute() -> None:
+    later = make_activity(at=NOW + timedelta(seconds=30), done=9, steps=13)
+    rates = compare_activity(make_activity(), later)
+    assert rates is not None
+    assert (rates.created, rates.ended, rates.steps) == (8, 8, 20)
+    assert "per minute: 8 created, 8 ended, 20 steps" in make_summary(later, rates)
+    assert compare_activity(later, later) is None
+
+
+async def _fill(url: str) -> None:
+    """Put runs into a store whose progress cannot be read: they are shown all the same."""
+    async with open_store(url, create=True) as store:
+        worker = await add_worker(store)
+        claim = await store.create(make_run("parked"), worker_id=worker)
+        assert claim is not None
+        await store.release(claim, Release(status=RunStatus.PARKED, reason="budget: spent"))
+        await store.create(make_run("orphan"), worker_id=worker)
+        await store.create(make_run("queued"))
+        await store.deregister_worker(worker)
+
+
+def test_one_frame_is_printed_without_a_terminal_and_as_json(shell: Shell) -> None:
+    asyncio.run(_fill(f"sqlite:{shell.folder / 'runs.db'}"))
+    text = shell.ok("top")
+    assert text.splitlines()[0] == "holdfast top · 0 busy workers · 0 running · 2 due · 2 stuck"
+    assert "no busy workers" in text
+    assert "budget: spent" in text
+    activity = json.loads(shell.ok("top", "--json"))
+    assert {run["run_id"]: run["status"] for run in activity["stuck"]} == {
+        "parked": "parked",
+        "orphan": "interrupted",
+    }
+
+
+def test_q_leaves_the_terminal_as_it_was(shell: Shell) -> None:
+    asyncio.run(_fill(f"sqlite:{shell.folder / 'runs.db'}"))
+    terminal = shell.terminal("top")
+    terminal.wait_for("q leaves")
+    assert "\x1b[?1049h" in terminal.raw, "a screen of its own"
+    terminal.type("q")
+    assert terminal.finish() == 0
+    assert terminal.raw.rindex("\x1b[?1049l") > terminal.raw.rindex("q leaves")
+
+
+def test_ctrl_c_leaves_too(shell: Shell) -> None:
+    asyncio.run(_fill(f"sqlite:{shell.folder / 'runs.db'}"))
+    terminal = shell.terminal("top")
+    terminal.wait_for("q leaves")
+    terminal.type("\x03")
+    assert terminal.finish() == 0
+    assert "Traceback" not in terminal.text
