@@ -153,7 +153,7 @@ class Contents(msgspec.Struct):
 
     def get_slots(self) -> Slots:
         """Return the slots of all limits. A running run with a live owner holds one of each of its limits."""
-        caps = {(limit.kind, limit.name): limit.max_runs for limit, _ in self.limits}
+        caps: dict[LimitName, int] = {(limit.kind, limit.name): limit.max_runs for limit, _ in self.limits}
         return Slots(caps, [run.limit_names for run in self.runs.values() if run.record.owner_alive])
 
     def get_held(self, worker_id: str) -> list[Run]:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
 
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.limits import ConcurrencyLimit
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import close_with_timeout
@@ -18,7 +19,7 @@ from holdfast.core.events import Event, StatusChanged
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
-from holdfast.core.info import RunInfo, RunLabels
+from holdfast.core.info import RunInfo, RunLabels, RunOptions
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
@@ -56,6 +57,7 @@ class AppOptions(TypedDict, total=False):
     listener: RunListener | None
     extra_tools: ToolProvider | None
     shutdown_exceptions: tuple[type[BaseException], ...]
+    limits: Iterable[ConcurrencyLimit]
     clock: Clock
 
 
@@ -93,6 +95,7 @@ class App:
         listener: RunListener | None = None,
         extra_tools: ToolProvider | None = None,
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
+        limits: Iterable[ConcurrencyLimit] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Join the parts.
@@ -106,6 +109,8 @@ class App:
                 runs, and executes only what `run`, `resume` and `recover` ask for.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
                 model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
+            limits: concurrency limits by agent or key, which hold for all workers of the store. Written to the store
+                when the App opens, unless an operator has set another limit there, which stays.
 
         Raises:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
@@ -120,6 +125,9 @@ class App:
         self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
         self.checkpoint_settings: Final = checkpoint
         self.worker_settings: Final = worker
+        self._limits = tuple(limits)
+        for limit in self._limits:
+            check_type("limits", limit, ConcurrencyLimit)
         self._options = AppOptions(
             agents=tuple(self.agents.values()),
             store=store,
@@ -131,6 +139,7 @@ class App:
             listener=listener,
             extra_tools=extra_tools,
             shutdown_exceptions=shutdown_exceptions,
+            limits=self._limits,
             clock=clock,
         )
         if isinstance(store, type) or not isinstance(store, str | Closeable | None):
@@ -176,6 +185,8 @@ class App:
         )
         if self._checkpoints is not None and self._hub is not None:
             await self._checkpoints.open()
+            for limit in self._limits:
+                await self._checkpoints.store.set_limit(limit, default=True)
             self._hub.open()
             self._parts = self._open_parts(self._checkpoints, executor, self._hub)
             if take_runs:
@@ -264,7 +275,7 @@ class App:
         run_id: str | None = None,
         on_cancel: OnCancel = "detach",
         through_waits: bool = False,
-        **labels: Unpack[RunLabels],
+        **labels: Unpack[RunOptions],
     ) -> Result[OutputT]:
         """Run an agent to its end.
 
@@ -305,7 +316,7 @@ class App:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         through_waits: bool = False,
-        **labels: Unpack[RunLabels],
+        **labels: Unpack[RunOptions],
     ) -> Result[OutputT]:
         """`run` for code without an event loop. Opens the App, executes only this run and its children, and closes it.
 
@@ -332,7 +343,7 @@ class App:
         run_id: str | None = None,
         not_before: datetime | None = None,
         connection: Any = None,
-        **labels: Unpack[RunLabels],
+        **labels: Unpack[RunOptions],
     ) -> str:
         """Queue a run for any worker, this App included. Durable when this returns.
 

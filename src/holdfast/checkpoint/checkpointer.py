@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark, is_rewritten
-from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge, UnreadMail
+from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
@@ -220,13 +220,16 @@ class StoreCheckpointer:
             caller_id=self._meta.caller_id,
             parent_run_id=self._meta.parent_run_id,
             labels=self._meta.labels,
+            priority=self._meta.priority,
+            key=self._meta.key or None,
             meta=encode(self._meta.summary()),
             progress=delta.progress,
             entries=delta.entries,
         )
         claim = await self._store.create(run, worker_id=self._worker_id)
         if claim is None:
-            raise StoreError(f"{type(self._store).__name__}.create returned no claim although a worker id was given")
+            # The caller follows it: a worker takes it when a slot is free.
+            raise RunLost(f"run {self._meta.run_id} is queued: a concurrency limit is reached")
         return claim
 
     def _clear_deferred(self) -> None:

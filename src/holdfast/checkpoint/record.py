@@ -77,10 +77,6 @@ RELEASE_STATUSES = frozenset(
 )
 
 
-#: The range of priorities.
-MIN_PRIORITY, MAX_PRIORITY = -10, 10
-
-
 class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run to be put into a store, with its first entries."""
 

@@ -77,6 +77,8 @@ class AsyncClient:
         run_id: str | None = None,
         not_before: datetime | None = None,
         labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        key: str = "",
     ) -> str:
         """Queue a run. Durable when this returns.
 
@@ -88,6 +90,8 @@ class AsyncClient:
             inputs=None if inputs is None else dict(inputs),
             labels=None if labels is None else dict(labels),
             not_before=not_before,
+            priority=priority,
+            key=key,
         )
         headers = {"idempotency-key": run_id or new_run_id()}
         return (await self._post("runs", body, RunReference, headers, repeat=True)).run_id

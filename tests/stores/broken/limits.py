@@ -48,8 +48,6 @@ class CountsNothing(BrokenStore):
     red = (
         "test_limits_are_listed_with_their_usage",
         "test_no_more_runs_of_a_key_are_claimed_than_its_limit",
-        "test_no_more_runs_of_an_agent_are_claimed_than_its_limit",
-        "test_both_limits_of_a_run_count",
         "test_a_slot_is_free_again_when_its_run_ends_waits_or_is_removed",
         "test_a_run_that_awakes_waits_for_a_slot",
         "test_a_run_created_for_a_worker_is_queued_if_its_limit_is_reached",
@@ -62,6 +60,14 @@ class CountsNothing(BrokenStore):
 
     def _iter_owned(self) -> Iterator[MemoryRun]:
         return iter(())
+
+
+class LimitsKeysOnly(BrokenStore):
+    red = ("test_no_more_runs_of_an_agent_are_claimed_than_its_limit", "test_both_limits_of_a_run_count")
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        if limit.kind == "key":
+            await super().set_limit(limit, default=default)
 
 
 class CountsDeadWorkers(BrokenStore):

@@ -103,7 +103,8 @@ class Queries:
 
     async def list_limits(self) -> list[LimitUsage]:
         rows = await self._execute(
-            "select kind, name, max_runs, used, is_default from holdfast.slots($1::text, $2::text[]) order by kind, name",
+            "select kind, name, max_runs, used, is_default from holdfast.slots($1::text, $2::text[])"
+            " order by kind, name",
             self.host,
             await self.dead_local_workers(),
         )

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.limits import make_limit
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
@@ -95,7 +96,7 @@ async def check_queue(
     for run in queued:
         await store.create(run)
     model = FairnessModel(caps, {run.run_id: run for run in queued})
-    claims = {}
+    claims: dict[str, Claim] = {}
     while model.queued:
         found = await store.claim_next(worker, agents=[f"{prefix}A", f"{prefix}B"], limit=room)
         claims |= {claim.run_id: claim for claim in found}
@@ -116,7 +117,13 @@ class FairnessTests(StoreUnderTest):
         worker = environment.make_worker()
         numbers = itertools.count()
 
-        @settings(max_examples=20 * THOROUGH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=20 * THOROUGH,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if THOROUGH > 1 else [])],
+        )
         @given(st.lists(_runs, min_size=1, max_size=12), _limits, st.sampled_from([1, 2, 4, 20]))
         def check(runs: list[_Run], limits: dict[tuple[str, str], int], room: int) -> None:
             call = check_queue(environment.store, worker.worker_id, f"q{next(numbers):05}-", runs, limits, room)

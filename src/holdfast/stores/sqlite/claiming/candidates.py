@@ -79,7 +79,7 @@ class CandidateScan:
         return iter(sorted((each for each in found if highest is None or each <= highest), reverse=True))
 
     def next_lanes(self, cursor: ScanCursor, limit: int) -> tuple[list[Lane], ScanCursor | None]:
-        """Return up to `limit` lanes whose key has a slot, and the cursor behind them; `None` at the end of the scan."""
+        """Return up to `limit` lanes whose key has a slot, and the cursor behind them; `None` after the last lane."""
         priority, start, position = cursor
         self._lane_agents.clear()
         if priority in self._due_priorities:
