@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import fcntl
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, ba
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
+    LimitReached,
     RunBusy,
     RunDamaged,
     RunEnded,
@@ -31,6 +31,15 @@ from holdfast.checkpoint.errors import (
     UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.limits import (
+    ConcurrencyLimit,
+    LimitKind,
+    LimitName,
+    LimitUsage,
+    Slots,
+    choose_fairly,
+    list_limit_names,
+)
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -80,6 +89,10 @@ class Run(msgspec.Struct):
         for mail_id in mail_ids:
             self.consumed[mail_id] = msgspec.structs.replace(self.unread.pop(mail_id), body=b"")
 
+    @property
+    def limit_names(self) -> Sequence[LimitName]:
+        return list_limit_names(self.record.agent_name, self.record.key, self.record.parent_run_id)
+
     def is_claimable(self, now: datetime) -> bool:
         """Return whether the run is interrupted, or waits until a time that has passed."""
         record = self.record
@@ -100,6 +113,8 @@ class Contents(msgspec.Struct):
     runs: dict[str, Run] = {}
     #: By run id: until when its drafts are requested.
     draft_requests: dict[str, datetime] = {}
+    #: Each with whether it is a default.
+    limits: list[tuple[ConcurrencyLimit, bool]] = []
 
     def get(self, run_id: str) -> Run:
         if run_id not in self.runs:
@@ -138,6 +153,11 @@ class Contents(msgspec.Struct):
     def get_parent(self, record: RunRecord) -> RunRecord | None:
         parent = self.runs.get(record.parent_run_id or "")
         return None if parent is None else parent.record
+
+    def get_slots(self) -> Slots:
+        """Return the slots of all limits. A running run with a live owner holds one of each of its limits."""
+        caps: dict[LimitName, int] = {(limit.kind, limit.name): limit.max_runs for limit, _ in self.limits}
+        return Slots(caps, [run.limit_names for run in self.runs.values() if run.record.owner_alive])
 
     def get_held(self, worker_id: str) -> list[Run]:
         held = (RunStatus.RUNNING, worker_id)
@@ -239,6 +259,8 @@ class SnapshotStore:
                 strikes=0,
                 not_before=run.not_before or now,
                 labels=run.labels,
+                priority=run.priority,
+                key=run.key,
                 reason="",
                 cancel_requested=False,
                 expires_at=None,
@@ -251,7 +273,9 @@ class SnapshotStore:
             new = contents.runs[run.run_id] = Run(record=record, number=contents.created)
             new.append(run.entries)
             contents.changes += 1
-            return None if worker_id is None else contents.claim(new, worker_id)
+            if worker_id is None or not contents.get_slots().try_take(new.limit_names):
+                return None
+            return contents.claim(new, worker_id)
 
     async def append(self, claim: Claim, write: Append) -> None:
         with self._transaction() as contents:
@@ -325,7 +349,13 @@ class SnapshotStore:
         )
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         with self._transaction() as contents:
             run = contents.get(run_id)
@@ -336,21 +366,50 @@ class SnapshotStore:
             is_interrupted = run.is_claimable(datetime.now(UTC))
             if record.status not in statuses and not (is_interrupted and RunStatus.INTERRUPTED in statuses):
                 raise RunNotClaimable(run_id, record.status, record.reason)
+            if within_limits and not contents.get_slots().try_take(run.limit_names):
+                raise LimitReached(run_id, record.status)
             return contents.claim(run, worker_id)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         with self._transaction() as contents:
             now = datetime.now(UTC)
-            turns: Counter[str] = Counter()
-            candidates: list[tuple[int, int, Run]] = []
+            #: By priority and caller.
+            queues: dict[int, dict[str, list[tuple[Sequence[LimitName], Run]]]] = {}
             for run in contents.runs.values():
                 record, parent = run.record, contents.get_parent(run.record)
                 is_due = run.is_claimable(now) and record.not_before <= now
                 if is_due and record.agent_name in agents and (parent is None or parent.is_terminal):
-                    turns[record.caller_id] += 1
-                    candidates.append((turns[record.caller_id], run.number, run))
-            candidates.sort()
-            return [contents.claim(run, worker_id) for _, _, run in candidates[:limit]]
+                    callers = queues.setdefault(record.priority, {})
+                    callers.setdefault(record.caller_id, []).append((run.limit_names, run))
+            slots = contents.get_slots()
+            chosen: list[Run] = []
+            for priority in sorted(queues, reverse=True):
+                chosen += choose_fairly(queues[priority].values(), slots, limit - len(chosen))
+            return [contents.claim(run, worker_id) for run in chosen]
+
+    # -- concurrency limits -------------------------------------------------------------------------------------
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        with self._transaction() as contents:
+            same = [known for known in contents.limits if (known[0].kind, known[0].name) == (limit.kind, limit.name)]
+            if not (default and same and not same[0][1]):
+                contents.limits = [*(known for known in contents.limits if known not in same), (limit, default)]
+            contents.changes += 1
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        with self._transaction() as contents:
+            found = len(contents.limits)
+            contents.limits = [known for known in contents.limits if (known[0].kind, known[0].name) != (kind, name)]
+            contents.changes += 1
+            return len(contents.limits) < found
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        contents = self._read()
+        slots = contents.get_slots()
+        return [
+            LimitUsage(limit=limit, running=slots.used[limit.kind, limit.name], is_default=is_default)
+            for limit, is_default in sorted(contents.limits, key=lambda known: (known[0].kind, known[0].name))
+        ]
 
     # -- mail ---------------------------------------------------------------------------------------------------
 

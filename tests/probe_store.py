@@ -7,6 +7,7 @@ from datetime import timedelta
 from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -169,14 +170,32 @@ class ProbeStore:
         return await self.inner.pending_mail(worker_id)
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         await self._enter("claim")
-        return await self.inner.claim(run_id, worker_id, statuses=statuses, steal=steal)
+        return await self.inner.claim(run_id, worker_id, statuses=statuses, steal=steal, within_limits=within_limits)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         await self._enter("claim_next")
         return await self.inner.claim_next(worker_id, agents=agents, limit=limit)
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        await self._enter("set_limit")
+        await self.inner.set_limit(limit, default=default)
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        await self._enter("remove_limit")
+        return await self.inner.remove_limit(kind, name)
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        await self._enter("list_limits")
+        return await self.inner.list_limits()
 
     async def request_cancel(self, run_id: str) -> None:
         await self._enter("request_cancel")

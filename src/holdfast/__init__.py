@@ -3,6 +3,7 @@
 from holdfast.app import App
 from holdfast.checkpoint.errors import ConversationClosed
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.limits import ConcurrencyLimit
 from holdfast.config import CheckpointSettings, Retention, WorkerSettings
 from holdfast.core.agent import Agent, Bounds, Model, Phase
 from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Effect
@@ -34,6 +35,7 @@ __all__ = [
     "Bounds",
     "CheckpointSettings",
     "Completed",
+    "ConcurrencyLimit",
     "Conversation",
     "ConversationBusy",
     "ConversationClosed",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
 
 from holdfast.checkpoint.counts import count_runs
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.limits import ConcurrencyLimit
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import close_with_timeout
@@ -19,7 +20,7 @@ from holdfast.core.events import Event, StatusChanged
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
-from holdfast.core.info import RunInfo, RunLabels
+from holdfast.core.info import RunInfo, RunLabels, RunOptions
 from holdfast.core.observation.metrics import RunMetrics
 from holdfast.core.observation.telemetry import Telemetry
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
@@ -65,6 +66,7 @@ class AppOptions(TypedDict, total=False):
     extra_tools: ToolProvider | None
     telemetry: Telemetry | None
     shutdown_exceptions: tuple[type[BaseException], ...]
+    limits: Iterable[ConcurrencyLimit]
     clock: Clock
 
 
@@ -105,6 +107,7 @@ class App:
         extra_tools: ToolProvider | None = None,
         telemetry: Telemetry | None = None,
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
+        limits: Iterable[ConcurrencyLimit] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Join the parts.
@@ -120,6 +123,8 @@ class App:
             telemetry: traces and metrics: `holdfast.batteries.telemetry.OpenTelemetry()`.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
                 model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
+            limits: concurrency limits by agent or key, which hold for all workers of the store. Written to the store
+                when the App opens, unless an operator has set another limit there, which stays.
 
         Raises:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
@@ -134,6 +139,9 @@ class App:
         self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
         self.checkpoint_settings: Final = checkpoint
         self.worker_settings: Final = worker
+        self._limits = tuple(limits)
+        for limit in self._limits:
+            check_type("limits", limit, ConcurrencyLimit)
         self._options = AppOptions(
             agents=tuple(self.agents.values()),
             store=store,
@@ -147,6 +155,7 @@ class App:
             extra_tools=extra_tools,
             telemetry=telemetry,
             shutdown_exceptions=shutdown_exceptions,
+            limits=self._limits,
             clock=clock,
         )
         if isinstance(store, type) or not isinstance(store, str | Closeable | None):
@@ -199,6 +208,8 @@ class App:
         )
         if self._checkpoints is not None and self._hub is not None:
             await self._checkpoints.open()
+            for limit in self._limits:
+                await self._checkpoints.store.set_limit(limit, default=True)
             self._hub.open()
             self._parts = self._open_parts(self._checkpoints, executor, self._hub)
             if take_runs:
@@ -303,7 +314,7 @@ class App:
         run_id: str | None = None,
         on_cancel: OnCancel = "detach",
         through_waits: bool = False,
-        **labels: Unpack[RunLabels],
+        **labels: Unpack[RunOptions],
     ) -> Result[OutputT]:
         """Run an agent to its end.
 
@@ -344,7 +355,7 @@ class App:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         through_waits: bool = False,
-        **labels: Unpack[RunLabels],
+        **labels: Unpack[RunOptions],
     ) -> Result[OutputT]:
         """`run` for code without an event loop. Opens the App, executes only this run and its children, and closes it.
 
@@ -371,7 +382,7 @@ class App:
         run_id: str | None = None,
         not_before: datetime | None = None,
         connection: Any = None,
-        **labels: Unpack[RunLabels],
+        **labels: Unpack[RunOptions],
     ) -> str:
         """Queue a run for any worker, this App included. Durable when this returns.
 

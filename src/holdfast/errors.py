@@ -15,7 +15,8 @@ HoldfastError
 │   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, StoreClosed, SchemaTooNew,
 │   │   │                       SchemaTooOld
 │   │   └── ClaimLost           is a RunLost too
-│   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunNotClaimable, RunDamaged
+│   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunDamaged
+│   ├── RunNotClaimable (LimitReached is one)
 │   ├── RunEnded (of a conversation: ConversationClosed), TurnConflict, UnreadMail, InvalidCursor
 │   └── UnknownVersion, RecordDecodeError, TranscriptTooLarge (is a RunParked too)
 ├── TablesError                 errors of the batteries' tables: `holdfast.db.errors`

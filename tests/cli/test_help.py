@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from tests.cli.shell import Shell, environment
 
+from holdfast.cli.commands.limits import LIMIT_COMMANDS
 from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
 from holdfast.cli.program import COMMANDS, build_program
 
 NAMES = [command.__name__ for command in COMMANDS]
+LIMITS = [f"limits {name}" for name in LIMIT_COMMANDS]
 JOBS = [f"schedule {name}" for name in SCHEDULE_COMMANDS]
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
@@ -22,15 +24,16 @@ HEAVY = {"rich", "apsw", "sqlite3", "psycopg", "pydantic", "pydantic_ai", "starl
 
 def test_every_command_has_help(shell: Shell) -> None:
     help_text = shell.ok("--help")
-    assert re.findall(r"^  (\w+)  ", help_text.partition("Commands:")[2], re.MULTILINE) == [*NAMES, "schedule"]
-    for command in (*COMMANDS, *SCHEDULE_COMMANDS.values()):
+    commands = re.findall(r"^  (\w+)  ", help_text.partition("Commands:")[2], re.MULTILINE)
+    assert commands == [*NAMES, "limits", "schedule"]
+    for command in (*COMMANDS, *LIMIT_COMMANDS.values(), *SCHEDULE_COMMANDS.values()):
         assert command.__doc__, command.__name__
 
 
-@pytest.mark.parametrize("name", [*NAMES, *JOBS])
+@pytest.mark.parametrize("name", [*NAMES, *LIMITS, *JOBS])
 def test_the_reference_has_every_command_with_all_its_options(name: str) -> None:
     sections = re.split(r"^## holdfast ([\w -]+)$", PAGE.read_text(), flags=re.MULTILINE)
-    assert sections[1::2] == [*NAMES, *JOBS]
+    assert sections[1::2] == [*NAMES, *LIMITS, *JOBS]
     rows = re.findall(r"^\| `(.*?)` \| (.*) \|$", sections[sections.index(name) + 1], re.MULTILINE)
     command = build_program()
     for word in name.split():

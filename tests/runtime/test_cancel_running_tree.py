@@ -150,10 +150,16 @@ class SlowUndoStore(ProbeStore):
         self.claimed = asyncio.Event()
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         try:
-            return await super().claim(run_id, worker_id, statuses=statuses, steal=steal)
+            return await super().claim(run_id, worker_id, statuses=statuses, steal=steal, within_limits=within_limits)
         finally:
             self.claimed.set()
 

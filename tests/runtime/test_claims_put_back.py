@@ -26,9 +26,15 @@ class SlowToAnswer(ProbeStore):
         self.granted, self.may_answer = asyncio.Event(), asyncio.Event()
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
-        claim = await super().claim(run_id, worker_id, statuses=statuses, steal=steal)
+        claim = await super().claim(run_id, worker_id, statuses=statuses, steal=steal, within_limits=within_limits)
         await self._answer()
         return claim
 

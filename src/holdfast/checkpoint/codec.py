@@ -53,6 +53,10 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content: list[Any] = []
     #: The key of a conversation. Empty for other runs.
     conversation: str = ""
+    #: Workers take due runs of a higher priority first.
+    priority: int = 0
+    #: Runs with the same key share its concurrency limit. Empty: none.
+    key: str = ""
 
     @classmethod
     def from_info(cls, info: RunInfo) -> "RunMeta":
@@ -78,6 +82,8 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ),
             content=info.content if isinstance(info.content, list) else [],
             conversation=info.conversation,
+            priority=info.priority,
+            key=info.key,
         )
 
     def to_info(self) -> RunInfo:
@@ -94,6 +100,8 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             labels=self.labels,
             inputs={**self.inputs, "prompt": self.content or self.prompt},
             conversation=self.conversation,
+            priority=self.priority,
+            key=self.key,
         )
 
     @property

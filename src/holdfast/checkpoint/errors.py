@@ -152,6 +152,16 @@ class RunNotClaimable(CheckpointError):
         self.reason = reason
 
 
+class LimitReached(RunNotClaimable):
+    """A concurrency limit is reached: as many runs of the agent, or with the key, execute as it allows.
+
+    What to do: Wait until one of them ends or waits, or raise the limit with `holdfast limits set`.
+    """
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(run_id, status, "a concurrency limit is reached")
+
+
 class RunEnded(CheckpointError):
     """The run is done, failed or cancelled: it reads no more mail.
 

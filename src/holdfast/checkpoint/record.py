@@ -86,6 +86,10 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: str | None = None
     #: For filtering. Also in `meta`.
     labels: Mapping[str, str] = {}
+    #: Workers take due runs of a higher priority first.
+    priority: int = 0
+    #: Runs with the same key share the concurrency limit of that key, if there is one.
+    key: str | None = None
     #: Workers leave the run alone until then. `None`: it is due at once.
     not_before: datetime | None = None
     #: Encoded meta, small (the prompt is cut short). Opaque to stores; listings hand it out.
@@ -119,6 +123,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: The topics of mail that resume a waiting run.
     wake_on: Sequence[str] = ()
     labels: Mapping[str, str] = {}
+    #: As `NewRun` has them.
+    priority: int = 0
+    key: str | None = None
     #: Why it is parked or failed, or what it waits for.
     reason: str
     cancel_requested: bool

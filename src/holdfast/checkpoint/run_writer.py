@@ -9,12 +9,13 @@ from typing import Required, TypedDict, Unpack
 from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.codec import RunMeta, encode
 from holdfast.checkpoint.delta import Delta, Watermark
-from holdfast.checkpoint.errors import StoreError, StoreUnavailable, TranscriptTooLarge
+from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings
+from holdfast.core.errors import RunLost
 from holdfast.core.state import RunState
 
 log = logging.getLogger("holdfast.checkpoint")
@@ -103,13 +104,16 @@ class RunWriter:
             caller_id=self._meta.caller_id,
             parent_run_id=self._meta.parent_run_id,
             labels=self._meta.labels,
+            priority=self._meta.priority,
+            key=self._meta.key or None,
             meta=encode(self._meta.summary()),
             progress=delta.progress,
             entries=delta.entries,
         )
         claim = await self._store.create(run, worker_id=self._worker_id)
         if claim is None:
-            raise StoreError(f"{type(self._store).__name__}.create returned no claim although a worker id was given")
+            # The caller follows it: a worker takes it when a slot is free.
+            raise RunLost(f"run {self._meta.run_id} is queued: a concurrency limit is reached")
         return claim
 
     # -- the claim ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
 from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -143,6 +144,8 @@ class CheckpointStore(Protocol):
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         """Put a run into the store: running and claimed by `worker_id`, or queued and unclaimed.
 
+        If a concurrency limit of the run is reached, it is queued although there is a `worker_id`, and `None` returned.
+
         Raises:
             RunExists: there is one with this id, in whatever status.
         """
@@ -218,29 +221,61 @@ class CheckpointStore(Protocol):
         ...
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         """Take the run: exactly one of any number of callers wins. Counts a strike and starts the backoff.
 
         Args:
             statuses: what the run may be now. A person's command may add `PARKED` or `FAILED`.
             steal: take it from a live owner too, whose writes are refused from then on.
+            within_limits: refuse if a concurrency limit of the run is reached. Without it a person's command may take
+                the run, to cancel it for example.
 
         Raises:
             RunNotFound: there is no such run.
             RunBusy: a live worker owns it.
             RunNotClaimable: its status is not among `statuses`.
+            LimitReached: `within_limits` is given, and a limit is reached.
         """
         ...
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        """Claim up to `limit` interrupted runs of these agents whose backoff has passed. Never waits for other claims.
+        """Claim up to `limit` interrupted runs of these agents whose backoff has passed. Waits for no run.
 
         A waiting run counts as interrupted once its `wake_at` has passed. The other waiting runs cost nothing.
 
-        Fair: the oldest run of each caller comes before the second oldest of any. A run whose parent is in the store
-        and not terminal is left out: its parent starts it.
+        Runs of a higher priority come first. Within a priority it is fair: the oldest run of each caller comes before
+        the second oldest of any. A run whose parent is in the store and not terminal is left out: its parent starts it.
+
+        Never exceeds a concurrency limit, however many workers claim at the same time. Runs whose limit is reached are
+        left out, and block no others.
         """
+        ...
+
+    # -- concurrency limits -------------------------------------------------------------------------------------
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        """Limit the runs of an agent or a key, for all workers, from now on. Runs under way continue.
+
+        A slot is held by each running run that has a live owner and no parent.
+
+        Args:
+            default: leave a limit of the same agent or key that was set without `default`.
+        """
+        ...
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        """Remove the limit of an agent or a key. Returns whether there was one."""
+        ...
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        """Return all limits, agents before keys, by name."""
         ...
 
     # -- mail ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from holdfast.cli.commands.explain import explain
 from holdfast.cli.commands.export import export
 from holdfast.cli.commands.fork import fork
 from holdfast.cli.commands.grants import grants
+from holdfast.cli.commands.limits import LIMIT_COMMANDS
 from holdfast.cli.commands.ls import ls
 from holdfast.cli.commands.mcp import mcp
 from holdfast.cli.commands.migrate import migrate
@@ -122,6 +123,10 @@ def build_program() -> Any:
     app.callback()(_configure)
     for command in COMMANDS:
         app.command()(command)
+    limits = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="How many runs execute at the same time.")
+    for name, command in LIMIT_COMMANDS.items():
+        limits.command(name)(command)
+    app.add_typer(limits, name="limits")
     schedule = typer.Typer(
         no_args_is_help=True, rich_markup_mode=None, help="Jobs that submit runs on a cron schedule."
     )

@@ -71,6 +71,8 @@ class AsyncClient:
         run_id: str | None = None,
         not_before: datetime | None = None,
         labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        key: str = "",
     ) -> str:
         """Queue a run. Durable when this returns.
 
@@ -82,6 +84,8 @@ class AsyncClient:
             inputs=None if inputs is None else dict(inputs),
             labels=None if labels is None else dict(labels),
             not_before=not_before,
+            priority=priority,
+            key=key,
         )
         headers = {"idempotency-key": run_id or new_run_id()}
         return (await self._requests.post("runs", body, RunReference, headers, repeat=True)).run_id

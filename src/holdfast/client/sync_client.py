@@ -56,6 +56,8 @@ class Client:
         run_id: str | None = None,
         not_before: datetime | None = None,
         labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        key: str = "",
     ) -> str:
         """Queue a run. Durable when this returns."""
         call = partial(
@@ -66,6 +68,8 @@ class Client:
             run_id=run_id,
             not_before=not_before,
             labels=labels,
+            priority=priority,
+            key=key,
         )
         return self._open_portal.call(call)
 

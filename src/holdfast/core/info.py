@@ -16,8 +16,14 @@ if TYPE_CHECKING:
     from holdfast.core.execution.loop import Loop
 
 MAX_RUN_ID_LENGTH = 200
+MAX_KEY_LENGTH = 200
+MIN_PRIORITY, MAX_PRIORITY = -10, 10
 #: Not every store can keep these in a text column.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_TEXT_FIELDS = (
+    *("agent_name", "agent_id", "caller_id", "channel_id", "guild_id", "model_tier"),
+    *("conversation", "key"),
+)
 _RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
@@ -60,6 +66,15 @@ class RunLabels(TypedDict, total=False):
     labels: Mapping[str, str] | None
 
 
+class RunOptions(RunLabels, total=False):
+    """Optional keywords of a new run: its labels, and its place in the queue."""
+
+    #: From -10 to 10; 0 by default. Workers take due runs of a higher priority first.
+    priority: int
+    #: Runs with the same key share the concurrency limit of that key: see `ConcurrencyLimit`.
+    key: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDetails:
     """The optional attributes of an `AgentSource`. A source states those it needs; the rest have these defaults."""
@@ -96,6 +111,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     inputs: dict[str, Any] = {}
     #: The key of a conversation, which waits for the next message instead of ending. Empty for other runs.
     conversation: str = ""
+    #: Workers take due runs of a higher priority first.
+    priority: int = 0
+    #: Runs with the same key share its concurrency limit. Empty: none.
+    key: str = ""
 
     def __post_init__(self) -> None:
         """Refuse text that a store could not return unchanged.
@@ -107,8 +126,14 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         check_run_id(self.run_id)
         if self.parent_run_id is not None:
             check_run_id(self.parent_run_id)
-        for name in ("agent_name", "agent_id", "caller_id", "channel_id", "guild_id", "model_tier", "conversation"):
+        for name in _TEXT_FIELDS:
             _check_text(name, getattr(self, name))
+        if len(self.key) > MAX_KEY_LENGTH:
+            raise DefinitionError(f"key is {self.key!r:.80}: it has at most {MAX_KEY_LENGTH} characters")
+        if type(self.priority) is not int or not MIN_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise DefinitionError(
+                f"priority is {self.priority!r:.80}: give a whole number from {MIN_PRIORITY} to {MAX_PRIORITY}"
+            )
         for label, value in self.labels.items():
             _check_text("a label", label)
             _check_text(f"the label {label}", value)
@@ -123,7 +148,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         parent_run_id: str | None = None,
         lineage: tuple[str, ...] = (),
         inputs: Mapping[str, Any] | None = None,
-        **labels: Unpack[RunLabels],
+        **labels: Unpack[RunOptions],
     ) -> Self:
         """Return the identity of a new run of `agent`, with a random id unless `run_id` is given.
 
@@ -145,11 +170,13 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             channel_id=labels.get("channel_id", ""),
             guild_id=labels.get("guild_id", ""),
             labels=_copy_labels(labels.get("labels")),
+            priority=labels.get("priority", 0),
+            key=labels.get("key", ""),
         )
 
     @property
     def run_labels(self) -> RunLabels:
-        """The labels, for a run that inherits them."""
+        """The labels, for a run that inherits them. A child needs no priority and no key: its parent starts it."""
         return {
             "caller_id": self.caller_id,
             "channel_id": self.channel_id,

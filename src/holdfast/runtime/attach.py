@@ -3,7 +3,7 @@
 from contextlib import suppress
 from datetime import timedelta
 
-from holdfast.checkpoint.errors import RunBusy, RunConflict, RunExists, RunNotClaimable, StoreClosed
+from holdfast.checkpoint.errors import LimitReached, RunBusy, RunConflict, RunExists, RunNotClaimable, StoreClosed
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus, StoredRun
 from holdfast.clock import Clock
 from holdfast.core.agent import AgentSource
@@ -100,6 +100,9 @@ class RunAttacher:
             except RunBusy as busy:
                 if busy.owner != self._worker.worker_id:
                     raise
+            except LimitReached:
+                if record.status is not RunStatus.WAITING:
+                    await self._client.requeue(run_id)  # a worker takes it when a slot is free
             except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
                 pass
         return await self._follow(await self._client.get_record(run_id), on_cancel)
@@ -116,6 +119,8 @@ class RunAttacher:
                 try:
                     if (result := await self._take(known, on_cancel)) is not None:
                         return result
+                except LimitReached:
+                    await self._client.wait_for_change()
                 except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
                     pass  # it is executed elsewhere, or continues later
                 except RunBusy as busy:
@@ -137,6 +142,8 @@ class RunAttacher:
         except RunBusy as busy:
             mine = busy.owner == self._worker.worker_id
             await (self._clock.sleep(_CLAIMED_PAUSE) if mine else self._client.wait_for_change())
+        except LimitReached:
+            await self._client.wait_for_change()
         except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
             pass
         except StoreClosed as exc:

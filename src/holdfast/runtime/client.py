@@ -356,6 +356,8 @@ def make_queued_run(
         caller_id=meta.caller_id,
         parent_run_id=meta.parent_run_id,
         labels=meta.labels,
+        priority=meta.priority,
+        key=meta.key or None,
         not_before=not_before,
         meta=encode(meta.summary()),
         progress=encode(progress),

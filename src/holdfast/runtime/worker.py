@@ -294,6 +294,7 @@ class Worker:
 
         Raises:
             CheckpointError: it cannot be claimed or loaded. It is unchanged, except that a pending cancel is recorded.
+            LimitReached: a concurrency limit of the run is reached.
         """
         record = known.record if isinstance(known, StoredRun) else known
         agent = find_agent(self._agents, record.agent_name)
@@ -315,7 +316,8 @@ class Worker:
                 claim, cancelled or restore_previous(claim, record, now=self._clock.now())
             )
 
-        claiming = self._store.claim(record.run_id, self._checkpoints.worker_id, statuses=statuses)
+        worker_id = self._checkpoints.worker_id
+        claiming = self._store.claim(record.run_id, worker_id, statuses=statuses, within_limits=True)
         claim = await shielded_with_undo(claiming, put_back)
         try:
             if manual and record.cancel_requested:

@@ -1,7 +1,6 @@
 """A store in the memory of this process, for tests and for hosts that need no durability."""
 
 import asyncio
-import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -12,6 +11,7 @@ from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, ba
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
+    LimitReached,
     RunBusy,
     RunExists,
     RunNotClaimable,
@@ -19,6 +19,7 @@ from holdfast.checkpoint.errors import (
     StoreClosed,
 )
 from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitName, LimitUsage, choose_fairly
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -32,10 +33,14 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.stores.memory_limits import MemoryLimits, get_limit_names
 from holdfast.stores.memory_run import MemoryRun
 
 #: More digits than any number of runs has.
 _CURSOR_DIGITS = 18
+
+#: A run that may be claimed, and the names of its limits.
+_Candidate = tuple[Sequence[LimitName], MemoryRun]
 
 
 class MemoryStore:
@@ -58,6 +63,7 @@ class MemoryStore:
         #: The runs that have a cancel request, and those that have unread mail.
         self._cancel_requested: set[str] = set()
         self._unread: set[str] = set()
+        self._limits = MemoryLimits()
         self._change_event = asyncio.Event()
         #: By run id: the token of the claim and the draft that was put under it; until when drafts are requested.
         self._drafts: dict[str, tuple[int, bytes]] = {}
@@ -105,7 +111,7 @@ class MemoryStore:
         self._runs[run.run_id] = stored
         if run.parent_run_id is not None:
             self._children.setdefault(run.parent_run_id, set()).add(run.run_id)
-        if worker_id is not None:
+        if worker_id is not None and self._has_slot(stored):
             return self._claim_run(stored, worker_id)
         self._notify_change()
         return None
@@ -178,7 +184,13 @@ class MemoryStore:
         return {status: min(count, limit) for status, count in counts.items()}
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         run = self._get_run(run_id)
         owned = self._has_live_owner(run)
@@ -189,18 +201,33 @@ class MemoryStore:
             current.add(RunStatus.INTERRUPTED)
         if current.isdisjoint(statuses):
             raise RunNotClaimable(run_id, run.status, run.reason)
+        if within_limits and not self._has_slot(run):
+            raise LimitReached(run_id, run.status)
         return self._claim_run(run, worker_id)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         self._check_open()
-        now = self._clock.now()
-        turns: dict[str, int] = {}
-        candidates: list[tuple[int, MemoryRun]] = []
-        for run in self._iter_claimable(frozenset(agents), now):
-            turn = turns[run.new.caller_id] = turns.get(run.new.caller_id, 0) + 1
-            candidates.append((turn, run))
-        candidates.sort(key=operator.itemgetter(0))
-        return tuple(self._claim_run(run, worker_id) for _, run in candidates[: max(0, limit)])
+        slots = self._limits.find_slots(self._iter_owned())
+        chosen: list[MemoryRun] = []
+        for queues in self._group_by_caller(self._iter_claimable(frozenset(agents), self._clock.now())):
+            chosen += choose_fairly(queues, slots, limit - len(chosen))
+        return tuple(self._claim_run(run, worker_id) for run in chosen)
+
+    # -- concurrency limits -------------------------------------------------------------------------------------
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        self._check_open()
+        self._limits.set(limit, default=default)
+        self._notify_change()
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        self._check_open()
+        self._notify_change()
+        return self._limits.remove(kind, name)
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        self._check_open()
+        return self._limits.list_usage(self._iter_owned())
 
     # -- mail ---------------------------------------------------------------------------------------------------
 
@@ -326,6 +353,12 @@ class MemoryStore:
     def _has_live_owner(self, run: MemoryRun) -> bool:
         return run.status is RunStatus.RUNNING and run.owner in self._workers
 
+    def _iter_owned(self) -> Iterator[MemoryRun]:
+        return (run for run in self._runs.values() if self._has_live_owner(run))
+
+    def _has_slot(self, run: MemoryRun) -> bool:
+        return self._limits.find_slots(self._iter_owned()).try_take(get_limit_names(run))
+
     def _is_awake(self, run: MemoryRun) -> bool:
         return run.status is RunStatus.WAITING and run.wake_at is not None and run.wake_at <= self._clock.now()
 
@@ -350,6 +383,14 @@ class MemoryStore:
                 parent = self._runs.get(run.new.parent_run_id or "")
                 if parent is None or parent.status in TERMINAL_STATUSES:
                     yield run
+
+    def _group_by_caller(self, runs: Iterable[MemoryRun]) -> Iterator[Iterable[list[_Candidate]]]:
+        """Iterate over the priorities, highest first: the runs of each caller, oldest first."""
+        queues: dict[int, dict[str, list[_Candidate]]] = {}
+        for run in runs:
+            callers = queues.setdefault(run.new.priority, {})
+            callers.setdefault(run.new.caller_id, []).append((get_limit_names(run), run))
+        return (queues[priority].values() for priority in sorted(queues, reverse=True))
 
     def _is_needed_by_parent(self, run: MemoryRun) -> bool:
         """Whether the parent of the run may still read its outcome."""

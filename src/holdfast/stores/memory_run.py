@@ -155,6 +155,8 @@ class MemoryRun:
             wake_at=self.wake_at,
             wake_on=self.wake_on,
             labels=dict(self.new.labels),
+            priority=self.new.priority,
+            key=self.new.key,
             reason=self.reason,
             cancel_requested=self.cancel_requested,
             expires_at=self.expires_at,

@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
 from holdfast.checkpoint.counts import RunCount, count_runs
 from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -85,12 +86,27 @@ class StoreWrapper:
         return self._store
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
-        return await self._store.claim(run_id, worker_id, statuses=statuses, steal=steal)
+        return await self._store.claim(run_id, worker_id, statuses=statuses, steal=steal, within_limits=within_limits)
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
         return await self._store.claim_next(worker_id, agents=agents, limit=limit)
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        await self._store.set_limit(limit, default=default)
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        return await self._store.remove_limit(kind, name)
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        return await self._store.list_limits()
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
         return await self._store.post(run_id, mail)

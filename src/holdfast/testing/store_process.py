@@ -20,6 +20,7 @@ import msgspec
 from holdfast.checkpoint import errors
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity
 from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -291,10 +292,21 @@ class StoreProcess:
             yield record
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         claim: Claim = await self.child.call(
-            "claim", run_id=run_id, worker_id=worker_id, statuses=list(statuses), steal=steal
+            "claim",
+            run_id=run_id,
+            worker_id=worker_id,
+            statuses=list(statuses),
+            steal=steal,
+            within_limits=within_limits,
         )
         return claim
 
@@ -303,6 +315,17 @@ class StoreProcess:
             "claim_next", worker_id=worker_id, agents=list(agents), limit=limit
         )
         return claims
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        await self.child.call("set_limit", limit=limit, default=default)
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        removed: bool = await self.child.call("remove_limit", kind=kind, name=name)
+        return removed
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        usage: Sequence[LimitUsage] = await self.child.call("list_limits")
+        return usage
 
     async def list_page(
         self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None

@@ -31,6 +31,10 @@ class RunRequest(_Body, frozen=True, kw_only=True):
     labels: dict[str, str] | None = None
     #: Workers leave the run alone until then.
     not_before: datetime | None = None
+    #: From -10 to 10. Workers take due runs of a higher priority first.
+    priority: int = 0
+    #: Runs with the same key share its concurrency limit.
+    key: str = ""
 
 
 class MessageRequest(_Body, frozen=True, kw_only=True):

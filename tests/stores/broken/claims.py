@@ -53,16 +53,28 @@ class ClaimsBusyRuns(BrokenStore):
     red = ("test_of_many_claimers_one_wins", "test_a_live_workers_run_is_busy_and_is_left_alone")
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
-        return await super().claim(run_id, worker_id, statuses=statuses, steal=True)
+        return await super().claim(run_id, worker_id, statuses=statuses, steal=True, within_limits=within_limits)
 
 
 class NeverSteals(BrokenStore):
     red = ("test_a_steal_takes_the_run_from_a_live_owner",)
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         return await super().claim(run_id, worker_id, statuses=statuses)
 
@@ -71,28 +83,46 @@ class ClaimsInAnyStatus(BrokenStore):
     red = ("test_a_run_in_a_status_not_asked_for_is_refused", "test_a_status_left_out_is_refused")
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
-        return await super().claim(run_id, worker_id, statuses=set(RunStatus), steal=steal)
+        return await super().claim(run_id, worker_id, statuses=set(RunStatus), steal=steal, within_limits=within_limits)
 
 
 class ClaimsInTheUsualStatusesOnly(BrokenStore):
     red = ("test_a_run_in_a_status_asked_for_is_claimed",)
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
-        return await super().claim(run_id, worker_id, steal=steal)
+        return await super().claim(run_id, worker_id, steal=steal, within_limits=within_limits)
 
 
 class ClaimsUnknownRuns(BrokenStore):
     red = ("test_an_unknown_run_cannot_be_claimed",)
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         try:
-            return await super().claim(run_id, worker_id, statuses=statuses, steal=steal)
+            return await super().claim(run_id, worker_id, statuses=statuses, steal=steal, within_limits=within_limits)
         except RunNotFound:
             return Claim(run_id=run_id, worker_id=worker_id, token=self._token, strikes=1)
 

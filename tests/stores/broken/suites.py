@@ -10,11 +10,23 @@ from types import ModuleType
 
 import pytest
 from tests.store_kinds import flip_bit
-from tests.stores.broken import claims, drafts, durability, journal, lifecycle, listing, mail, pages, release, waiting
+from tests.stores.broken import (
+    claims,
+    drafts,
+    durability,
+    journal,
+    lifecycle,
+    limits,
+    listing,
+    mail,
+    pages,
+    release,
+    waiting,
+)
 
 from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
 
-PARTS = (journal, claims, release, listing, pages, mail, waiting, drafts, lifecycle, durability)
+PARTS = (journal, claims, release, listing, limits, pages, mail, waiting, drafts, lifecycle, durability)
 
 
 class Suite(StoreSuite, DurableStoreSuite):

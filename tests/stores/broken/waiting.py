@@ -24,9 +24,17 @@ class ClaimsWaitingRunsById(BrokenStore):
     red = ("test_a_waiting_run_is_left_alone",)
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
-        return await super().claim(run_id, worker_id, statuses={*statuses, RunStatus.WAITING}, steal=steal)
+        return await super().claim(
+            run_id, worker_id, statuses={*statuses, RunStatus.WAITING}, steal=steal, within_limits=within_limits
+        )
 
 
 class WakesOnAnyMail(BrokenStore):

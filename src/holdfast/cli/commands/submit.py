@@ -57,6 +57,12 @@ def submit(
         str,
         typer.Option("--not-before", metavar="TIME", help="Do not begin earlier: in 30m, 2h, 3d, or an ISO time."),
     ] = "",
+    priority: Annotated[
+        int, typer.Option("--priority", metavar="N", help="From -10 to 10. Workers take higher ones first.")
+    ] = 0,
+    key: Annotated[
+        str, typer.Option("--key", metavar="KEY", help="Runs with the same key share the limit of that key.")
+    ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the result and print it.")] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
@@ -71,6 +77,8 @@ def submit(
         caller_id=caller,
         labels=parse_labels(label),
         inputs={**parse_inputs(inputs), "prompt": read_prompt(prompt)},
+        priority=priority,
+        key=key,
     )
     due = parse_future_time(not_before, "--not-before", utc_now()) if not_before else None
     submitted = asyncio.run(_submit(store, info, due, wait=wait))

@@ -36,7 +36,7 @@ class LateCommits:
                 self.compensations.remove(request)
             elif "error" in response:
                 continue
-            elif _is_submission(request):
+            elif _is_submission(request) or (isinstance(request, Command) and "queued" in response):
                 self._submitted[request.run_id] = request
             elif isinstance(request, Command) and request.kind in ("create", "claim", "take"):
                 self.compensations += _make_compensations(request, response)
@@ -61,9 +61,9 @@ class LateCommits:
             if request.token is not None:
                 if _has_effect(request) and responses.get(request, _NO_RESPONSE).get("error") != "order":
                     self._latest.pop(request.token, None)
-            elif _is_submission(request) and _is_same_command(self._submitted.get(request.run_id), request):
+            elif isinstance(request, Command) and _is_same_command(self._submitted.get(request.run_id), request):
                 del self._submitted[request.run_id]
-                responses.pop(request, None)  # "exists": the run that exists is this one
+                responses[request] = {"queued": True}  # not "exists": the run that exists is this one
 
 
 def _has_effect(request: WriteRequest) -> bool:

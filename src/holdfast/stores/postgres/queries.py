@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from holdfast.checkpoint.claim import WorkerHeartbeat, WorkerIdentity, is_process_alive, this_process
 from holdfast.checkpoint.counts import CountedRow, RunCount, merge_rows
+from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage, make_limit
 from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus, StoredRun
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
@@ -38,11 +39,9 @@ class Queries:
         #: This host: it knows which of its own processes are alive.
         self.host = escape_text(this_process().host)
         self._listing = Listing(readers, sql, self.host)
-        self._candidates_sql = sql.with_schema(
-            "select * from holdfast.candidates($1::text[], $2::bigint[], $3::bigint, $4::text, $5::text[], $6::bigint)"
-        )
-        self._candidates_by_caller_sql = sql.with_schema(
-            "select id from holdfast.candidates_by_caller($1::text[], $2::bigint[], $3::bigint, $4::text, $5::text[])"
+        self._next_runs_sql = sql.with_schema(
+            "select * from holdfast.next_runs("
+            "$1::text[], $2::bigint[], $3::bigint, $4::bigint, $5::text, $6::text[], $7::bigint)"
         )
         self._load_sql = sql.with_schema("select seq, layout, checksum, body from holdfast.load_run($1, $2::bigint)")
         self._workers_sql = sql.with_schema("select worker_id, host, pid, started from holdfast.worker where host = $1")
@@ -128,14 +127,42 @@ class Queries:
     ) -> list[int]:
         """Return the keys of runs that may be claimed now, in order, and a few more than `limit`."""
         names = [escape_text(agent) for agent in agents]
-        params = (names, list(exclude), limit + SPARE_CANDIDATES, self.host, list(dead))
-        rows = await self._readers.execute(self._candidates_sql, (*params, CANDIDATE_WINDOW))
-        if rows:
-            _, seen, callers = rows[0]
-            # Runs of further callers may lie outside the window. Fairness needs them if the window has too few callers.
-            if seen >= CANDIDATE_WINDOW and callers < limit:
-                rows = await self._readers.execute(self._candidates_by_caller_sql, params)
-        return [row[0] for row in rows]
+        params = (names, list(exclude), limit + SPARE_CANDIDATES, limit, self.host, list(dead), CANDIDATE_WINDOW)
+        return [run for (run,) in await self._readers.execute(self._next_runs_sql, params)]
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool) -> None:
+        await self._execute(
+            "with changed as (insert into holdfast.run_limit as l (kind, name, max_runs, is_default)"
+            " values ($1, $2, $3::integer, $4::boolean) on conflict (kind, name) do update"
+            " set max_runs = excluded.max_runs, is_default = excluded.is_default"
+            " where l.is_default or not excluded.is_default returning 1)"
+            " select pg_notify('holdfast', '') from (select count(*) from changed) as done",
+            limit.kind,
+            escape_text(limit.name),
+            limit.max_runs,
+            default,
+        )
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        rows = await self._execute(
+            "with removed as (delete from holdfast.run_limit where kind = $1 and name = $2 returning 1)"
+            " select count(*), pg_notify('holdfast', '') from removed",
+            kind,
+            escape_text(name),
+        )
+        return bool(rows[0][0])
+
+    async def list_limits(self) -> list[LimitUsage]:
+        rows = await self._execute(
+            "select kind, name, max_runs, used, is_default from holdfast.slots($1::text, $2::text[])"
+            " order by kind, name",
+            self.host,
+            await self.dead_local_workers(),
+        )
+        return [
+            LimitUsage(limit=make_limit(kind, unescape_text(name), max_runs), running=used, is_default=is_default)
+            for kind, name, max_runs, used, is_default in rows
+        ]
 
     async def pending_cancellations(self, worker_id: str) -> list[str]:
         rows = await self._execute(

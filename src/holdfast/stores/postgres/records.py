@@ -37,6 +37,8 @@ class _RunRow(msgspec.Struct, frozen=True):
     wake_at: datetime | None
     wake_on: Sequence[str]
     labels: Mapping[str, str]
+    priority: int
+    limit_key: str | None
     reason: str
     cancel_requested: bool
     expires_at: datetime | None
@@ -86,6 +88,8 @@ class RecordDecoder:
             wake_at=None if row.wake_at is None else row.wake_at.astimezone(UTC),
             wake_on=tuple(unescape_text(topic) for topic in row.wake_on),
             labels={unescape_text(name): unescape_text(value) for name, value in row.labels.items()},
+            priority=row.priority,
+            key=None if row.limit_key is None else unescape_text(row.limit_key),
             reason=unescape_text(row.reason),
             cancel_requested=row.cancel_requested,
             expires_at=None if row.expires_at is None else row.expires_at.astimezone(UTC),

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.checkpoint.errors import (
     CheckpointError,
     ClaimLost,
+    LimitReached,
     RunBusy,
     RunEnded,
     RunExists,
@@ -254,6 +255,8 @@ def _map_refusal(request: WriteRequest, run_id: str, response: Response) -> Chec
             return RunBusy(run_id, unescape_text(response["owner"]))
         case "status":
             return RunNotClaimable(run_id, response["status"], unescape_text(response["reason"]))
+        case "limit":
+            return LimitReached(run_id, response["status"])
         case "mail":
             unknown_mail = sorted(unescape_text(mail_id) for mail_id in response["mail_ids"])
             return StoreError(f"run {run_id}: {unknown_mail} is not among its unread mail; nothing was written")

@@ -11,6 +11,7 @@ from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, ba
 from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError, StorePermissionError
 from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -169,7 +170,8 @@ class PostgresStore:
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         response = await self._execute(_make_create_command(run, worker_id))
-        return None if worker_id is None else _make_claim(run.run_id, worker_id, response)
+        # Without a token it was queued: a limit is reached.
+        return _make_claim(run.run_id, worker_id, response) if worker_id and "token" in response else None
 
     async def create_within(self, connection: Any, run: NewRun) -> bytes | None:
         """Queue a run in the transaction of a connection of the user. See `SupportsTransactions`."""
@@ -240,12 +242,19 @@ class PostgresStore:
         return await self._require_open().queries.count_by_status(limit)
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         about = {
             "worker_id": escape_text(worker_id),
             "statuses": [status.value for status in statuses],
             "steal": steal,
+            "within_limits": within_limits,
             "backoff": _BACKOFF_S,
         } | await self._liveness_context()
         if not TERMINAL_STATUSES.isdisjoint(statuses):
@@ -268,6 +277,17 @@ class PostgresStore:
             claims += [_make_claim(unescape_text(taken["run_id"]), worker_id, taken) for taken in response["taken"]]
             tried += found
         return tuple(claims)
+
+    # -- concurrency limits -------------------------------------------------------------------------------------
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        await self._require_open().queries.set_limit(limit, default=default)
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        return await self._require_open().queries.remove_limit(kind, name)
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        return await self._require_open().queries.list_limits()
 
     # -- mail ---------------------------------------------------------------------------------------------------
 
@@ -361,7 +381,11 @@ def _make_create_command(run: NewRun, worker_id: str | None) -> Command:
             "parent_run_id": None if run.parent_run_id is None else escape_text(run.parent_run_id),
             "worker_id": None if worker_id is None else escape_text(worker_id),
             "labels": {escape_text(name): escape_text(value) for name, value in run.labels.items()},
+            "priority": run.priority,
+            "key": None if run.key is None else escape_text(run.key),
             "not_before": None if run.not_before is None else run.not_before.isoformat(),
+            # Older workers do not expect that a run which they start is queued.
+            "within_limits": True,
             "wait": _BACKOFF_S[1],
             "meta": run.meta,
             "progress": run.progress,

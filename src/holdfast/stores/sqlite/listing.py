@@ -241,4 +241,6 @@ def make_record(row: Sequence[Any], owner_alive: bool) -> RunRecord:
         wake_at=None if row[19] is None else from_micros(row[19]),
         wake_on=() if row[20] == "[]" else tuple(json.loads(row[20])),
         labels={} if row[21] == "{}" else json.loads(row[21]),
+        priority=row[22],
+        key=row[23] or None,
     )

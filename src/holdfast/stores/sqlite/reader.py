@@ -17,9 +17,11 @@ from holdfast.checkpoint.claim import WorkerHeartbeat
 from holdfast.checkpoint.counts import RunCount, merge_rows
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Entry, unpack_segments
+from holdfast.checkpoint.limits import LimitUsage
 from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
+from holdfast.stores.sqlite.claiming.limits import list_usage
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
 from holdfast.stores.sqlite.drafts import find_requested, read_draft
 from holdfast.stores.sqlite.listing import (
@@ -204,6 +206,9 @@ class Reader:
 
     async def pending_mail(self, worker_id: str) -> tuple[str, ...]:
         return await self._threads.submit(partial(_find_run_ids, "pending_mail", worker_id))
+
+    async def list_limits(self) -> tuple[LimitUsage, ...]:
+        return await self._threads.submit(partial(list_usage, self._liveness))
 
     async def read_draft(self, run_id: str) -> bytes | None:
         return await self._threads.submit(partial(read_draft, run_id))

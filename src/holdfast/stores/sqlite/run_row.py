@@ -25,6 +25,10 @@ class RunRow(NamedTuple):
     wake_at: int | None
     #: JSON.
     wake_on: str
+    agent_name: str
+    parent_run_id: str | None
+    #: Empty for a run without one.
+    key: str
 
     def is_due(self, now_micros: int) -> bool:
         """Whether it waits for a time that has come."""

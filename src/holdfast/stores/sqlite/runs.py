@@ -11,6 +11,7 @@ from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, StoreError
 from holdfast.checkpoint.journal import Append, Entry, Segment, pack_segment
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
+from holdfast.stores.sqlite.claiming.by_id import has_slot
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.mail import check_mail, consume_mail
@@ -23,7 +24,7 @@ MAX_BULK_APPENDS = 512
 _BULK_COLUMNS = 9
 
 
-def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Claim | None:
+def create(run: NewRun, worker_id: str | None, liveness: Liveness, transaction: Transaction) -> Claim | None:
     if transaction.fetch_one(statement("run_exists"), (run.run_id,)):
         raise RunExists(run.run_id)
     segment = _pack_entries(run.run_id, run.entries)
@@ -32,6 +33,8 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
     run_key = transaction.next_token()
     last_segment = 0 if segment is None else transaction.insert_segment(run_key, 0, segment)
     claim = None
+    if worker_id is not None and not has_slot(run.agent_name, run.key, run.parent_run_id, liveness, transaction):
+        worker_id = None
     if worker_id is not None:
         claim = Claim(run_id=run.run_id, worker_id=worker_id, token=transaction.next_token(), strikes=1)
     status = RunStatus.QUEUED if claim is None else RunStatus.RUNNING
@@ -47,6 +50,7 @@ def create(run: NewRun, worker_id: str | None, transaction: Transaction) -> Clai
             to_micros(not_before),
             *(len(run.entries), 0 if segment is None else len(segment.body), last_segment),
             *(run.meta, run.progress, json.dumps(dict(run.labels)) if run.labels else "{}"),
+            *(run.priority, run.key or ""),
         ),
     )
     for name, value in run.labels.items():

@@ -9,6 +9,7 @@ from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
 from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -22,7 +23,10 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.stores.sqlite import claims, heartbeat, runs
+from holdfast.stores.sqlite import heartbeat, runs
+from holdfast.stores.sqlite.claiming import limits
+from holdfast.stores.sqlite.claiming.by_id import claim
+from holdfast.stores.sqlite.claiming.fair_queue import FairQueue
 from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.drafts import DraftWriter
 from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
@@ -67,7 +71,7 @@ class SqliteStore:
         self._lease_timeout = lease_timeout
         self._database = Database(path, durability=durability, timeout=timeout)
         self._liveness = Liveness(clock, lease_timeout)
-        self._fair_queue = claims.FairQueue(self._liveness)
+        self._fair_queue = FairQueue(self._liveness)
         self._is_open = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -135,7 +139,7 @@ class SqliteStore:
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
         self._check_open()
-        return await self._writer.submit(run.run_id, runs.create, run, worker_id)
+        return await self._writer.submit(run.run_id, runs.create, run, worker_id, self._liveness)
 
     async def append(self, claim: Claim, write: Append) -> None:
         self._check_open()
@@ -176,11 +180,17 @@ class SqliteStore:
         return await self._reader.count_by_status(limit)
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
         self._check_open()
         return await self._writer.submit(
-            run_id, claims.claim, run_id, worker_id, frozenset(statuses), steal, self._liveness
+            run_id, claim, run_id, worker_id, frozenset(statuses), steal, within_limits, self._liveness
         )
 
     async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
@@ -193,6 +203,20 @@ class SqliteStore:
             )
             if claimed or cursor is None:
                 return claimed
+
+    # -- concurrency limits -------------------------------------------------------------------------------------------
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        self._check_open()
+        await self._writer.submit(None, limits.set_limit, limit, default)
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        self._check_open()
+        return await self._writer.submit(None, limits.remove_limit, kind, name)
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        self._check_open()
+        return await self._reader.list_limits()
 
     # -- mail ---------------------------------------------------------------------------------------------------------
 

@@ -108,9 +108,15 @@ class CrashingStore(StoreWrapper):
         await self._write_with_crash_points(self._store.remove(run_id, claim=claim), event, ["removal"])
 
     async def claim(
-        self, run_id: str, worker_id: str, *, statuses: Collection[RunStatus] = CLAIMABLE_STATUSES, steal: bool = False
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
     ) -> Claim:
-        claim = await self._store.claim(run_id, worker_id, statuses=statuses, steal=steal)
+        claim = await self._store.claim(run_id, worker_id, statuses=statuses, steal=steal, within_limits=within_limits)
         self._injector.reach(f"after claim of {run_id}")
         return claim
 

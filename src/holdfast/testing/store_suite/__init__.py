@@ -24,9 +24,11 @@ for _module in pkgutil.iter_modules(__path__):
 from holdfast.testing.store_suite.claims import ClaimTests, FencingTests, WorkerTests
 from holdfast.testing.store_suite.drafts import DraftTests, SharedDraftTests
 from holdfast.testing.store_suite.durability import DamageTests, ReopenTests, SharedStoreTests
+from holdfast.testing.store_suite.fairness import FairnessTests
 from holdfast.testing.store_suite.journal import AppendTests, CreateTests, LoadTests, RewriteTests
 from holdfast.testing.store_suite.kills import KillTests
 from holdfast.testing.store_suite.lifecycle import IsolationTests, OpenCloseTests, RunIdTests
+from holdfast.testing.store_suite.limits import LimitTests, PriorityTests, SharedLimitTests
 from holdfast.testing.store_suite.listing import ClaimNextTests, ListingTests
 from holdfast.testing.store_suite.mail import ConsumeMailTests, PendingMailTests, PostTests
 from holdfast.testing.store_suite.notifications import CancelTests, ChangeNotificationTests
@@ -53,6 +55,9 @@ class StoreSuite(
     ListingTests,
     PageTests,
     ClaimNextTests,
+    PriorityTests,
+    LimitTests,
+    FairnessTests,
     PostTests,
     ConsumeMailTests,
     PendingMailTests,
@@ -73,6 +78,7 @@ class DurableStoreSuite(
     ReopenTests,
     SharedStoreTests,
     SharedDraftTests,
+    SharedLimitTests,
     DamageTests,
     RaceTests,
     WorkerDeathTests,

@@ -48,6 +48,8 @@ async def submit_run(context: Context) -> RunReference:
             not_before=body.not_before,
             caller_id=principal.caller_id,
             labels=body.labels,
+            priority=body.priority,
+            key=body.key,
         )
         record = await context.store.get_record(run_id)
     except RunConflict as exc:

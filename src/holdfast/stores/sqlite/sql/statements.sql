@@ -14,8 +14,8 @@ UPDATE counters SET token = ?1, signal = ?2
 -- name: insert_run
 INSERT INTO runs (
     run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-    not_before, next_seq, size, last_piece, meta, progress, labels
-) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
+    not_before, next_seq, size, last_piece, meta, progress, labels, priority, limit_key
+) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)
 
 -- name: insert_label
 INSERT INTO labels (run_key, name, value, status, created_at) VALUES (?1, ?2, ?3, ?4, ?5)
@@ -71,7 +71,8 @@ WHERE run_key = ?1
 
 -- name: run_row
 -- Decides whether a write, a claim or a removal is allowed.
-SELECT run_key, token, status, next_seq, owner, strikes, reason, last_piece, unread, wake_at, wake_on
+SELECT run_key, token, status, next_seq, owner, strikes, reason, last_piece, unread, wake_at, wake_on, agent_name,
+    parent_run_id, limit_key
 FROM runs WHERE run_id = ?1
 
 -- name: count_runs
@@ -193,7 +194,8 @@ DELETE FROM doomed
 
 -- name: record_columns
 run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress, wake_at, wake_on, labels
+not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress, wake_at, wake_on, labels,
+priority, limit_key
 
 -- name: load_record
 SELECT first_seq, last_piece, unread, {record_columns} FROM runs WHERE run_id = ?1
@@ -233,60 +235,89 @@ WITH RECURSIVE owners (owner) AS (
 )
 SELECT owner FROM owners WHERE owner IS NOT NULL
 
--- name: claimable_callers
--- Callers of agent ?1, from caller ?2 on. Skips from one to the next, so the cost does not depend on the number of runs.
-WITH RECURSIVE callers (caller_id) AS (
-    SELECT min(caller_id) FROM runs INDEXED BY runs_waiting
-    WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id >= ?2
+-- name: claimable_priorities
+-- The priorities of the runs of agent ?1 without an owner. Skips from one to the next.
+WITH RECURSIVE priorities (priority) AS (
+    SELECT min(priority) FROM runs INDEXED BY runs_waiting WHERE status IN ('queued', 'interrupted') AND agent_name = ?1
     UNION ALL
     SELECT (
-        SELECT min(runs.caller_id) FROM runs INDEXED BY runs_waiting
-        WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.caller_id > callers.caller_id
+        SELECT min(runs.priority) FROM runs INDEXED BY runs_waiting
+        WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority > priorities.priority
     )
-    FROM callers WHERE callers.caller_id IS NOT NULL
+    FROM priorities WHERE priorities.priority IS NOT NULL
 )
-SELECT caller_id FROM callers WHERE caller_id IS NOT NULL LIMIT ?3
+SELECT priority FROM priorities WHERE priority IS NOT NULL
 
--- name: orphaned_callers
--- The same among the runs that the dead worker ?4 owned.
-WITH RECURSIVE callers (caller_id) AS (
-    SELECT min(caller_id) FROM runs INDEXED BY runs_running
-    WHERE status = 'running' AND owner = ?4 AND agent_name = ?1 AND caller_id >= ?2
+-- name: due_priorities
+-- The same for the waiting runs whose time has come.
+WITH RECURSIVE priorities (priority) AS (
+    SELECT min(priority) FROM runs INDEXED BY runs_due WHERE status = 'waiting' AND wake_at IS NOT NULL AND agent_name = ?1
     UNION ALL
     SELECT (
-        SELECT min(runs.caller_id) FROM runs INDEXED BY runs_running
-        WHERE runs.status = 'running' AND runs.owner = ?4 AND runs.agent_name = ?1
-            AND runs.caller_id > callers.caller_id
+        SELECT min(runs.priority) FROM runs INDEXED BY runs_due
+        WHERE runs.status = 'waiting' AND runs.wake_at IS NOT NULL AND runs.agent_name = ?1
+            AND runs.priority > priorities.priority
     )
-    FROM callers WHERE callers.caller_id IS NOT NULL
+    FROM priorities WHERE priorities.priority IS NOT NULL
 )
-SELECT caller_id FROM callers WHERE caller_id IS NOT NULL LIMIT ?3
+SELECT priority FROM priorities
+WHERE EXISTS (
+    SELECT 1 FROM runs INDEXED BY runs_due
+    WHERE runs.status = 'waiting' AND runs.agent_name = ?1 AND runs.priority = priorities.priority AND runs.wake_at <= ?2
+)
+
+-- name: claimable_lanes
+-- Lanes (caller and key) of agent ?1 and priority ?2, from lane (?3, ?4) on. Skips from one to the next, so the cost does
+-- not depend on the number of runs.
+WITH RECURSIVE lanes (run_key) AS (
+    SELECT * FROM (
+        SELECT run_key FROM runs INDEXED BY runs_waiting
+        WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND priority = ?2
+            AND (caller_id, limit_key) >= (?3, ?4)
+        ORDER BY caller_id, limit_key LIMIT 1
+    )
+    UNION ALL
+    SELECT (
+        SELECT runs.run_key FROM runs INDEXED BY runs_waiting
+        WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
+            AND (runs.caller_id, runs.limit_key) > (lane.caller_id, lane.limit_key)
+        ORDER BY runs.caller_id, runs.limit_key LIMIT 1
+    )
+    FROM lanes CROSS JOIN runs AS lane ON lane.run_key = lanes.run_key
+    LIMIT ?5
+)
+SELECT runs.caller_id, runs.limit_key FROM lanes CROSS JOIN runs USING (run_key)
 
 -- name: claimable_runs
 -- A record of the future was written by a clock that was ahead: its backoff is ignored, rather than waited for all that time.
-SELECT run_key, run_id, strikes FROM runs INDEXED BY runs_waiting
-WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND caller_id = ?2
-    AND (not_before <= ?3 OR updated_at > ?3 + 10000000)
+SELECT run_key, run_id, strikes, agent_name, parent_run_id, limit_key FROM runs INDEXED BY runs_waiting
+WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND priority = ?2 AND caller_id = ?3 AND limit_key = ?4
+    AND (not_before <= ?5 OR updated_at > ?5 + 10000000)
     AND NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
     )
-ORDER BY run_key LIMIT ?4
+ORDER BY run_key LIMIT ?6
 
 -- name: orphaned_runs
-SELECT run_key, run_id, strikes FROM runs INDEXED BY runs_running
-WHERE status = 'running' AND owner = ?5 AND agent_name = ?1 AND caller_id = ?2
-    AND (not_before <= ?3 OR updated_at > ?3 + 10000000)
+-- Runs of agent ?1 that the dead worker ?4 owned. Runs whose keys are in the JSON list ?5 have no slot.
+SELECT run_key, run_id, strikes, agent_name, parent_run_id, limit_key, priority, caller_id
+FROM runs INDEXED BY runs_running
+WHERE status = 'running' AND owner = ?4 AND agent_name = ?1
+    AND (not_before <= ?2 OR updated_at > ?2 + 10000000)
+    AND limit_key NOT IN (SELECT value FROM json_each(?5))
     AND NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
     )
-ORDER BY run_key LIMIT ?4
+ORDER BY priority DESC, run_key LIMIT ?3
 
 -- name: due_runs
--- Waiting runs of agent ?1 whose time has come. The others are not read.
-SELECT run_key, run_id, strikes, caller_id FROM runs INDEXED BY runs_due
-WHERE status = 'waiting' AND agent_name = ?1 AND wake_at <= ?2 AND not_before <= ?2
+-- Waiting runs of agent ?1 and priority ?4 whose time has come. The others are not read.
+SELECT run_key, run_id, strikes, agent_name, parent_run_id, limit_key, priority, caller_id
+FROM runs INDEXED BY runs_due
+WHERE status = 'waiting' AND agent_name = ?1 AND priority = ?4 AND wake_at <= ?2 AND not_before <= ?2
+    AND limit_key NOT IN (SELECT value FROM json_each(?5))
     AND NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
@@ -298,6 +329,24 @@ SELECT count(*) FROM (SELECT 1 FROM runs INDEXED BY runs_by_status WHERE status 
 
 -- name: count_by_owner
 SELECT owner, count(*) FROM runs INDEXED BY runs_running WHERE status = 'running' GROUP BY owner
+
+-- == limits ============================================================================================================
+
+-- name: set_limit
+INSERT INTO limits (kind, name, max_runs, is_default) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (kind, name) DO UPDATE SET max_runs = excluded.max_runs, is_default = excluded.is_default
+WHERE is_default OR NOT excluded.is_default
+
+-- name: remove_limit
+DELETE FROM limits WHERE kind = ?1 AND name = ?2 RETURNING 1
+
+-- name: list_limits
+SELECT kind, name, max_runs, is_default FROM limits ORDER BY kind, name
+
+-- name: running_runs
+-- The runs that hold a slot if their owner is alive.
+SELECT owner, agent_name, limit_key, count(*) FROM runs INDEXED BY runs_running
+WHERE status = 'running' AND parent_run_id IS NULL GROUP BY owner, agent_name, limit_key
 
 -- == workers =========================================================================================================
 

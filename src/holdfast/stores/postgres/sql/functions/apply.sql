@@ -9,7 +9,7 @@ begin
     case p ->> 'do'
         when 'create' then
             select c.key, c.answer into key, answer from holdfast.create_run(p) c;
-            sign := p ->> 'worker_id' is null;
+            sign := p ->> 'worker_id' is null or answer ? 'queued';
         when 'append' then
             select a.key, a.answer into key, answer from holdfast.append_run(p) a;
             sign := false;

@@ -1,4 +1,4 @@
--- Insert a run: running and claimed by a worker, or queued.
+-- Insert a run: running and claimed by a worker, or queued. It is also queued if there is a worker, but no slot.
 create or replace function holdfast.create_run(p jsonb, out key bigint, out answer jsonb)
 language plpgsql as $$
 declare
@@ -6,21 +6,29 @@ declare
     due timestamptz := coalesce((p ->> 'not_before')::timestamptz, now());
     new_token bigint := 0;
 begin
+    -- Without the knowledge of which local workers are dead: their leases count.
+    if claimed and (p ->> 'within_limits')::boolean and not holdfast.has_slot(
+        p ->> 'agent_name', p ->> 'key', p ->> 'parent_run_id', '', '{}'
+    ) then
+        claimed := false;
+        answer := jsonb_build_object('queued', true);
+    end if;
     if claimed then
         new_token := nextval('holdfast.token');
         answer := jsonb_build_object('token', new_token, 'strikes', 1);
     end if;
     insert into holdfast.run (
         run_id, agent_name, caller_id, parent_run_id, status, owner, token, strikes, not_before, due_at,
-        next_seq, size, labels, meta, progress
+        next_seq, size, labels, meta, progress, priority, limit_key
     )
     values (
         p ->> 'run_id', p ->> 'agent_name', p ->> 'caller_id', p ->> 'parent_run_id',
-        case when claimed then 'running' else 'queued' end, p ->> 'worker_id', new_token, claimed::integer,
+        case when claimed then 'running' else 'queued' end, case when claimed then p ->> 'worker_id' end, new_token, claimed::integer,
         case when claimed then now() + make_interval(secs => (p ->> 'wait')::float8) else due end,
         case when not claimed then due end,
         (p ->> 'count')::bigint, (p ->> 'size')::bigint, coalesce(p -> 'labels', '{}'),
-        decode(p ->> 'meta', 'base64'), decode(p ->> 'progress', 'base64')
+        decode(p ->> 'meta', 'base64'), decode(p ->> 'progress', 'base64'),
+        coalesce((p ->> 'priority')::smallint, 0), p ->> 'key'
     )
     on conflict (run_id) do nothing
     returning id into key;

@@ -12,7 +12,7 @@ set enable_bitmapscan = off
 set enable_sort = off
 set enable_hashjoin = off
 set enable_mergejoin = off
--- As for `candidates`.
+-- As for `next_runs`.
 set jit = off
 as $$
 declare

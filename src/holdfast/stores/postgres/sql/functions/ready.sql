@@ -1,4 +1,4 @@
--- Whether `claim_next` may claim the run now. `candidates` has the same condition for all runs at once.
+-- Whether `claim_next` may claim the run now. `next_runs` has the same condition for all runs at once.
 create or replace function holdfast.ready(r holdfast.run, p_here text, p_dead text[]) returns boolean
 language sql stable as $$
     select case

@@ -20,6 +20,8 @@ language sql stable as $$
         'wake_at', r.wake_at,
         'wake_on', r.wake_on,
         'labels', r.labels,
+        'priority', r.priority,
+        'limit_key', r.limit_key,
         'reason', r.reason,
         'cancel_requested', r.cancel_requested,
         'expires_at', r.expires_at,

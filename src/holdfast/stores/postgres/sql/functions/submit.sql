@@ -9,14 +9,17 @@ create or replace function holdfast.submit(
     inputs jsonb default '{}',
     labels jsonb default '{}',
     caller_id text default '',
-    not_before timestamptz default null
+    not_before timestamptz default null,
+    priority integer default 0,
+    key text default null
 ) returns text
 language plpgsql as $$
 declare
     id text := coalesce(submit.run_id, replace(left(gen_random_uuid()::text, 18), '-', ''));
     meta jsonb := jsonb_strip_nulls(jsonb_build_object(
         'run_id', id, 'agent_name', agent, 'caller_id', nullif(submit.caller_id, ''), 'prompt', prompt,
-        'labels', nullif(labels, '{}'), 'inputs', nullif(inputs, '{}')
+        'labels', nullif(labels, '{}'), 'inputs', nullif(inputs, '{}'),
+        'priority', nullif(submit.priority, 0), 'key', submit.key
     ));
     body bytea := convert_to(jsonb_build_object('version', 1, 'meta', meta)::text, 'UTF8');
     layout text := 'b' || length(body);
@@ -34,6 +37,9 @@ begin
     if jsonb_typeof(inputs) <> 'object' or exists (select from jsonb_each(labels) l where jsonb_typeof(l.value) <> 'string') then
         raise exception 'holdfast.submit: inputs has to be an object, and labels an object of texts';
     end if;
+    if submit.priority is null or submit.priority not between -10 and 10 or length(submit.key) not between 1 and 200 then
+        raise exception 'holdfast.submit: priority has to be from -10 to 10, and key a text of 1 to 200 characters';
+    end if;
     found := holdfast.queue_run(
         jsonb_build_object(
             'run_id', id,
@@ -44,7 +50,8 @@ begin
                 select coalesce(jsonb_object_agg(replace(l.key, '\', '\\'), replace(l.value, '\', '\\')), '{}')
                 from jsonb_each_text(labels) l
             ),
-            'not_before', not_before, 'count', 1, 'size', length(body),
+            'not_before', not_before,
+            'priority', submit.priority, 'key', replace(submit.key, '\', '\\'), 'count', 1, 'size', length(body),
             'meta', encode(convert_to(summary::text, 'UTF8'), 'base64'),
             'progress', encode('{}', 'base64')
         ),

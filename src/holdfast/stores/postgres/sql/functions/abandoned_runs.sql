@@ -1,14 +1,15 @@
--- The running runs whose workers are dead, as far as they may be claimed.
-create or replace function holdfast.orphans(
-    p_agents text[], p_but_not bigint[], p_here text, p_dead text[], p_limit bigint
-) returns table (id bigint, caller_id text)
+-- The running runs whose workers are dead, as far as they may be claimed and have a slot.
+create or replace function holdfast.abandoned_runs(
+    p_agents text[], p_full_keys text[], p_but_not bigint[], p_here text, p_dead text[], p_limit bigint
+) returns setof holdfast.run
 language sql stable as $$
-    select r.id, r.caller_id
+    select r.*
     from holdfast.run r
     where r.status = 'running'
         and r.not_before <= now()
         and r.agent_name = any (p_agents)
         and r.id <> all (p_but_not)
+        and (r.limit_key is null or r.limit_key <> all (p_full_keys))
         and not exists (
             select from holdfast.worker w where w.worker_id = r.owner and holdfast.lives(w, p_here, p_dead)
         )
