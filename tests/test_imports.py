@@ -32,6 +32,7 @@ PUBLIC = {
     "Completed",
     "Conversation",
     "ConversationBusy",
+    "ConcurrencyLimit",
     "ConversationClosed",
     "Turn",
     "TurnFailed",
