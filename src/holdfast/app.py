@@ -204,7 +204,8 @@ class App:
         concurrency = self.worker_settings.concurrency
         worker = Worker(checkpoints, executor, client, agents, concurrency=concurrency, clock=clock)
         attacher = RunAttacher(client, worker, executor, clock=clock)
-        janitor = Janitor(checkpoints, executor, clock=clock)
+        counts_runs = self.ports.telemetry is not None
+        janitor = Janitor(checkpoints, executor, clock=clock, counts_runs=counts_runs)
         janitor.start()
         mailer = Mailer(checkpoints.store, clock=clock)
         return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor, hub)
