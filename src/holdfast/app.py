@@ -232,7 +232,8 @@ class App:
             clock=clock,
         )
         attacher = RunAttacher(client, worker, executor, clock=clock)
-        janitor = Janitor(checkpoints, executor, clock=clock)
+        counts_runs = self.ports.telemetry is not None
+        janitor = Janitor(checkpoints, executor, clock=clock, counts_runs=counts_runs)
         janitor.start()
         mailer = Mailer(checkpoints.store, clock=clock)
         health = HealthCheck(checkpoints.store, worker, clock)

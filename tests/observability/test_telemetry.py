@@ -257,6 +257,17 @@ async def test_metrics_are_instruments(collector: Collector) -> None:
     assert {"holdfast.step.duration", "holdfast.save.duration", "holdfast.retries", "holdfast.strikes"} <= set(found)
 
 
+async def test_the_runs_and_the_queue_of_the_store_are_gauges() -> None:
+    clock = ManualClock()
+    store, collector = MemoryStore(clock=clock), Collector(clock=clock)
+    async with App([make_agent("done")], store, telemetry=collector.port, worker=False, clock=clock) as app:
+        await app.submit("a", "go")
+        await clock.advance(timedelta(seconds=35))
+        found = collector.read_metrics()
+        assert (found["holdfast.runs"], found["holdfast.queue.depth"]) == (1, 1)
+        assert found["holdfast.queue.age"] > 0
+
+
 async def test_without_an_sdk_nothing_is_stored_with_the_run() -> None:
     async with App([make_agent(LOOK, "done")], "memory:", telemetry=OpenTelemetry()) as app:
         run_id = await app.submit("a", "go")

@@ -48,7 +48,12 @@ async def count_runs(store: CheckpointStore) -> Sequence[RunCount]:
     """Count the runs of a store. One without `SupportsCounts` is read as a whole."""
     if isinstance(store, SupportsCounts):
         return await store.count_runs()
-    now, rows = datetime.now(UTC), list[CountedRow]()
+    return await count_by_listing(store, datetime.now(UTC))
+
+
+async def count_by_listing(store: CheckpointStore, now: datetime) -> list[RunCount]:
+    """Count the runs of a store by reading all records."""
+    rows = list[CountedRow]()
     async for record in store.list_runs():
         due = record.not_before <= now
         oldest = record.updated_at if due else None
@@ -70,3 +75,13 @@ def merge_rows(rows: Iterable[CountedRow]) -> list[RunCount]:
         key = row.agent_name, status
         merged[key] = RunCount(agent_name=row.agent_name, status=status, count=count, due=due, oldest=oldest)
     return [merged[key] for key in sorted(merged)]
+
+
+def measure_queues(counts: Iterable[RunCount], now: datetime) -> dict[str, tuple[int, float]]:
+    """Return by agent: the runs that wait for a worker, and how many seconds the oldest has waited."""
+    queues: dict[str, tuple[int, float]] = {}
+    for each in counts:
+        due, age = queues.get(each.agent_name, (0, 0.0))
+        own = 0.0 if each.oldest is None else (now - each.oldest).total_seconds()
+        queues[each.agent_name] = due + each.due, max(age, own)
+    return queues

@@ -5,6 +5,7 @@ import logging
 from contextlib import suppress
 from datetime import timedelta
 
+from holdfast.checkpoint.counts import count_runs, measure_queues
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -18,7 +19,7 @@ log: logging.Logger = logging.getLogger("holdfast.janitor")
 POLL_INTERVAL = timedelta(seconds=1)
 #: The store is not asked more often than this, however many notifications it sends.
 MIN_POLL_INTERVAL = timedelta(milliseconds=50)
-#: How often expired runs are purged and failed releases are retried.
+#: How often expired runs are purged, failed releases are retried and runs are counted.
 PURGE_INTERVAL = timedelta(seconds=30)
 #: How often missed parents are woken. Rarely: it reads all interrupted runs.
 WAKE_INTERVAL = timedelta(minutes=5)
@@ -27,7 +28,20 @@ WAKE_INTERVAL = timedelta(minutes=5)
 class Janitor:
     """Polls the store once for all runs of a process."""
 
-    def __init__(self, checkpoints: StoreCheckpoints, executor: Executor, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        checkpoints: StoreCheckpoints,
+        executor: Executor,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        counts_runs: bool = False,
+    ) -> None:
+        """Make a janitor.
+
+        Args:
+            counts_runs: count the runs of the store for the metrics of the executor.
+        """
+        self._counts_runs = counts_runs
         self._checkpoints, self._executor, self._clock = checkpoints, executor, clock
         self._store = checkpoints.store
         self._mailer = Mailer(self._store, clock=clock)
@@ -70,9 +84,16 @@ class Janitor:
             await self._checkpoints.retry_pending_releases()
             while await self._store.purge():
                 pass
+            if self._counts_runs:
+                await self._count_runs()
         if now - self._woken_at >= WAKE_INTERVAL.total_seconds():
             self._woken_at = now
             await self._mailer.wake_missed_parents()
+
+    async def _count_runs(self) -> None:
+        metrics, counts = self._executor.metrics, await count_runs(self._store)
+        metrics.stored_runs = {(each.agent_name, each.status.value): each.count for each in counts}
+        metrics.queues = measure_queues(counts, self._clock.now())
 
     async def deliver_mail(self, run_id: str) -> None:
         """Give the run its unread mail, if this process executes it."""

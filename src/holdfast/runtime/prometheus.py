@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 
-from holdfast.checkpoint.counts import RunCount
+from holdfast.checkpoint.counts import RunCount, measure_queues
 from holdfast.core.observation.metrics import BUCKETS, AgentMetrics, Histogram, RunMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,13 +53,9 @@ def render_metrics(metrics: RunMetrics, counts: Sequence[RunCount], now: datetim
 
 def _render_counts(counts: Sequence[RunCount], now: datetime) -> list[str]:
     runs = [({"agent": each.agent_name, "status": each.status.value}, each.count) for each in counts]
-    due: dict[str, int] = {}
-    oldest: dict[str, datetime] = {}
-    for each in counts:
-        due[each.agent_name] = due.get(each.agent_name, 0) + each.due
-        if each.oldest is not None:
-            oldest[each.agent_name] = min(each.oldest, oldest.get(each.agent_name, each.oldest))
-    ages = {agent: max(0.0, (now - oldest[agent]).total_seconds()) if agent in oldest else 0.0 for agent in due}
+    queues = measure_queues(counts, now)
+    due = {agent: depth for agent, (depth, _) in queues.items()}
+    ages = {agent: age for agent, (_, age) in queues.items()}
     return [
         *_render_family("holdfast_runs", "gauge", "Runs in the store.", runs),
         *_render_family("holdfast_queue_depth", "gauge", "Runs that wait for a worker.", _by_agent(due)),

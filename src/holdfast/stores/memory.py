@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, backoff
+from holdfast.checkpoint.counts import RunCount, count_by_listing
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -270,6 +271,9 @@ class MemoryStore:
         return changed.is_set()
 
     # -- drafts -------------------------------------------------------------------------------------------------
+
+    async def count_runs(self) -> Sequence[RunCount]:
+        return await count_by_listing(self, self._clock.now())
 
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
         self._check_open()

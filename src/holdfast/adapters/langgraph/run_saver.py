@@ -47,6 +47,9 @@ class MemoryTables:
             for statement in statements:
                 self._connection.execute(statement)
 
+    async def read_version(self, schema: Schema) -> int:
+        return len(schema.migrations)
+
     async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
         with transaction(self._connection):
             return await work(_MemoryCursor(self._connection))

@@ -48,6 +48,28 @@ class Instruments:
                 name, callbacks=[_make_callback(metrics, read)], unit=unit, description=description
             )
 
+        self._observe_store(metrics)
+
+    def _observe_store(self, metrics: RunMetrics) -> None:
+        """Export what is known about the whole store."""
+
+        def observe_runs(options: CallbackOptions) -> Iterable[Observation]:
+            for (agent, status), count in metrics.stored_runs.items():
+                yield Observation(count, {"gen_ai.agent.name": agent, "holdfast.status": status})
+
+        def observe_depth(options: CallbackOptions) -> Iterable[Observation]:
+            for agent, (depth, _) in metrics.queues.items():
+                yield Observation(depth, {"gen_ai.agent.name": agent})
+
+        def observe_age(options: CallbackOptions) -> Iterable[Observation]:
+            for agent, (_, age) in metrics.queues.items():
+                yield Observation(age, {"gen_ai.agent.name": agent})
+
+        create = self._meter.create_observable_gauge
+        create("holdfast.runs", [observe_runs], "{run}", "Runs in the store")
+        create("holdfast.queue.depth", [observe_depth], "{run}", "Runs that wait for a worker")
+        create("holdfast.queue.age", [observe_age], "s", "How long the oldest of them has waited")
+
     def add_step(self, agent: str, took: timedelta) -> None:
         self._steps.record(took.total_seconds(), {"gen_ai.agent.name": agent})
 

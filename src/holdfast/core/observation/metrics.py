@@ -66,6 +66,10 @@ class RunMetrics:
 
     def __init__(self) -> None:
         self._agents: dict[str, AgentMetrics] = {}
+        #: The runs of the whole store, by agent and status, when they were counted last. Replaced as a whole.
+        self.stored_runs: dict[tuple[str, str], int] = {}
+        #: By agent: the runs that wait for a worker, and how many seconds the oldest has waited.
+        self.queues: dict[str, tuple[int, float]] = {}
 
     @property
     def agents(self) -> dict[str, AgentMetrics]:
