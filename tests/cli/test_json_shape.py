@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def pay(euros: int) -> str:
     return f"paid {euros}"
 
 
-async def model(messages: list[Message], tools: list[ToolSchema]) -> Reply:
+async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
     calls = [ToolCall(id="c1", name="pay", arguments={"euros": 7})] if tools else []
     return Reply(text="done", tool_calls=calls)
 

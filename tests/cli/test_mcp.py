@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def pay(euros: int) -> str:
     return f"paid {euros}"
 
 
-async def model(messages: list[Message], tools: list[ToolSchema]) -> Reply:
+async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
     if not tools or isinstance(messages[-1], ToolResult):
         return Reply(text=HOSTILE)
     return Reply(tool_calls=[ToolCall(id="call-1", name="pay", arguments={"euros": 7})])
