@@ -3,7 +3,6 @@
 import asyncio
 import builtins
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
 
@@ -28,17 +27,14 @@ from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
 from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
-from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.fork import Fork
-from holdfast.runtime.health import HealthCheck
-from holdfast.runtime.janitor import Janitor
-from holdfast.runtime.mailer import Mailer
+from holdfast.runtime.parts import StoreParts
 from holdfast.runtime.prometheus import render_metrics
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
-from holdfast.runtime.worker import RecoveryReport, Worker
+from holdfast.runtime.worker import RecoveryReport
 from holdfast.stores.redacting import RedactingStore
 from holdfast.stores.url import resolve_url, store_from_url
 
@@ -68,20 +64,6 @@ class AppOptions(TypedDict, total=False):
     shutdown_exceptions: tuple[type[BaseException], ...]
     limits: Iterable[ConcurrencyLimit]
     clock: Clock
-
-
-@dataclass(frozen=True, slots=True)
-class _StoreParts:
-    """The parts of an open App that work on its store."""
-
-    checkpoints: StoreCheckpoints
-    client: RunClient
-    mailer: Mailer
-    worker: Worker
-    attacher: RunAttacher
-    janitor: Janitor
-    hub: EventHub
-    health: HealthCheck
 
 
 class App:
@@ -189,7 +171,7 @@ class App:
         self._remove_signal_handlers: Callable[[], None] | None = None
         #: Set while the App is open.
         self._executor: Executor | None = None
-        self._parts: _StoreParts | None = None
+        self._parts: StoreParts | None = None
 
     # -- lifecycle ----------------------------------------------------------------------------------------------
 
@@ -211,33 +193,20 @@ class App:
             for limit in self._limits:
                 await self._checkpoints.store.set_limit(limit, default=True)
             self._hub.open()
-            self._parts = self._open_parts(self._checkpoints, executor, self._hub)
+            self._parts = StoreParts.open(
+                self._checkpoints,
+                executor,
+                self._hub,
+                self.agents,
+                self.worker_settings,
+                self._clock,
+                counts_runs=self.ports.telemetry is not None,
+            )
             if take_runs:
                 self._parts.worker.start()
         self._executor = executor
         if self.worker_settings.handle_signals and can_install_handlers():
             self._remove_signal_handlers = install_signal_handlers(self.shutdown)
-
-    def _open_parts(self, checkpoints: StoreCheckpoints, executor: Executor, hub: EventHub) -> _StoreParts:
-        agents, clock = self.agents, self._clock
-        client = RunClient(checkpoints, agents)
-        settings = self.worker_settings
-        worker = Worker(
-            checkpoints,
-            executor,
-            client,
-            agents,
-            concurrency=settings.concurrency,
-            max_runs=settings.max_runs,
-            clock=clock,
-        )
-        attacher = RunAttacher(client, worker, executor, clock=clock)
-        counts_runs = self.ports.telemetry is not None
-        janitor = Janitor(checkpoints, executor, clock=clock, counts_runs=counts_runs)
-        janitor.start()
-        mailer = Mailer(checkpoints.store, clock=clock)
-        health = HealthCheck(checkpoints.store, worker, clock)
-        return _StoreParts(checkpoints, client, mailer, worker, attacher, janitor, hub, health)
 
     async def __aexit__(self, *error: object) -> None:
         await self.shutdown()
@@ -274,7 +243,7 @@ class App:
         return self._executor
 
     @property
-    def _stored(self) -> _StoreParts:
+    def _stored(self) -> StoreParts:
         if self.store is None:
             raise DefinitionError("this App has no store: give it one to submit, recover or resume runs")
         if self._parts is None:
