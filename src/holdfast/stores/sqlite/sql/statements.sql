@@ -268,20 +268,36 @@ WHERE EXISTS (
 
 -- name: claimable_lanes
 -- Lanes (caller and key) of agent ?1 and priority ?2, from lane (?3, ?4) on. Skips from one to the next, so the cost does
--- not depend on the number of runs.
+-- not depend on the number of runs. Two lookups, because SQLite uses one column of an index for a comparison of rows.
 WITH RECURSIVE lanes (run_key) AS (
-    SELECT * FROM (
-        SELECT run_key FROM runs INDEXED BY runs_waiting
-        WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND priority = ?2
-            AND (caller_id, limit_key) >= (?3, ?4)
-        ORDER BY caller_id, limit_key LIMIT 1
+    SELECT coalesce(
+        (
+            SELECT runs.run_key FROM runs INDEXED BY runs_waiting
+            WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
+                AND runs.caller_id = ?3 AND runs.limit_key >= ?4
+            ORDER BY runs.limit_key LIMIT 1
+        ),
+        (
+            SELECT runs.run_key FROM runs INDEXED BY runs_waiting
+            WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
+                AND runs.caller_id > ?3
+            ORDER BY runs.caller_id, runs.limit_key LIMIT 1
+        )
     )
     UNION ALL
-    SELECT (
-        SELECT runs.run_key FROM runs INDEXED BY runs_waiting
-        WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
-            AND (runs.caller_id, runs.limit_key) > (lane.caller_id, lane.limit_key)
-        ORDER BY runs.caller_id, runs.limit_key LIMIT 1
+    SELECT coalesce(
+        (
+            SELECT runs.run_key FROM runs INDEXED BY runs_waiting
+            WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
+                AND runs.caller_id = lane.caller_id AND runs.limit_key > lane.limit_key
+            ORDER BY runs.limit_key LIMIT 1
+        ),
+        (
+            SELECT runs.run_key FROM runs INDEXED BY runs_waiting
+            WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
+                AND runs.caller_id > lane.caller_id
+            ORDER BY runs.caller_id, runs.limit_key LIMIT 1
+        )
     )
     FROM lanes CROSS JOIN runs AS lane ON lane.run_key = lanes.run_key
     LIMIT ?5
