@@ -48,6 +48,8 @@ def test_a_worker_takes_only_runs_of_the_agents_that_it_is_given_and_answers_pro
     assert probe(found[0]) == (200, "ok\n")
     shell.ok("submit", "sampler", "note gate note", "--run-id", "taken")
     shell.wait_for_effect("gate c2-1")
+    status, metrics = probe(found[0].replace("healthz", "metrics"))
+    assert (status, 'holdfast_runs{agent="sampler",status="running"} 1' in metrics) == (200, True)
     worker.send_signal(signal.SIGTERM)
     line_with(worker.stderr, "stopping after the current step")
     assert probe(found[0]) == (503, "draining: this worker takes no more runs\n")

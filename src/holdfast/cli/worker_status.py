@@ -1,4 +1,4 @@
-"""The status server of a worker: `/healthz`."""
+"""The status server of a worker: `/healthz` and `/metrics`."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -6,6 +6,7 @@ from http import HTTPStatus
 
 from holdfast.app import App
 from holdfast.cli.errors import CommandError
+from holdfast.runtime.prometheus import CONTENT_TYPE
 from holdfast.runtime.status_server import StatusResponse, StatusServer
 
 
@@ -23,8 +24,12 @@ async def serve_status(app: App, port: int, host: str) -> AsyncIterator[StatusSe
             return StatusResponse(status=HTTPStatus.SERVICE_UNAVAILABLE, body=f"{problem}\n")
         return StatusResponse(body="ok\n")
 
+    async def answer_metrics() -> StatusResponse:
+        return StatusResponse(body=await app.render_metrics(), content_type=CONTENT_TYPE)
+
     server = StatusServer(port, host=host)
     server.add_route("/healthz", answer_health)
+    server.add_route("/metrics", answer_metrics)
     async with AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(server)

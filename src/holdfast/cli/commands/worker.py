@@ -36,10 +36,13 @@ def worker(
     ] = "",
     health_port: Annotated[
         int | None,
-        typer.Option("--health-port", metavar="N", min=0, max=65535, help="Serve /healthz on this port; 0 for any."),
+        typer.Option(
+            "--health-port", metavar="N", min=0, max=65535, help="Serve /healthz and /metrics on this port; 0 for any."
+        ),
     ] = None,
     health_host: Annotated[
-        str, typer.Option("--health-host", metavar="ADDRESS", help="The address of /healthz; 0.0.0.0 for all.")
+        str,
+        typer.Option("--health-host", metavar="ADDRESS", help="The address of /healthz and /metrics; 0.0.0.0 for all."),
     ] = "127.0.0.1",
     quiet: QuietOption = False,
     store: CodeStoreOption = "",
