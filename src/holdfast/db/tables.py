@@ -56,14 +56,6 @@ class Tables(Protocol):
         """Create or migrate the tables. Safe while other processes do the same. May be repeated after `close`."""
         ...
 
-    async def read_version(self, schema: Schema) -> int:
-        """Return the version of the tables; zero if there are none. Needs no open tables, and changes nothing.
-
-        Raises:
-            TablesError: a newer holdfast made them.
-        """
-        ...
-
     async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
         """Run `work` in one transaction: all of it takes effect, or none.
 
@@ -85,6 +77,18 @@ class Tables(Protocol):
 
     async def close(self) -> None:
         """Finish the calls under way, then disconnect. May be repeated; `open` opens it again."""
+        ...
+
+
+class DatabaseTables(Tables, Protocol):
+    """Tables in a database, whose version can be read."""
+
+    async def read_version(self, schema: Schema) -> int:
+        """Return the version of the tables; zero if there are none. Needs no open tables, and changes nothing.
+
+        Raises:
+            TablesError: a newer holdfast made them.
+        """
         ...
 
 

@@ -2,12 +2,12 @@
 
 import re
 
-from holdfast.db.tables import Tables, TablesError
+from holdfast.db.tables import DatabaseTables, TablesError
 
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 
 
-def tables_from_url(url: str) -> Tables:
+def tables_from_url(url: str) -> DatabaseTables:
     """Return the tables in the database that `url` names, not opened yet.
 
     Raises:
