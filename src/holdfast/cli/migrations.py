@@ -7,6 +7,7 @@ import msgspec
 from holdfast.batteries.audit.tables import SCHEMA as AUDIT
 from holdfast.batteries.budget.tables import SCHEMA as BUDGET
 from holdfast.batteries.definitions.tables import SCHEMA as DEFINITIONS
+from holdfast.batteries.limits.windows import SCHEMA as LIMITS
 from holdfast.batteries.schedule.tables import SCHEMA as SCHEDULE
 from holdfast.checkpoint.store import SupportsMigration
 from holdfast.cli.errors import CommandError
@@ -15,7 +16,7 @@ from holdfast.db.tables import Schema
 from holdfast.db.url import POSTGRES_SCHEMES, redact_url, tables_from_url
 
 #: A new battery with tables needs one word here.
-BATTERIES: Sequence[Schema] = (AUDIT, BUDGET, DEFINITIONS, SCHEDULE)
+BATTERIES: Sequence[Schema] = (AUDIT, BUDGET, DEFINITIONS, LIMITS, SCHEDULE)
 
 
 class TablesVersion(msgspec.Struct, frozen=True, kw_only=True):

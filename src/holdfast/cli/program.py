@@ -124,8 +124,8 @@ def build_program() -> Any:
     for command in COMMANDS:
         app.command()(command)
     limits = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="How many runs execute at the same time.")
-    for name, limit_command in LIMIT_COMMANDS.items():
-        limits.command(name)(limit_command)
+    for name, command in LIMIT_COMMANDS.items():
+        limits.command(name)(command)
     app.add_typer(limits, name="limits")
     schedule = typer.Typer(
         no_args_is_help=True, rich_markup_mode=None, help="Jobs that submit runs on a cron schedule."

@@ -87,4 +87,4 @@ def _name_origin(usage: LimitUsage) -> str:
     return "app" if usage.is_default else "operator"
 
 
-LIMIT_COMMANDS = {"set": set_, "list": list_, "remove": remove}
+LIMIT_COMMANDS: dict[str, Callable[..., None]] = {"set": set_, "list": list_, "remove": remove}

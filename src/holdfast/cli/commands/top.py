@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.listing import utc_now
+from holdfast.cli.formatting import utc_now
 from holdfast.cli.options import StoreOption
 from holdfast.cli.output import Output, print_json
 from holdfast.cli.stores import open_store
