@@ -45,7 +45,11 @@ begin
         select w.ids, w.seen, w.callers into found_ids, seen, callers
         from holdfast.oldest_due(agents, full_keys, p_but_not, level, orphans, wanted, p_window) w;
         if seen >= p_window and callers < p_callers then
-            found_ids := holdfast.due_by_lane(agents, full_keys, p_but_not, level, orphans, wanted);
+            -- With that many callers, one run of each is enough.
+            found_ids := holdfast.due_by_lane(agents, full_keys, p_but_not, level, orphans, wanted, 1);
+            if cardinality(found_ids) < wanted then
+                found_ids := holdfast.due_by_lane(agents, full_keys, p_but_not, level, orphans, wanted, wanted);
+            end if;
         end if;
         return query select unnest(found_ids);
         wanted := wanted - cardinality(found_ids);
@@ -118,9 +122,11 @@ end
 $$;
 
 -- As `oldest_due`, but with the runs of every lane that have been due the longest: one index lookup for each lane. For the
--- case that the runs that have been due the longest belong to a few callers, or have no slot.
+-- case that the runs that have been due the longest belong to a few callers, or have no slot. Returns at most `p_turns` runs
+-- of each caller.
 create or replace function holdfast.due_by_lane(
-    p_agents text[], p_full_keys text[], p_but_not bigint[], p_level smallint, p_orphans holdfast.run[], p_limit bigint
+    p_agents text[], p_full_keys text[], p_but_not bigint[], p_level smallint, p_orphans holdfast.run[], p_limit bigint,
+    p_turns bigint
 ) returns bigint[]
 language plpgsql stable as $$
 begin
@@ -165,13 +171,14 @@ begin
                             where parent.run_id = r.parent_run_id and parent.status not in ('done', 'failed', 'cancelled')
                         ))
                     order by r.due_at
-                    limit p_limit
+                    limit p_turns
                 ) due
                 where lane.key <> all (p_full_keys)
                 union all
                 select o.id, o.caller_id from unnest(p_orphans) o where o.priority = p_level
             ) found
         ) ready
+        where ready.turn <= p_turns
         order by ready.turn, ready.id
         limit p_limit
     );
