@@ -31,19 +31,22 @@ declare
     dead text[] := array(select jsonb_array_elements_text(p -> 'dead'));
     taken jsonb := '[]';
     ids bigint[];
+    priorities smallint[];
     callers text[];
     agents text[];
     keys text[];
     free jsonb;
     turns jsonb := '{}';
+    caller text;
     done boolean[];
     pick integer;
 begin
     -- A run with a parent executes in the slot of its parent.
-    select array_agg(r.id order by wanted.turn), array_agg(r.caller_id order by wanted.turn),
+    select array_agg(r.id order by wanted.turn), array_agg(r.priority order by wanted.turn),
+        array_agg(r.caller_id order by wanted.turn),
         array_agg(case when r.parent_run_id is null then r.agent_name end order by wanted.turn),
         array_agg(case when r.parent_run_id is null then r.limit_key end order by wanted.turn)
-    into ids, callers, agents, keys
+    into ids, priorities, callers, agents, keys
     from jsonb_array_elements(p -> 'ids') with ordinality as wanted (id, turn)
     join holdfast.run r on r.id = wanted.id::bigint;
     perform holdfast.lock_limits(agents, keys);
@@ -56,7 +59,7 @@ begin
         where not done[i]
             and coalesce((free ->> ('agent:' || agents[i]))::bigint, 1) > 0
             and coalesce((free ->> ('key:' || keys[i]))::bigint, 1) > 0
-        order by coalesce((turns ->> callers[i])::bigint, 0), i
+        order by priorities[i] desc, coalesce((turns ->> (priorities[i] || ' ' || callers[i]))::bigint, 0), i
         limit 1;
         exit when not found;
         done[pick] := true;
@@ -65,7 +68,8 @@ begin
         for update skip locked;
         if found then
             taken := taken || holdfast.take_run(ids[pick], p ->> 'worker_id', p -> 'backoff');
-            turns := turns || jsonb_build_object(callers[pick], coalesce((turns ->> callers[pick])::bigint, 0) + 1);
+            caller := priorities[pick] || ' ' || callers[pick];
+            turns := turns || jsonb_build_object(caller, coalesce((turns ->> caller)::bigint, 0) + 1);
             free := holdfast.use_slot(holdfast.use_slot(free, 'agent:' || agents[pick]), 'key:' || keys[pick]);
         end if;
     end loop;
