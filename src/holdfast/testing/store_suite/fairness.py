@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.claim import Claim
@@ -124,6 +124,7 @@ class FairnessTests(StoreUnderTest):
             suppress_health_check=list(HealthCheck),
             phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if THOROUGH > 1 else [])],
         )
+        @example([("B", "z", "m", 3), ("A", "x", "m", -1), ("A", "z", "l", 3)], {("agent", "A"): 3}, 2)
         @given(st.lists(_runs, min_size=1, max_size=12), _limits, st.sampled_from([1, 2, 4, 20]))
         def check(runs: list[_Run], limits: dict[tuple[str, str], int], room: int) -> None:
             call = check_queue(environment.store, worker.worker_id, f"q{next(numbers):05}-", runs, limits, room)
