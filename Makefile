@@ -49,10 +49,11 @@ chromium:
 		|| echo "chromium could not be installed: the tests of the web page fail"; \
 	fi
 
-# One worker more than two cores: many tests wait for processes, timeouts and disks.
+# One worker more than two cores: many tests wait for processes, timeouts and disks. A test that failed in that crowd is run
+# once more, alone, and has to pass then. The first failure is shown too: it is a bug to be found, in the test or in the code.
 test: $(READY) postgresql chromium front-end-clients ## Check and run all tests
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 quick: $(READY) ## Check lint, and test the kernel and the checkpoints (2 minutes)
 	$(BIN)/ruff check .
