@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast import ConcurrencyLimit
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, backoff, is_process_alive
 from holdfast.checkpoint.errors import (
     ClaimLost,
@@ -31,15 +32,7 @@ from holdfast.checkpoint.errors import (
     UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry
-from holdfast.checkpoint.limits import (
-    ConcurrencyLimit,
-    LimitKind,
-    LimitName,
-    LimitUsage,
-    Slots,
-    choose_fairly,
-    list_limit_names,
-)
+from holdfast.checkpoint.limits import LimitKind, LimitName, LimitUsage, Slots, choose_fairly, list_limit_names
 from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,

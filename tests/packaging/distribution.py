@@ -19,7 +19,7 @@ MODULES_BY_EXTRA = {
     "client": "holdfast.client",
     "front-ends": "holdfast.web.protocols",
     "mcp": "holdfast.mcp.server",
-    "otel": "holdfast.batteries.audit.spans",
+    "otel": "holdfast.batteries.telemetry",
     "schedule": "holdfast.batteries.schedule",
     "persona": "holdfast.batteries.persona",
     "testing": "holdfast.testing.store_suite",

@@ -290,11 +290,12 @@ async def test_nothing_is_written_after_close(tmp_path: Path) -> None:
         ("run_tree", 1, "runs_by_parent"),
         ("expired_runs", 2, "runs_expiring"),
         ("running_owners", 0, "runs_running"),
-        ("claimable_callers", 3, "runs_waiting"),
-        ("orphaned_callers", 4, "runs_running"),
-        ("claimable_runs", 4, "runs_waiting"),
+        ("claimable_priorities", 1, "runs_waiting"),
+        ("claimable_lanes", 5, "runs_waiting"),
+        ("claimable_runs", 6, "runs_waiting"),
         ("orphaned_runs", 5, "runs_running"),
-        ("due_runs", 3, "runs_due"),
+        ("due_priorities", 2, "runs_due"),
+        ("due_runs", 5, "runs_due"),
     ],
 )
 async def test_what_is_asked_often_reads_no_more_than_it_needs(

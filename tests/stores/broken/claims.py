@@ -1,6 +1,6 @@
 """Stores that break the contract of claims, fencing and workers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
@@ -225,3 +225,11 @@ class HasOneRunPerWorker(BrokenStore):
     def _has_live_owner(self, run: MemoryRun) -> bool:
         newest = max((other.token for other in self._runs.values() if other.owner == run.owner), default=0)
         return super()._has_live_owner(run) and run.token == newest
+
+
+class ForgetsWhoDied(BrokenStore):
+    red = ("test_a_claim_names_the_worker_that_died",)
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        claims = await super().claim_next(worker_id, agents=agents, limit=limit)
+        return [msgspec.structs.replace(claim, taken_from=None) for claim in claims]

@@ -305,8 +305,10 @@ class WritesInPlace(BrokenSnapshotStore):
 
     def _replace_file(self, packed: bytes) -> None:
         with self._path.open("wb", buffering=0) as file:
-            for start in range(0, len(packed), 4096):
-                file.write(packed[start : start + 4096])
+            half = len(packed) // 2
+            file.write(packed[:half])
+            time.sleep(TIME_TO_KILL)
+            file.write(packed[half:])
 
 
 class ReleasesInTwoTransactions(BrokenSnapshotStore):

@@ -33,7 +33,6 @@ async def report_end(
         turn_ended: a turn of a conversation ended, and the conversation waits for the next message.
     """
     if run.begun or action is CheckpointAction.FAIL:
-        run.update_elapsed()
         log_end(run.info, run.state, action, error, turn_ended=turn_ended)
         run.metrics.add_attempt(action.value)
     if run.trace is not None:

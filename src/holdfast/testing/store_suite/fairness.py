@@ -28,10 +28,9 @@ _runs = st.tuples(
     st.sampled_from([None, "k", "l", "m"]),
     st.sampled_from([-1, 0, 0, 3]),
 )
+_K = ("key", "k")
 #: By kind and name. Each lets at least one run pass, so that every queue can be drained.
-_limits = st.dictionaries(
-    st.sampled_from([("agent", "A"), ("key", "k"), ("key", "l")]), st.integers(min_value=1, max_value=3)
-)
+_limits = st.dictionaries(st.sampled_from([("agent", "A"), _K, ("key", "l")]), st.integers(min_value=1, max_value=3))
 
 
 @dataclass
@@ -125,6 +124,10 @@ class FairnessTests(StoreUnderTest):
             phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if THOROUGH > 1 else [])],
         )
         @example([("B", "z", "m", 3), ("A", "x", "m", -1), ("A", "z", "l", 3)], {("agent", "A"): 3}, 2)
+        @example([("A", "x", "k", 0), ("A", "y", "k", 0)], {_K: 1}, 2)
+        @example(
+            [("A", "x", None, 0), ("A", "y", "k", 0), ("A", "z", "k", 0), ("A", "x", None, 0)], {("key", "k"): 1}, 2
+        )
         @given(st.lists(_runs, min_size=1, max_size=12), _limits, st.sampled_from([1, 2, 4, 20]))
         def check(runs: list[_Run], limits: dict[tuple[str, str], int], room: int) -> None:
             call = check_queue(environment.store, worker.worker_id, f"q{next(numbers):05}-", runs, limits, room)
