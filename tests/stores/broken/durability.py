@@ -307,7 +307,7 @@ class WritesInPlace(BrokenSnapshotStore):
         with self._path.open("wb", buffering=0) as file:
             half = len(packed) // 2
             file.write(packed[:half])
-            time.sleep(TIME_TO_KILL)
+            time.sleep(TIME_TO_KILL / 20)
             file.write(packed[half:])
 
 
