@@ -37,7 +37,7 @@ def set_(
     if as_json:
         print_json({limit.kind: limit.name, "max_runs": max_runs})
     else:
-        print(f"at most {max_runs} runs of {limit.kind} {limit.name} execute at the same time")
+        print(f"{limit.kind} {limit.name}: limited to {max_runs} at the same time")
 
 
 def list_(store: StoreOption = "", as_json: JsonOption = False) -> None:
