@@ -15,8 +15,8 @@ from absurd_sdk import AsyncAbsurd
 from absurdctl import BUNDLED_SCHEMA_SQL
 from bench.systems import protocol
 from bench.systems.footprint import Footprint, footprint
-from bench.systems.protocol import Job, Result
-from bench.systems.step_functions import BenchAgent
+from bench.systems.protocol import Job
+from bench.systems.step_functions import BenchAgent, make_workloads
 
 CAVEATS = {
     "all": "A reply is safe before its tool is called, so a step is two commits.",
@@ -43,7 +43,6 @@ async def opened(job: Job, agent: BenchAgent) -> AsyncIterator[AsyncAbsurd]:
 
 
 async def run_all(job: Job, agent: BenchAgent, runs: int) -> tuple[Footprint, float, float]:
-    """Run the agents to their ends. Return the footprint before, when it began, and how long it took."""
     async with opened(job, agent) as absurd:
         before, began = footprint(job), time.perf_counter()
         tasks = [await absurd.spawn("agent", {}) for _ in range(runs)]
@@ -59,17 +58,5 @@ async def work_until_done(absurd: AsyncAbsurd, tasks: list[Any]) -> None:
     await worker
 
 
-async def one_run(job: Job) -> Result:
-    agent = BenchAgent(job)
-    before, began, _ = await run_all(job, agent, 1)
-    return agent.describe_one_run(before, began)
-
-
-async def many_runs(job: Job) -> Result:
-    agent = BenchAgent(job)
-    _, _, took = await run_all(job, agent, job["runs"])
-    return agent.describe_many_runs(took)
-
-
 if __name__ == "__main__":
-    protocol.main({"w1": one_run, "w2": many_runs}, packages=["absurd-sdk", "psycopg"], caveats=CAVEATS)
+    protocol.main(make_workloads(run_all), packages=["absurd-sdk", "psycopg"], caveats=CAVEATS)

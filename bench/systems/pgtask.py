@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from bench.systems import protocol
 from bench.systems.footprint import Footprint, footprint
-from bench.systems.protocol import Job, Result
-from bench.systems.step_functions import BenchAgent
+from bench.systems.protocol import Job
+from bench.systems.step_functions import BenchAgent, make_workloads
 from pgtask import Client, Task, TaskRegistry, Worker
 
 CAVEATS = {
@@ -29,7 +29,6 @@ def encode_host(url: str) -> str:
 
 
 async def run_all(job: Job, agent: BenchAgent, runs: int) -> tuple[Footprint, float, float]:
-    """Run the agents to their ends. Return the footprint before, when it began, and how long it took."""
     url, registry = encode_host(job["postgres"] or ""), TaskRegistry()
 
     @registry.task("agent")
@@ -49,17 +48,5 @@ async def run_all(job: Job, agent: BenchAgent, runs: int) -> tuple[Footprint, fl
     return before, began, took
 
 
-async def one_run(job: Job) -> Result:
-    agent = BenchAgent(job)
-    before, began, _ = await run_all(job, agent, 1)
-    return agent.describe_one_run(before, began)
-
-
-async def many_runs(job: Job) -> Result:
-    agent = BenchAgent(job)
-    _, _, took = await run_all(job, agent, job["runs"])
-    return agent.describe_many_runs(took)
-
-
 if __name__ == "__main__":
-    protocol.main({"w1": one_run, "w2": many_runs}, packages=["pgtask"], caveats=CAVEATS)
+    protocol.main(make_workloads(run_all), packages=["pgtask"], caveats=CAVEATS)

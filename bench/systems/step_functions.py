@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bench.systems.footprint import Footprint, footprint
-from bench.systems.protocol import Job, Result, latencies, text
+from bench.systems.protocol import Job, Result, Workload, latencies, text
 
 #: Runs a function once and records its result under a name.
 Step = Callable[[str, Callable[[], Awaitable[str]]], Awaitable[Any]]
@@ -55,3 +55,23 @@ class BenchAgent:
 
     def _step_seconds(self) -> list[float]:
         return [later - earlier for times in self.times.values() for earlier, later in itertools.pairwise(times)]
+
+
+#: Runs so many agents to their ends. Returns the footprint before, when it began, and how long it took.
+RunAll = Callable[[Job, BenchAgent, int], Awaitable[tuple[Footprint, float, float]]]
+
+
+def make_workloads(run_all: RunAll) -> dict[str, Workload]:
+    """Return the workloads of a system that runs agents in this way."""
+
+    async def one_run(job: Job) -> Result:
+        agent = BenchAgent(job)
+        before, began, _ = await run_all(job, agent, 1)
+        return agent.describe_one_run(before, began)
+
+    async def many_runs(job: Job) -> Result:
+        agent = BenchAgent(job)
+        _, _, took = await run_all(job, agent, job["runs"])
+        return agent.describe_many_runs(took)
+
+    return {"w1": one_run, "w2": many_runs}
