@@ -27,7 +27,8 @@ from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
 from holdfast.core.validation import check_choice, check_duration, check_type
 from holdfast.core.waiting import Answer, WaitingCall
-from holdfast.runtime.client import RunClient, find_agent
+from holdfast.runtime.agents import find_agent, index_agents, resolve_agent
+from holdfast.runtime.client import RunClient
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.fork import Fork
@@ -118,7 +119,7 @@ class App:
         check_type("worker", worker, WorkerSettings)
         _check_exceptions("shutdown_exceptions", shutdown_exceptions)
         #: The agents, by name.
-        self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
+        self.agents: Final[Mapping[str, AgentSource]] = index_agents(agents)
         self.checkpoint_settings: Final = checkpoint
         self.worker_settings: Final = worker
         self._limits = tuple(limits)
@@ -140,16 +141,12 @@ class App:
             limits=self._limits,
             clock=clock,
         )
-        if isinstance(store, type) or not isinstance(store, str | Closeable | None):
-            raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
-        opened = store_from_url(store or None) if isinstance(store, str) else store
-        if opened is not None and checkpoint.redact is not None:
-            opened = RedactingStore(opened, checkpoint.redact)
         #: The store of this App, which redacts if the settings say so.
-        self.store: Final[CheckpointStore | None] = opened
-        self._checkpoints = StoreCheckpoints(opened, settings=checkpoint, clock=clock) if opened is not None else None
+        self.store: Final = _open_store(store, checkpoint)
+        self._checkpoints: StoreCheckpoints | None = None
         self._hub: EventHub | None = None
-        if self._checkpoints is not None:
+        if self.store is not None:
+            self._checkpoints = StoreCheckpoints(self.store, settings=checkpoint, clock=clock)
             self._hub = EventHub(self._checkpoints, redacts=checkpoint.redact is not None, clock=clock)
         #: The ports of every run.
         self.ports: Final = Ports(
@@ -309,7 +306,7 @@ class App:
             RunWaiting: it waits for a person, a signal or a result from outside.
         """
         check_choice("on_cancel", on_cancel, get_args(OnCancel))
-        source = self._resolve_agent(agent)
+        source = resolve_agent(self.agents, agent)
         info = RunInfo.create(source, prompt, run_id=run_id, inputs=inputs, **labels)
         if self.store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
@@ -369,7 +366,7 @@ class App:
             DefinitionError: as for `run`; or the connection cannot be used.
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
-        info = RunInfo.create(self._resolve_agent(agent), prompt, run_id=run_id, inputs=inputs, **labels)
+        info = RunInfo.create(resolve_agent(self.agents, agent), prompt, run_id=run_id, inputs=inputs, **labels)
         if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
         annotations = None if self.ports.telemetry is None else self.ports.telemetry.submit(info)
@@ -543,7 +540,7 @@ class App:
         """
         parts = self._stored
         return Conversation(
-            self._resolve_agent(agent),
+            resolve_agent(self.agents, agent),
             key,
             labels,
             client=parts.client,
@@ -630,19 +627,14 @@ class App:
 
         return make_web(self, authorize=authorize, schedule=schedule)
 
-    def _resolve_agent(self, agent: AgentSource | str) -> AgentSource:
-        """Return the agent of this App. Refuse an agent that recovery would not find by its name."""
-        if not isinstance(agent, str):
-            _check_agent(agent)
-        known = self.agent(agent if isinstance(agent, str) else agent.name)
-        if not isinstance(agent, str) and known is not agent:
-            raise DefinitionError(f"another agent of this App is named {agent.name!r}: recovery would take that one")
-        return known
 
-
-def _check_agent(agent: Any) -> None:
-    if not isinstance(agent, AgentSource) or isinstance(agent, type) or not isinstance(agent.name, str):
-        raise DefinitionError(f"{agent!r:.80} is no agent: give an Agent, durable(...) or another AgentSource")
+def _open_store(store: CheckpointStore | str | None, settings: CheckpointSettings) -> CheckpointStore | None:
+    if isinstance(store, type) or not isinstance(store, str | Closeable | None):
+        raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
+    opened = store_from_url(store or None) if isinstance(store, str) else store
+    if opened is not None and settings.redact is not None:
+        return RedactingStore(opened, settings.redact)
+    return opened
 
 
 def _check_exceptions(name: str, value: object) -> None:
@@ -651,14 +643,3 @@ def _check_exceptions(name: str, value: object) -> None:
     for kind in value:
         if not issubclass(kind, BaseException):
             raise DefinitionError(f"{name} contains {kind.__name__}, which is no exception class")
-
-
-def _index_agents(agents: Iterable[AgentSource]) -> dict[str, AgentSource]:
-    check_type("agents", agents, Iterable, "a list of agents")
-    table: dict[str, AgentSource] = {}
-    for agent in agents:
-        _check_agent(agent)
-        if agent.name in table:
-            raise DefinitionError(f"two agents are named {agent.name!r}: interrupted runs find their agent by its name")
-        table[agent.name] = agent
-    return table

@@ -23,7 +23,7 @@ from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolResult,
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.claim import WorkerIdentity
 from holdfast.core.agent import AgentSource
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.stores.memory import MemoryStore
 
 SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED") or random.SystemRandom().randrange(2**32))

@@ -19,7 +19,8 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import PayloadError, Shutdown, StepsExceeded
 from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.loop import PendingCall
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME, StepContext
+from holdfast.core.execution.steps import StepContext
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Usage
 
@@ -76,8 +77,8 @@ class LineLoop:
                 history.append(f"asked {line}")
             if line.startswith("call "):
                 requests = [self._request(name) for name in line.removeprefix("call ").split()]
-                await context.announce_calls(requests, resumed=resumed)
-                results = [await context.call(request) for request in requests]
+                await context.calls.announce(requests, resumed=resumed)
+                results = [await context.calls.execute(request) for request in requests]
                 history.append("results " + ", ".join(results))
             await context.end_step()
             resumed = False

@@ -16,7 +16,7 @@ from holdfast.config import CheckpointSettings
 from holdfast.core.agent import Agent
 from holdfast.core.effects import NOT_EXECUTED, UNKNOWN, Completed, Reconciliation
 from holdfast.core.errors import RunLost, RunParked, SaveFailed, Shutdown
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.message import ToolResult
 from holdfast.core.tool import Tool
 from holdfast.core.tool_context import ToolContext, current_call

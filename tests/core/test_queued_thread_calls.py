@@ -13,7 +13,7 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.run_writer import CLAIM_CHECK_TTL
 from holdfast.core.agent import Agent
 from holdfast.core.errors import RunCancelled, RunLost, Shutdown
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.message import ToolResult
 from holdfast.core.tool import Tool
 from holdfast.core.tool_threads import MAX_TOOL_THREADS

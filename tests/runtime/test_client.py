@@ -15,7 +15,7 @@ from holdfast.checkpoint.errors import CheckpointError, RunExists, RunNotClaimab
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.core.errors import RunCancelled, RunFailed, RunParked
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.message import NATIVE_CODEC
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.store_suite.store_under_test import add_worker

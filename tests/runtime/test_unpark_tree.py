@@ -6,7 +6,7 @@ from tests.runtime.conftest import ProcessHarness, load_records
 
 from holdfast import App
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 
 
 async def _family_in_doubt(harness: ProcessHarness, app: App) -> str:

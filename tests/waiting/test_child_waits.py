@@ -11,7 +11,7 @@ from tests.simulated_host import SimulatedHost
 from holdfast import Agent, App, Approve, RunWaiting, Value, ask_person, current_call, tool
 from holdfast.checkpoint.mail import Mail
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.stores.memory import MemoryStore
 
 

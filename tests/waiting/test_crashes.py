@@ -34,7 +34,7 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.config import CheckpointSettings
 from holdfast.core.agent_tools import AgentToolProvider
 from holdfast.core.effects import Effect
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.ports import Ports
 from holdfast.core.waiting_tools import ask_person, sleep
 from holdfast.runtime.mailer import Mailer, NotWaiting

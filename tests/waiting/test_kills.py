@@ -16,7 +16,7 @@ from tests.waiting.mail_worker import make_agent
 from holdfast import App, Approve, RunWaiting
 from holdfast.checkpoint.errors import RunEnded
 from holdfast.core.errors import RunParked
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.runtime.mailer import AlreadyAnswered, NotWaiting
 
 RUNS, KILLS = 20, 4

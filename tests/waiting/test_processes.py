@@ -14,7 +14,7 @@ import pytest
 from tests.waiting.mail_worker import make_agent
 
 from holdfast import App, Approve, RunWaiting
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.runtime.mailer import AlreadyAnswered
 
 

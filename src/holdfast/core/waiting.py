@@ -120,7 +120,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Suspend(RunError):
     """Raised by a tool: its call waits. The tool is not called again; the answer becomes the result of the call.
 
-    What to do: Nothing: loops catch it. A loop of your own lets it pass through `StepContext.call`.
+    What to do: Nothing: loops catch it. A loop of your own lets it pass through `ToolCalls.execute`.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunPa
 from holdfast.core.execution.calls import IN_DOUBT_KEY
 from holdfast.core.execution.loop import Loop
 from holdfast.core.execution.native import NATIVE_LOOP, get_loop
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.info import RunInfo
 from holdfast.core.json_value import JsonValue
@@ -45,6 +45,7 @@ from holdfast.core.prompt import Prompt, dump_prompt
 from holdfast.core.result import Result
 from holdfast.core.turn import TURN_TOPIC, ConversationIdle
 from holdfast.core.waiting import RunWaiting
+from holdfast.runtime.agents import find_agent
 from holdfast.runtime.fork import Fork, make_start
 from holdfast.stores.redacting import stored_meta
 
@@ -331,17 +332,6 @@ def make_parked_error(record: RunRecord) -> RunParked:
     """Return the error that says why a run is parked."""
     reason, _, detail = record.reason.partition(": ")
     return RunParked(reason, detail)
-
-
-def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
-    """Return the agent of this name.
-
-    Raises:
-        DefinitionError: there is none.
-    """
-    if name not in agents:
-        raise DefinitionError(f"no agent {name!r}: known are {', '.join(sorted(agents)) or 'none'}")
-    return agents[name]
 
 
 def make_queued_run(

@@ -25,7 +25,8 @@ from holdfast.core.observation.log import log_parked
 from holdfast.core.ports import Resumption
 from holdfast.core.result import Result
 from holdfast.core.waiting import RunWaiting
-from holdfast.runtime.client import RunClient, find_agent
+from holdfast.runtime.agents import find_agent
+from holdfast.runtime.client import RunClient
 
 log: logging.Logger = logging.getLogger("holdfast.worker")
 

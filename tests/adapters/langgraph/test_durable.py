@@ -25,7 +25,7 @@ from tests.simulated_host import SimulatedHost
 from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo, TurnFailed
 from holdfast.adapters.langgraph import durable, record_tool_call
 from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.message import Usage
 from holdfast.events import Event, ReplyAdded, TextDelta
 from holdfast.runtime.transcript import Transcript

@@ -60,7 +60,7 @@ class Interrupts:
         waits = self._context.waits
         wait = waits.get(question.call_id)
         if wait is None:
-            wait = waits.add(self._context.make_context(question), question.kind, reason=question.reason)
+            wait = waits.add(self._context.calls.make_context(question), question.kind, reason=question.reason)
         answer = waits.resolve(question, wait)
         if answer is WAITING:
             return WAITING

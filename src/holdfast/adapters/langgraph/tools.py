@@ -108,7 +108,7 @@ class ToolCalls:
         ended = asyncio.get_running_loop().create_future()
         self._under_way.add(ended)
         try:
-            result = await self._context.try_call(call)
+            result = await self._context.calls.try_execute(call)
         finally:
             self._under_way.discard(ended)
             ended.set_result(None)
@@ -232,7 +232,7 @@ class ToolCalls:
         self._refuse_removed_tools(calls)
         started = [*self._announced]
         new = [call for call in calls if call.call_id not in self._unresolved]
-        context.add_approvals(new)
+        context.calls.add_approvals(new)
         if new:
             context.state.history.append(
                 ReplyEntry(
@@ -248,7 +248,7 @@ class ToolCalls:
         if resumed and any(call.effect is Effect.ONCE for call in new):
             await context.run.save(must_succeed=True)
         known = {*started, *(call.call_id for call in new)} if resumed else {*started}
-        await context.announce_calls([*self._announced.values()], resumed=resumed, not_started=known)
+        await context.calls.announce([*self._announced.values()], resumed=resumed, not_started=known)
 
     def _refuse_removed_tools(self, calls: Iterable[_GraphCall]) -> None:
         """Apply the agent's policy to calls that an earlier process announced, and whose tool a deploy has removed."""

@@ -78,8 +78,8 @@ class Batch:
     async def open(self) -> None:
         """Announce the calls that were prepared. Their reply is in the history. Once this returns they may be made."""
         if self._calls:
-            self._context.add_approvals(self._calls.values())
-            await self._context.announce_calls(list(self._calls.values()))
+            self._context.calls.add_approvals(self._calls.values())
+            await self._context.calls.announce(list(self._calls.values()))
 
     async def resume(
         self, reply: Reply, items: Sequence[ResponseFunctionToolCall], kit: Toolkit, agent: Agent[Any]
@@ -95,7 +95,7 @@ class Batch:
                     # The SDK itself asks for an approval of arguments that it cannot parse.
                     self._sdk_context.approve_tool(ToolApprovalItem(agent=agent, raw_item=item, tool_name=item.name))
         if self._calls:
-            await self._context.announce_calls(list(self._calls.values()), resumed=True)
+            await self._context.calls.announce(list(self._calls.values()), resumed=True)
 
     def reopen(self, final_outputs: dict[str, ToolOutput]) -> None:
         """Return these results: an earlier process has made all calls of the reply."""
@@ -220,7 +220,7 @@ class Batch:
 
     async def _make(self, call: Call) -> ToolOutput:
         """Make a call in a task of its own, which continues if the SDK cancels the call because another one waits."""
-        task = asyncio.create_task(self._context.try_call(call))
+        task = asyncio.create_task(self._context.calls.try_execute(call))
         self._tasks.add(task)
         try:
             output = await asyncio.shield(task)

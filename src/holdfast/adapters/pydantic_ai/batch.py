@@ -65,7 +65,7 @@ class Batch:
             self._adapter_state.write_to(self._context.state)
         if self._calls:
             not_started = [call.call_id for call in self._calls.values() if self._is_not_started(call)]
-            await self._context.announce_calls(list(self._calls.values()), resumed=resumed, not_started=not_started)
+            await self._context.calls.announce(list(self._calls.values()), resumed=resumed, not_started=not_started)
 
     def _collect_calls(self, tools: ToolManager[Any], reply: ModelResponse) -> dict[str, OpenCall]:
         calls: dict[str, OpenCall] = {}
@@ -157,7 +157,7 @@ class Batch:
             count_usage=self.count_usage,
         )
         try:
-            result = await self._context.try_call(request)
+            result = await self._context.calls.try_execute(request)
         except ApprovalRequired as exc:
             if ctx.tool_call_approved:
                 raise ModelVisibleError("The tool asks for an approval again, although the call was approved.") from exc

@@ -42,7 +42,7 @@ class DeferredCalls:
         """Record that a call waits for a person's approval. A `reason` in the metadata is the reason."""
         request = request_approval(call.policy.approval, call.arguments) or ApprovalRequest()
         lowered = dump_metadata(metadata)
-        return self._waits.add_approval(self._context.make_context(call), add_reason(request, lowered), lowered)
+        return self._waits.add_approval(self._context.calls.make_context(call), add_reason(request, lowered), lowered)
 
     def find_answers(self, requests: DeferredToolRequests) -> DeferredToolResults:
         """Return the answers that this process or an earlier one has read."""
@@ -108,7 +108,7 @@ class DeferredCalls:
         """Record that the result of a call comes from outside. No tool was called that could know a token."""
         lowered = dump_metadata(metadata)
         reason = add_reason(ApprovalRequest(), lowered).reason
-        return self._waits.add(self._context.make_context(call), "result", reason=reason, metadata=lowered)
+        return self._waits.add(self._context.calls.make_context(call), "result", reason=reason, metadata=lowered)
 
     def upgrade(self, deferrals: Mapping[str, Deferral]) -> None:
         """Turn the deferrals of a run that an older version has parked into waits, with the answer if there is one."""

@@ -35,7 +35,7 @@ class RequestedCall(AnnouncedCall, Protocol):
 
 
 class ExecutableCall(RequestedCall, Protocol):
-    """One tool call for `StepContext.call`. A `CallRequest` is one."""
+    """One tool call for `ToolCalls.execute`. A `CallRequest` is one."""
 
     @property
     def reconcile(self) -> Reconcile | None: ...

@@ -45,7 +45,7 @@ class Loop(Protocol[OutputT_co]):
       go into the history before anything else is awaited.
     - Around each model call: `await context.model_gate.enter(NAME)` before it, and after it `context.model_retries`:
       `on_error(...)` or `on_reply()`, then `context.add_usage(...)`.
-    - After a reply that asks for tools: `context.announce_calls(...)`, then each call through `context.call(...)`.
+    - After a reply that asks for tools: `context.calls.announce(...)`, then `context.calls.execute(...)` for each.
     - Once the reply and all its tool results are in the history: `context.end_step()`.
     """
 

@@ -212,8 +212,8 @@ class _Conversation:
             self._check_missing_tools(calls)
         requests = list(map(self._make_call, calls))
         if not resumed:
-            self._context.add_approvals(requests)
-        await self._context.announce_calls(requests, resumed=resumed)
+            self._context.calls.add_approvals(requests)
+        await self._context.calls.announce(requests, resumed=resumed)
         results = await self._call_side_by_side(requests)
         if any(result is WAITING for result in results):
             raise self._context.waits.make_error()
@@ -221,8 +221,8 @@ class _Conversation:
 
     async def _call_side_by_side(self, requests: Sequence["_Call"]) -> list[Any]:
         if len(requests) == 1:
-            return [await self._context.try_call(requests[0])]
-        tasks = [asyncio.create_task(self._context.try_call(request)) for request in requests]
+            return [await self._context.calls.try_execute(requests[0])]
+        tasks = [asyncio.create_task(self._context.calls.try_execute(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
         except Exception as exc:

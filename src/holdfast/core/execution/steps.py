@@ -1,15 +1,11 @@
-"""The handle that a loop works through: steps, bounds and tool calls, each made durable."""
+"""The handle that a loop works through: durable steps within bounds."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
 from holdfast.core.agent import Profile
-from holdfast.core.effects import NOT_EXECUTED, Completed, Effect
-from holdfast.core.errors import ProcessExit, RunParked, StepsExceeded, convert_process_exit
+from holdfast.core.errors import StepsExceeded
 from holdfast.core.events import (
     CustomEvent,
     MessageAdded,
@@ -17,42 +13,19 @@ from holdfast.core.events import (
     ReplyAdded,
     StepStarted,
     TextDelta,
-    ToolCalled,
-    ToolReturned,
     TurnStarted,
 )
 from holdfast.core.execution.attempts import ModelRetries
-from holdfast.core.execution.calls import (
-    IN_DOUBT_KEY,
-    NOT_STARTED_KEY,
-    AnnouncedCall,
-    ExecutableCall,
-    RequestedCall,
-)
-from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.model_gate import ModelGate
-from holdfast.core.execution.run import RunExecution, log
+from holdfast.core.execution.run import RunExecution
 from holdfast.core.execution.step_timer import StepTimer
+from holdfast.core.execution.tool_calls import ToolCalls
 from holdfast.core.execution.turns import begin_turn, raise_if_interrupted
-from holdfast.core.execution.waits import WAITING, Waits
-from holdfast.core.mail import CHILD_TOPIC, Mail
-from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
-from holdfast.core.observation.telemetry import RunTelemetry
+from holdfast.core.execution.waits import Waits
+from holdfast.core.mail import Mail
+from holdfast.core.message import Usage
 from holdfast.core.prompt import summarize_prompt
 from holdfast.core.state import RunState, StepTimes
-from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
-from holdfast.core.waiting import Deferred, Suspend, WaitingCall
-
-#: Sent to the model as the result of a call in doubt.
-UNKNOWN_OUTCOME = (
-    "Unknown outcome: the process stopped after this call was started and before its result was recorded. "
-    "It may or may not have taken effect. Check before you call it again."
-)
-
-_NO_CALLS: frozenset[str] = frozenset()
-
-#: Constants, because Python 3.11 looks up a member of an enum 20 times more slowly than a global name.
-_ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
 
 
 class StepContext:
@@ -76,17 +49,8 @@ class StepContext:
         self.model_retries: ModelRetries = ModelRetries(run, profile.retry, self.model_gate)
         self.waits: Waits = Waits(run)
         self._times = StepTimer(run.clock)
-        #: Calls of the current batch without a result.
-        self._outstanding = 0
-        self._in_doubt = _NO_CALLS
-        #: The `once` calls of the current batch that have not been started and are not in doubt.
-        self._not_started: set[str] = set()
-        self._has_once_call = False
-        #: A call of the batch has an idempotency key, which is of use only if the same call is made again.
-        self._has_idempotent_call = False
-        #: The reply that asks for the batch is not saved: the intent timer will do that.
-        self._intent_pending = False
-        self._intent_saves: set[asyncio.Task[bool]] = set()
+        #: The tool calls of the current step.
+        self.calls: ToolCalls = ToolCalls(run, self.waits, self._times)
 
     @property
     def run_id(self) -> str:
@@ -196,16 +160,12 @@ class StepContext:
     async def end_step(self) -> None:
         """Finish and save the step: the reply and all its tool results are in the history."""
         run, state = self.run, self.state
-        force = self._has_once_call
-        if self._cancel_intent():
-            force = force or self._has_idempotent_call
+        force = self.calls.end_step()
         self.waits.reduce()
         times = self._times.end()
         state.finish_step(times)
         if times is not None:
             self._count_step(times)
-        self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
-        self._not_started.clear()
         self.waits.clear()
         await run.save(force=force)
         if run.ports.budget is not None:
@@ -225,294 +185,6 @@ class StepContext:
         """Whether a message waits: the run takes another step even if the reply is an answer."""
         return self.run.has_messages
 
-    # -- tool calls ---------------------------------------------------------------------------------------------
-
-    async def announce_calls(
-        self, calls: Sequence[AnnouncedCall], *, resumed: bool = False, not_started: Collection[str] = ()
-    ) -> None:
-        """Record that the model asked for these calls. Once this returns they may be made.
-
-        Args:
-            resumed: an earlier process saved the reply that asks for them, so every call without a recorded result
-                is in doubt.
-            not_started: except these, which the loop knows were never started, such as calls that wait for approval.
-        """
-        self._times.reply()
-        if self.run.trace is not None:
-            self.run.trace.end_model_call()
-        # What these notices are about is found by the calls that start the children again.
-        self.run.mailbox.take_all(CHILD_TOPIC)
-        results = self.state.results
-        missing = [call for call in calls if call.call_id not in results] if results else calls
-        self._outstanding = len(missing)
-        effects = [call.effect for call in missing]
-        self._has_once_call, self._has_idempotent_call = _ONCE in effects, _IDEMPOTENT in effects
-        recorded = self._take_not_started()
-        if resumed:
-            never_started = (*not_started, *self.waits.undecided())
-            self._in_doubt = frozenset(call.call_id for call in missing).difference(never_started, recorded)
-        if self._has_once_call:
-            once = {call.call_id for call in missing if call.effect is _ONCE}
-            self._not_started = once.difference(self._in_doubt, not_started)
-            # If the process dies from now on, these calls are in doubt: the store has to say so before one starts.
-            await (self.run.save(must_succeed=True) if recorded or not resumed else self.run.verify_claim())
-        elif resumed:
-            return
-        elif self.run.unproven_since_resume:
-            # If these calls end the process, the journal shows which did.
-            await self.run.save(force=True)
-        elif self.run.checkpointer is not None:
-            self._intent_pending = True
-            self.run.services.intent_timer.schedule(self)
-
-    def add_approvals(self, calls: Iterable[ExecutableCall]) -> None:
-        """Record the calls that wait for approval, before they are announced: they count as never started."""
-        for call in calls:
-            if call.approval is not None and call.call_id not in self.state.results:
-                self.waits.add_approval(self.make_context(call), call.approval)
-
-    async def call(self, request: ExecutableCall) -> Any:
-        """Return the recorded result of the call, or make it now. The result is recorded when this returns.
-
-        Raises:
-            RunWaiting: the call waits, and the run with it.
-        """
-        result = await self.try_call(request)
-        if result is WAITING:
-            raise self.waits.make_error()
-        return result
-
-    async def try_call(self, request: ExecutableCall) -> Any:
-        """As `call`, but return `WAITING` for a call that waits. The loop raises `waits.make_error()` later."""
-        run, state = self.run, self.state
-        if request.call_id in state.results:
-            return state.results[request.call_id]
-        children = ChildRuns(run, request.call_id)
-        context = self.make_context(request, children)
-        result = None
-        has_waited = (wait := self._find_wait(request, context)) is not None
-        if wait is not None and wait.kind == "child":
-            wait = self.waits.end_child_wait(wait)  # made again, the call attaches to its child runs
-        if wait is not None:
-            result = self.waits.resolve(request, wait)
-        if result is None and request.call_id in self._in_doubt and request.effect is _ONCE:
-            result = await self._resolve_in_doubt(request, context)
-        if result is not None:
-            if result is WAITING:
-                return WAITING
-            self._record_result(request, result, children)
-        else:
-            if has_waited and request.effect is _ONCE:
-                # The answer is consumed, and the call counts as started, before it is.
-                await run.save(must_succeed=True)
-            result = await self._execute_call(request, context, children)
-            if result is WAITING:
-                return WAITING
-        if self._outstanding > 0:  # the last result of a batch is saved with the step
-            await run.save(force=request.effect is _ONCE)
-        return result
-
-    def make_context(self, request: RequestedCall, children: ChildRuns | None = None) -> ToolContext:
-        """Return the context of a call of the current step."""
-        return ToolContext(
-            info=self.run.info,
-            step=self.state.steps + 1,
-            call_id=request.call_id,
-            tool=request.tool,
-            arguments=request.arguments,
-            children=children,
-            clock=self.run.clock,
-        )
-
-    def _find_wait(self, request: ExecutableCall, context: ToolContext) -> WaitingCall | None:
-        """Return the wait of this call; one is added if it needs an approval."""
-        wait = self.waits.get(request.call_id)
-        # A `once` call in doubt was started without an approval, or not at all.
-        in_doubt = request.effect is _ONCE and request.call_id in self._in_doubt
-        if wait is not None or request.approval is None or in_doubt:
-            return wait
-        return self.waits.add_approval(context, request.approval)
-
-    def _record_result(
-        self, request: ExecutableCall, result: Any, children: ChildRuns, usage: Usage = NO_USAGE
-    ) -> None:
-        """Record the result and its usage together: no save can contain one without the other."""
-        state = self.state
-        state.results[request.call_id] = result
-        state.own_usage = state.own_usage + usage
-        if children.outcomes:
-            state.child_usage = state.child_usage + children.usage
-        self._outstanding -= 1
-
-    async def _execute_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
-        """Make the call. One that runs in a thread waits for its slot first, and verifies the claim after that."""
-        if not request.in_thread:
-            return await self._start_call(request, context, children)
-        with await self.run.services.threads.reserve(context, self.run) as slot:
-            context = msgspec.structs.replace(context, threads=slot)
-            try:
-                return await self._start_call(request, context, children)
-            except asyncio.CancelledError:
-                if request.effect is _ONCE and not slot.started:
-                    self._not_started.add(request.call_id)
-                raise
-
-    async def _start_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
-        run, step = self.run, context.step
-        if request.effect is _ONCE:
-            await run.verify_claim()
-        if run.has_listeners:
-            await run.emit(
-                ToolCalled(
-                    run_id=self.run_id,
-                    step=step,
-                    call_id=request.call_id,
-                    tool=request.tool,
-                    arguments=request.arguments,
-                )
-            )
-            if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
-                await run.verify_claim()
-        started_at = run.clock.monotonic()
-        self._not_started.discard(request.call_id)
-        run.calls_in_progress += 1
-        try:
-            if run.trace is None:
-                result = await self._await_result(request, context, children)
-            else:
-                result = await self._trace_result(run.trace, request, context, children)
-            if result is WAITING:
-                return result
-            # Recorded before any port runs: an error of a port does not undo the call.
-            self._record_result(request, result, children, ONE_TOOL_CALL)
-            self._times.add_call(request.call_id, started_at)
-        finally:
-            run.calls_in_progress -= 1
-        run.end_pauses()
-        if run.recorder is not None:
-            took = timedelta(seconds=run.clock.monotonic() - started_at)
-            run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
-        if run.has_listeners:
-            await run.emit(self._make_result_event(request, context, result))
-        return result
-
-    def _make_result_event(self, request: ExecutableCall, context: ToolContext, result: Any) -> ToolReturned:
-        return ToolReturned(
-            run_id=self.run_id,
-            step=context.step,
-            call_id=request.call_id,
-            tool=request.tool,
-            content=result.content if isinstance(result, ToolResult) else None,
-            error=request.is_error(result),
-        )
-
-    async def _trace_result(
-        self, trace: RunTelemetry, request: ExecutableCall, context: ToolContext, children: ChildRuns
-    ) -> Any:
-        handle = trace.begin_tool(context, request.effect.value)
-        outcome = "done"
-        try:
-            result = await self._await_result(request, context, children)
-            outcome = "waiting" if result is WAITING else "error" if request.is_error(result) else "done"
-            return result
-        except BaseException as exc:
-            outcome = type(exc).__name__
-            raise
-        finally:
-            trace.end_tool(handle, outcome)
-
-    async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
-        """Make the call and return its result, once its child runs have ended."""
-        run, outer = self.run, _CURRENT_CALL.get()
-        _CURRENT_CALL.set(context)
-        try:
-            result = await request.execute()
-        except Suspend as suspend:
-            wait = self.waits.add_suspended(context, suspend)
-            result = self.waits.resolve(request, wait)
-        except (SystemExit, KeyboardInterrupt) as exc:
-            # Raised in a task, these two end the event loop before any run is saved.
-            process_exit = ProcessExit(exc)
-            run.record_interruption(process_exit)
-            raise process_exit from exc
-        except Exception as exc:
-            children.raise_if_interrupted(exc)
-            if not children.waiting:
-                run.record_interruption(exc)
-                raise
-            result = WAITING
-        finally:
-            _CURRENT_CALL.set(outer)  # `reset` raises if the coroutine is closed from elsewhere
-            children.closed = True
-            if children.outcomes:
-                await children.stop()
-        children.raise_if_interrupted()
-        if children.waiting:
-            self.waits.add_children(context, children.waiting)
-            return WAITING
-        if isinstance(result, Deferred):
-            wait = self.waits.add_deferred(context, result)
-            await run.save(must_succeed=True)  # the token is known outside from now on
-            result = self.waits.resolve(request, wait)
-        return result
-
-    async def _resolve_in_doubt(self, request: ExecutableCall, context: ToolContext) -> Any:
-        """Return the result of a call in doubt, or `None` if it was not executed and is to be made now."""
-        if request.reconcile is not None:
-            try:
-                found = await convert_process_exit(request.reconcile(context))
-            except Exception as exc:  # user code may raise anything: the outcome stays unknown
-                if self.run.is_resumable_after(exc):
-                    raise
-                log.warning("run %s: reconciling %s failed: %s", self.run_id, request.tool, exc, exc_info=exc)
-            else:
-                if isinstance(found, Completed):
-                    return request.reconciled_result(found.result)
-                if found is NOT_EXECUTED:
-                    return None
-        self.run.metrics.calls_in_doubt += 1
-        if self.run.trace is not None:
-            self.run.trace.event("in doubt", tool=request.tool, call_id=request.call_id)
-        if self.run.recorder is not None:
-            self.run.recorder.event("in doubt", f"{request.tool} {request.call_id}")
-        if request.in_doubt == "park":
-            known = self.state.annotations.get(IN_DOUBT_KEY, ())
-            self.state.annotations[IN_DOUBT_KEY] = sorted({*known, request.call_id})
-            raise RunParked("in doubt", f"call {request.call_id} of {request.tool} may or may not have happened")
-        return request.error_result(UNKNOWN_OUTCOME)
-
-    # -- the intent of pure and idempotent calls ----------------------------------------------------------------
-
-    def save_intent(self) -> None:
-        """Save the reply while its calls are running: for the intent timer."""
-        self._intent_pending = False
-        task = asyncio.get_running_loop().create_task(self.run.save(force=self._has_idempotent_call))
-        self._intent_saves.add(task)
-        task.add_done_callback(self._on_intent_saved)
-
-    def _on_intent_saved(self, task: "asyncio.Task[bool]") -> None:
-        self._intent_saves.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.run.stop(error)
-
-    def _cancel_intent(self) -> bool:
-        """Cancel the delayed save. Return whether there was one."""
-        if not self._intent_pending:
-            return False
-        self._intent_pending = False
-        self.run.services.intent_timer.cancel(self)
-        return True
-
-    def _take_not_started(self) -> frozenset[str]:
-        """Return the calls of this step that an earlier process announced and did not start, and forget them."""
-        left = self.state.annotations.pop(NOT_STARTED_KEY, None)
-        return _NO_CALLS if left is None or left["step"] != self.state.steps + 1 else frozenset(left["calls"])
-
     async def close(self) -> None:
-        """End the conversation: no timer and no save of it stays behind."""
-        if self._not_started:  # the batch was interrupted
-            left = {"step": self.state.steps + 1, "calls": sorted(self._not_started)}
-            self.state.annotations[NOT_STARTED_KEY] = left
-        self._cancel_intent()
-        if self._intent_saves:
-            await asyncio.gather(*self._intent_saves, return_exceptions=True)
+        """End the phase or turn: no timer and no save of it stays behind."""
+        await self.calls.close()

@@ -34,7 +34,7 @@ class StillWaiting:
     """The type of `WAITING`."""
 
 
-#: What `StepContext.call` returns for a call that waits.
+#: What `ToolCalls.try_execute` returns for a call that waits.
 WAITING: Final = StillWaiting()
 
 

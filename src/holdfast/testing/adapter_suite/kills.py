@@ -13,7 +13,7 @@ import pytest
 from holdfast.app import App
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.events import ToolReturned
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.result import Result
 from holdfast.testing.adapter_suite.agents import get_answer, import_driver, make_script
 from holdfast.testing.adapter_suite.features import tests_feature

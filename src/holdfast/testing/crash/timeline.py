@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.codec import Progress, RecordedResult, Step, decode
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.core.execution.steps import UNKNOWN_OUTCOME
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.message import NATIVE_CODEC, Reply, ToolResult
 from holdfast.testing.crash.events import (
     AnyEvent,
