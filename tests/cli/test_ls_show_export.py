@@ -198,6 +198,12 @@ def test_show_prints_who_decided_what(shell: Shell) -> None:
         "  pay c3 done: paid 30",
         "  pay c4 error: too little",
     ]
+    # It waited, and then ended, in two processes; pydantic-ai's runs have attempts like any others.
+    start = next(at for at, line in enumerate(lines) if line.startswith("ATTEMPT"))
+    assert [(line.split()[0], line.split()[-1]) for line in lines[start + 1 : start + 3]] == [
+        ("1", "waited"),
+        ("2", "done"),
+    ]
 
 
 async def finish(path: Path) -> None:

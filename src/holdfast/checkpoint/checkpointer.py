@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Protocol, Unpack
 
+from holdfast.checkpoint.attempts import AttemptLog
 from holdfast.checkpoint.claim import Claim, backoff
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Watermark, is_rewritten
@@ -92,6 +93,7 @@ class StoreCheckpointer:
         meta: RunMeta,
         *,
         state: RunState | None = None,
+        attempts: AttemptLog,
         **options: Any,
     ) -> "StoreCheckpointer":
         """Make the checkpointer of a claimed run, of which the store holds `watermark` and `record`.
@@ -101,7 +103,7 @@ class StoreCheckpointer:
         """
         checkpointer = cls(store, meta, claim.worker_id, **options)
         checkpointer._latest_state = state
-        checkpointer._writer.resume(claim, watermark, record.progress)
+        checkpointer._writer.resume(claim, watermark, record.progress, attempts)
         checkpointer._created_at = record.created_at
         return checkpointer
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.checkpoint.attempts import StoredAttempt
 from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, UnknownVersion
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import StoredRun
@@ -130,6 +131,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     turns: int = 0
     turn: TurnInput | None = None
     recent_turns: dict[str, int] = {}
+    #: The newest attempts to execute the run, the present one included. Not in the progress of a `STEP` entry.
+    attempts: tuple[StoredAttempt, ...] = ()
 
     @property
     def usage(self) -> Usage:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.attempts import StoredAttempt
 from holdfast.checkpoint.codec import Begin, Progress, RecordedResult, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.turns import NO_TURNS, StoredTurns, TurnDelta
@@ -70,7 +71,14 @@ class Delta:
 
     __slots__ = ("consumed", "entries", "next_watermark", "note_count", "progress", "rewrite", "step_finished")
 
-    def __init__(self, watermark: Watermark, state: RunState, meta: RunMeta, clock: Clock) -> None:
+    def __init__(
+        self,
+        watermark: Watermark,
+        state: RunState,
+        meta: RunMeta,
+        clock: Clock,
+        attempts: tuple[StoredAttempt, ...],
+    ) -> None:
         history = state.history
         same_history = history is watermark.history
         self.rewrite: bool = is_rewritten(watermark, state)
@@ -101,8 +109,8 @@ class Delta:
         for message in messages:
             bodies.append((_MESSAGE, state.codec.encode(message)))
         progress = Progress.from_state(state)
-        recent = turns.stored.recent if turns is not None else _EMPTY
-        self.progress: bytes = _encode(msgspec.structs.replace(progress, recent_turns=recent) if recent else progress)
+        recent = dict(turns.stored.recent) if turns is not None else {}
+        self.progress: bytes = _encode(msgspec.structs.replace(progress, recent_turns=recent, attempts=attempts))
         if self.step_finished:
             bodies.insert(len(bodies) - later, (_STEP, self._encode_step(progress, state, clock)))
         if state.notes:
@@ -124,11 +132,9 @@ class Delta:
 
     def _encode_step(self, progress: Progress, state: RunState, clock: Clock) -> bytes:
         then = progress.at_step_end(state.step_end)
-        if then.turn is not None or then.turns:  # the turn is in the journal
-            encoded = _encode(msgspec.structs.replace(then, turn=None))
-        else:
-            encoded = self.progress if then is progress else _encode(then)
-        return _encode(Step(at=clock.now(), progress=msgspec.Raw(encoded), times=state.step_end.times))
+        if then.turn is not None:  # it is in the journal
+            then = msgspec.structs.replace(then, turn=None)
+        return _encode(Step(at=clock.now(), progress=msgspec.Raw(_encode(then)), times=state.step_end.times))
 
     def is_empty(self, watermark: Watermark) -> bool:
         """Whether there is nothing to write."""

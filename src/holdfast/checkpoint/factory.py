@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 
+from holdfast.checkpoint.attempts import AttemptLog
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Progress, RunMeta, decode, read_begin, read_checkpoint
@@ -106,16 +107,22 @@ class StoreCheckpoints:
         """Keep the decoded journal of a conversation for its next turn."""
         self._recent.put(meta, state, created_at, watermark.next_seq, watermark.size)
 
-    def resume(self, claim: Claim, stored: StoredRun, codec: MessageCodec) -> Resumption:
-        """Read a claimed run so that it can be resumed.
+    def resume(self, claim: Claim, stored: StoredRun, codec: MessageCodec, *, executes: bool = True) -> Resumption:
+        """Read a claimed run so that it can be resumed, or only changed if this process does not execute it.
 
         Raises:
             CheckpointError: the run cannot be read. It was left unchanged.
         """
         checkpoint = self._recent.read(stored, codec) or read_checkpoint(stored, codec)
-        turns = StoredTurns.from_progress(decode(stored.record.progress, Progress))
+        progress = decode(stored.record.progress, Progress)
+        turns = StoredTurns.from_progress(progress)
         watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size, turns)
-        checkpointer = self._open_checkpointer(claim, stored, checkpoint.meta, watermark, checkpoint.state)
+        attempts = AttemptLog(earlier=progress.attempts)
+        if executes:
+            attempts = AttemptLog.resume(claim, self._clock.now(), progress.attempts)
+        checkpointer = self._open_checkpointer(
+            claim, stored, checkpoint.meta, watermark, checkpoint.state, attempts=attempts
+        )
         return Resumption(
             info=checkpoint.meta.to_info(),
             checkpointer=checkpointer,
@@ -125,7 +132,14 @@ class StoreCheckpoints:
         )
 
     def _open_checkpointer(
-        self, claim: Claim, stored: StoredRun, meta: RunMeta, watermark: Watermark, state: RunState | None = None
+        self,
+        claim: Claim,
+        stored: StoredRun,
+        meta: RunMeta,
+        watermark: Watermark,
+        state: RunState | None = None,
+        *,
+        attempts: AttemptLog,
     ) -> StoreCheckpointer:
         return StoreCheckpointer.resume(
             claim,
@@ -134,6 +148,7 @@ class StoreCheckpoints:
             self._store,
             meta,
             state=state,
+            attempts=attempts,
             settings=self._settings,
             clock=self._clock,
             owner=self,
@@ -217,7 +232,7 @@ class StoreCheckpoints:
             await self.release_claim(claim, undo)
             raise
         else:
-            checkpointer = self._open_checkpointer(claim, stored, meta, watermark)
+            checkpointer = self._open_checkpointer(claim, stored, meta, watermark, attempts=AttemptLog())
             await checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
 
     def make_cancelled(self, reason: str) -> Release:

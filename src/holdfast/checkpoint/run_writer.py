@@ -6,8 +6,11 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Required, TypedDict, Unpack
 
+import msgspec
+
+from holdfast.checkpoint.attempts import AttemptLog, StoredAttempt
 from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.codec import RunMeta, encode
+from holdfast.checkpoint.codec import Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
 from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
@@ -52,6 +55,7 @@ class RunWriter:
         self.claim: Claim | None = None
         self.watermark = Watermark()
         self.progress = b""
+        self._attempts = AttemptLog.begin(worker_id, clock.now())
         #: A step was finished under this claim.
         self.progressed = False
         #: When the last delta was written.
@@ -60,15 +64,17 @@ class RunWriter:
         self._sent_at = 0.0
         self._claim_checked_at: float | None = None
 
-    def resume(self, claim: Claim, watermark: Watermark, progress: bytes) -> None:
-        """Go on from what the store holds."""
-        self.claim, self.watermark, self.progress = claim, watermark, progress
+    def resume(self, claim: Claim, watermark: Watermark, progress: bytes, attempts: AttemptLog) -> None:
+        """Continue from what the store holds."""
+        self.claim, self.watermark, self.progress, self._attempts = claim, watermark, progress, attempts
 
     # -- saving -------------------------------------------------------------------------------------------------
 
     async def write(self, state: RunState, *, retry: bool) -> None:
         """Write the delta since the last successful write. The first write creates the run, claimed by the worker."""
-        delta = Delta(self.watermark, state, self._meta, self._clock)
+        known = self._attempts
+        attempts = known.at_create() if self.claim is None else known.at_save(self._clock.now())
+        delta = Delta(self.watermark, state, self._meta, self._clock, attempts)
         if self.claim is not None and delta.is_empty(self.watermark):
             return
         limit = self._settings.max_transcript_bytes
@@ -140,7 +146,9 @@ class RunWriter:
         **options: Unpack[ReleaseOptions],
     ) -> None:
         """End the claim, and add what is `unsaved` and the outcome to the journal in the same write."""
-        delta = None if unsaved is None else self._unsaved_delta(unsaved)
+        attempts = self._attempts.at_save(self._clock.now(), options["status"])
+        delta = None if unsaved is None else self._unsaved_delta(unsaved, attempts)
+        progress = delta.progress if delta is not None else self._end_attempt(attempts)
         entries = [] if delta is None else list(delta.entries)
         if outcome is not None:
             seq = self.watermark.next_seq + len(entries)
@@ -149,7 +157,7 @@ class RunWriter:
             # Stores need not be able to keep half a surrogate pair or a NUL.
             reason=reason.encode(errors="replace").decode().replace("\0", "\ufffd"),
             entries=entries,
-            progress=None if delta is None else delta.progress,
+            progress=progress,
             consumed=() if delta is None else delta.consumed,
             **options,
         )
@@ -157,10 +165,16 @@ class RunWriter:
         if delta is not None:
             self.watermark = delta.next_watermark
 
-    def _unsaved_delta(self, state: RunState) -> Delta | None:
+    def _end_attempt(self, attempts: tuple[StoredAttempt, ...]) -> bytes | None:
+        """Return the progress of the last save with the end of the present attempt; `None` if there is none."""
+        if self._attempts.present is None:
+            return None
+        return encode(msgspec.structs.replace(decode(self.progress, Progress), attempts=attempts))
+
+    def _unsaved_delta(self, state: RunState, attempts: tuple[StoredAttempt, ...]) -> Delta | None:
         """Return what is new since the last save; `None` if it cannot be appended."""
         try:
-            delta = Delta(self.watermark, state, self._meta, self._clock)
+            delta = Delta(self.watermark, state, self._meta, self._clock, attempts)
         except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
             log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
             return None

@@ -320,7 +320,7 @@ class RunClient:
     async def _prepare(self, claim: Claim) -> Resumption:
         stored = await self._store.load(claim.run_id)
         codec = self._loop_for(stored.record.agent_name).codec
-        return self._checkpoints.resume(claim, stored, codec)
+        return self._checkpoints.resume(claim, stored, codec, executes=False)
 
 
 def is_settled(record: RunRecord) -> bool:

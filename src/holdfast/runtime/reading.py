@@ -15,6 +15,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.attempts import RETRY_KEY
 from holdfast.core.message import Usage
+from holdfast.runtime.attempts import Attempt, read_attempts
 from holdfast.runtime.transcript import Call, Transcript
 
 
@@ -85,6 +86,9 @@ class RunDetails(RunSummary, frozen=True, kw_only=True):
     pending_calls: tuple[Call, ...]
     #: Calls that waited for a person or a result and no longer do. `decision` says who answered what, and when.
     decided_calls: tuple[Call, ...] = ()
+    #: Which workers executed the run, oldest first: the newest attempts. Empty if a version that did not record them
+    #: executed it.
+    attempts: tuple[Attempt, ...] = ()
     #: Of a run that is done, as plain data. `App.result` returns it with its type.
     output: Any = None
     #: Of a run that failed.
@@ -216,6 +220,7 @@ def describe_run(stored: StoredRun) -> RunDetails:
         **_read_record(stored.record),
         pending_calls=tuple(transcript.unanswered),
         decided_calls=tuple(call for call in transcript.calls if call.decision is not None),
+        attempts=read_attempts(stored.record),
         output=outcome.output if status is RunStatus.DONE else None,
         error=outcome.error or stored.record.reason if status is RunStatus.FAILED else None,
     )

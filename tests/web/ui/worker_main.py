@@ -1,4 +1,4 @@
-"""A worker process that a test kills: it begins to write a story and never ends."""
+"""A worker process: it outlines a story, begins to write it, and ends it if it is told to. A test kills the others."""
 
 import asyncio
 import sys
@@ -6,22 +6,38 @@ from collections.abc import Sequence
 
 from holdfast.app import App
 from holdfast.core.agent import Agent
-from holdfast.core.message import Message, Reply
+from holdfast.core.message import Message, Reply, ToolCall, ToolResult
 from holdfast.core.reply_stream import emit_text
-from holdfast.core.tool import ToolSchema
+from holdfast.core.tool import ToolSchema, tool
 
 
-async def write_forever(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-    await emit_text("It was a dark and stormy night")
-    await asyncio.Event().wait()
-    raise AssertionError("never set")
+@tool(effect="pure")
+def outline(chapters: int) -> str:
+    """Outline a novel."""
+    return f"{chapters} chapters"
 
 
-async def main(store: str) -> None:
-    async with App([Agent(name="novelist", model=write_forever)], store) as app:
+class Novelist:
+    """A model that writes a novel."""
+
+    def __init__(self, *, finishes: bool) -> None:
+        self._finishes = finishes
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if not any(isinstance(message, ToolResult) for message in messages):
+            return Reply(tool_calls=[ToolCall(id="c1", name="outline", arguments={"chapters": 12})])
+        await emit_text("It was a dark and stormy night")
+        if not self._finishes:
+            await asyncio.Event().wait()
+        return Reply(text="It was a dark and stormy night. The end.")
+
+
+async def main(store: str, *, finishes: bool) -> None:
+    novelist = Agent(name="novelist", model=Novelist(finishes=finishes), tools=[outline])
+    async with App([novelist], store) as app:
         await app.submit("novelist", "Write a novel.", run_id="novel", caller_id="ed")
         await app.serve()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], finishes="finish" in sys.argv))

@@ -1,6 +1,7 @@
 """holdfast show"""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from holdfast.cli.output import STYLES, Output, format_value, one_line, print_di
 from holdfast.cli.stores import open_store
 from holdfast.cli.transcript import TranscriptPrinter, format_call, format_time
 from holdfast.cli.waiting import PrintedCall, format_command
+from holdfast.runtime.attempts import Attempt, read_attempts
 from holdfast.runtime.reading import RunSummary, describe_run, summarize_run
 from holdfast.runtime.transcript import Call, Transcript, TranscriptItem, read_record_waits
 
@@ -31,7 +33,7 @@ def show(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run: status, transcript, calls, phases and times.
+    """Show a run: status, attempts, transcript, calls, phases and times.
 
     No agent's code is needed. With --app it also shows the effects of the tools.
     """
@@ -46,6 +48,7 @@ def show(
         return
     output = Output()
     _print_summary(output, summary)
+    _print_attempts(output, read_attempts(stored.record))
     printer = TranscriptPrinter(output, full=full)
     for item in items:
         printer.print_item(item)
@@ -115,6 +118,24 @@ def _print_summary(output: Output, run: RunSummary) -> None:
     for name, value in rows:
         if value:
             output.print_line(f"{name:<8} {value}", "bold" if name in ("run", "status") else "")
+    output.print_line()
+
+
+def _print_attempts(output: Output, attempts: Sequence[Attempt]) -> None:
+    """Print the attempts of a run that one worker did not execute from its beginning to its end."""
+    if len(attempts) < 2:
+        return
+    rows = [
+        [
+            str(attempt.number),
+            attempt.worker,
+            format_time(attempt.began_at) if attempt.began_at else "",
+            format_time(attempt.last_at) if attempt.last_at else "",
+            attempt.ended or "works",
+        ]
+        for attempt in attempts
+    ]
+    output.print_table(["ATTEMPT", "WORKER", "BEGAN", "LAST SAVE", "ENDED"], rows, right=("ATTEMPT",))
     output.print_line()
 
 

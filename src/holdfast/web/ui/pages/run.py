@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.errors import DefinitionError
+from holdfast.runtime.attempts import Attempt, read_attempts
 from holdfast.runtime.reading import summarize_run
 from holdfast.runtime.transcript import read_record_waits
 from holdfast.web.ui.site import Site, get_principal
@@ -36,6 +37,15 @@ MESSAGES = {
     "sent": "Sent. The run reads the message before its next step.",
 }
 
+#: The look of an attempt by how it ended.
+_ATTEMPT_CLASSES = {
+    "": "running",
+    "waited": "waiting",
+    "stopped": "interrupted",
+    "died": "failed",
+    **{name: name for name in ("done", "failed", "cancelled", "parked")},
+}
+
 _RESUMABLE = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED, RunStatus.INTERRUPTED)
 
 
@@ -60,7 +70,14 @@ def make_timeline(record: RunRecord, steps: Sequence[StepView], *, is_end: bool)
     """Return the waterfall of these steps, which may be the last of the run."""
     waits = read_record_waits(record) if record.status is RunStatus.WAITING and is_end else ()
     waits_since = min((call.asked_at for call in waits), default=None)
-    return build_timeline(steps, waits_since=waits_since, now=utc_now())
+    attempts = [each for each in read_attempts(record) if is_end or not _is_later(each, steps)]
+    return build_timeline(steps, attempts=attempts, waits_since=waits_since, now=utc_now())
+
+
+def _is_later(attempt: Attempt, steps: Sequence[StepView]) -> bool:
+    """Whether the attempt began after these steps."""
+    end = max((step.at for step in steps if step.at is not None), default=None)
+    return attempt.began_at is not None and end is not None and attempt.began_at > end
 
 
 async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str, Any]:
@@ -83,7 +100,9 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
         "can_resume": known_agent and run.status in _RESUMABLE,
         "can_fork": "start" in principal.scopes and not run.conversation,
         "doubts": await read_doubts(site.store, record) if "control" in principal.scopes else [],
-        # Of the attempts, the store keeps the last worker, and how many in a row made no progress.
+        "attempts": read_attempts(record),
+        "attempt_classes": _ATTEMPT_CLASSES,
+        # Of a run without recorded attempts.
         "worker": record.owner,
         # Only the agent's code can begin a turn.
         "can_send": "send" in principal.scopes and (known_agent or not run.conversation),

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
 
+from holdfast.runtime.attempts import Attempt
 from holdfast.web.ui.views.formatting import format_duration
 from holdfast.web.ui.views.steps import CallView, StepView
 
@@ -14,7 +16,7 @@ _MAX_STEPS = 25
 #: A shorter pause between two steps is not shown.
 _MIN_PAUSE = timedelta(milliseconds=100)
 
-BarKind = Literal["run", "tool", "wait", "bad"]
+BarKind = Literal["run", "tool", "wait", "bad", "mark"]
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,10 +27,12 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     start: datetime
     end: datetime
     step: int
+    #: Shown instead of its length.
+    text: str = ""
 
     @property
     def took(self) -> str:
-        return format_duration(self.end - self.start)
+        return self.text or format_duration(self.end - self.start)
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,13 +51,20 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     waited: timedelta
 
 
-def build_timeline(steps: Sequence[StepView], *, waits_since: datetime | None, now: datetime) -> Timeline | None:
+def build_timeline(
+    steps: Sequence[StepView],
+    *,
+    attempts: Sequence[Attempt] = (),
+    waits_since: datetime | None = None,
+    now: datetime,
+) -> Timeline | None:
     """Build the waterfall of the last steps of a window; `None` if no step is finished.
 
     A wait may be a thousand times longer than the work, so the axis is not the clock: a pause takes at most the width
     of all the work.
 
     Args:
+        attempts: of the run, until the end of the window. Those that resumed it within the window are marked.
         waits_since: when the step under way began to wait, if it does.
     """
     finished = [step for step in steps if step.finished and step.at is not None][-_MAX_STEPS:]
@@ -63,9 +74,23 @@ def build_timeline(steps: Sequence[StepView], *, waits_since: datetime | None, n
         bars.append(Bar(label="waits", kind="wait", start=waits_since, end=max(now, waits_since), step=number))
     if not bars:
         return None
+    bars = _add_resumes(bars, attempts)
     waited = sum((bar.end - bar.start for bar in bars if bar.kind == "wait"), timedelta(0))
-    worked = bars[-1].end - bars[0].start - waited
+    worked = max(bar.end for bar in bars) - bars[0].start - waited
     return Timeline(lanes=list(_place(bars, max(worked, timedelta(milliseconds=1)))), worked=worked, waited=waited)
+
+
+def _add_resumes(bars: Sequence[Bar], attempts: Sequence[Attempt]) -> list[Bar]:
+    """Add a mark where a worker resumed the run. After a wait the bar of the wait says enough."""
+    marked = list(bars)
+    for before, attempt in pairwise(attempts):
+        at = attempt.began_at
+        if at is None or at < bars[0].start or before.ended == "waited":
+            continue
+        following = next((bar for bar in bars if bar.end >= at), bars[-1])
+        text = f"attempt {attempt.number}"
+        marked.append(Bar(label="resumed", kind="mark", start=at, end=at, step=following.step, text=text))
+    return sorted(marked, key=lambda bar: bar.start)
 
 
 def _list_bars(step: StepView) -> Iterator[Bar]:
