@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-[TESTS] = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "write-a-store.md").read_text(), re.DOTALL
-)
+[TESTS] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "write-a-store.md").read_text(), re.DOTALL)
 STORE = (ROOT / "examples" / "snapshot_store.py").read_text()
 
 #: A few tests of each part. test_snapshot_store.py runs the whole suite.
