@@ -4,19 +4,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.cli.shell import Shell, environment
 
 from holdfast.cli.commands.limits import LIMIT_COMMANDS
 from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
+from holdfast.cli.options import CodeStoreOption, JsonOption, StoreOption
 from holdfast.cli.program import COMMANDS, build_program
 
 NAMES = [command.__name__ for command in COMMANDS]
 LIMITS = [f"limits {name}" for name in LIMIT_COMMANDS]
 JOBS = [f"schedule {name}" for name in SCHEDULE_COMMANDS]
+ALL = [*NAMES, *LIMITS, *JOBS]
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+
+#: The options that the page describes once for all commands, by their help.
+COMMON_HELP = {get_args(option)[1].help for option in (StoreOption, CodeStoreOption, JsonOption)}
 
 #: What costs time to load and is of no use for a page of help.
 HEAVY = {"rich", "apsw", "sqlite3", "psycopg", "pydantic", "pydantic_ai", "starlette", "jinja2", "markdown_it"}
@@ -30,15 +35,35 @@ def test_every_command_has_help(shell: Shell) -> None:
         assert command.__doc__, command.__name__
 
 
-@pytest.mark.parametrize("name", [*NAMES, *LIMITS, *JOBS])
+@pytest.mark.parametrize("name", ALL)
 def test_the_reference_has_every_command_with_all_its_options(name: str) -> None:
     sections = re.split(r"^## holdfast ([\w -]+)$", PAGE.read_text(), flags=re.MULTILINE)
-    assert sections[1::2] == [*NAMES, *LIMITS, *JOBS]
+    assert sections[1::2] == ALL
     rows = re.findall(r"^\| `(.*?)` \| (.*) \|$", sections[sections.index(name) + 1], re.MULTILINE)
+    command = find_command(name)
+    own = [parameter for parameter in command.params if parameter.help not in COMMON_HELP]
+    assert rows == [(describe_parameter(parameter), parameter.help) for parameter in own]
+
+
+def test_the_head_of_the_reference_names_the_commands_without_a_common_option() -> None:
+    head = PAGE.read_text().partition("## ")[0]
+    without_store = re.search(r"Every command but (.*?) takes `--store URL`", head, re.DOTALL)
+    without_json = re.search(r"every command takes it but (.*?)\. ", head, re.DOTALL)
+    assert without_store
+    assert without_json
+    assert re.findall(r"`([\w ]+)`", without_store[1]) == [name for name in ALL if not takes(name, "--store")]
+    assert re.findall(r"`([\w ]+)`", without_json[1]) == [name for name in ALL if not takes(name, "--json")]
+
+
+def find_command(name: str) -> Any:
     command = build_program()
     for word in name.split():
         command = command.commands[word]
-    assert rows == [(describe_parameter(parameter), parameter.help) for parameter in command.params]
+    return command
+
+
+def takes(name: str, option: str) -> bool:
+    return any(option in parameter.opts for parameter in find_command(name).params)
 
 
 def describe_parameter(parameter: Any) -> str:

@@ -1,9 +1,11 @@
 """Install the wheel in clean environments and try it: `python -m tests.packaging.check_wheel [PYTHON...]`.
 
-Without arguments it takes every supported Python on the path. For each one it makes an environment without extras, one
-for each extra, and one whose `holdfast demo` kills and resumes a run. Packages come from the index that pip uses.
+Without arguments it takes every supported Python on the path, or else under pyenv. For each one it makes an
+environment without extras, one for each extra, and one whose `holdfast demo` kills and resumes a run. Packages come
+from the index that pip uses.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +30,7 @@ for _ in range(2):
 
 def main() -> None:
     """Try all environments, print a line for each, and exit with 1 at the first that fails."""
-    pythons = sys.argv[1:] or [name for name in SUPPORTED if _is_usable(name)]
+    pythons = sys.argv[1:] or [python for name in SUPPORTED if (python := _find_python(name))]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         distribution = build_distribution(folder)
@@ -41,8 +43,11 @@ def main() -> None:
             _try_environment(folder / "demo", python, f"{distribution.wheel}[cli]", demo)
 
 
-def _is_usable(python: str) -> bool:
-    return shutil.which(python) is not None and _run([python, "--version"]).returncode == 0
+def _find_python(name: str) -> str | None:
+    """Find a working interpreter. A shim of pyenv works only for the versions that are switched on."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    candidates = [name, *map(str, root.glob(f"versions/*/bin/{name}"))]
+    return next((each for each in candidates if shutil.which(each) and not _run([each, "--version"]).returncode), None)
 
 
 def _try_environment(folder: Path, python: str, requirement: str, program: str) -> None:

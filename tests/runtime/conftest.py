@@ -1,5 +1,6 @@
 """A folder with a store and with the processes that share it."""
 
+import os
 import subprocess
 import sys
 import time
@@ -40,8 +41,7 @@ class ProcessHarness:
         )
         self._children.append(child)
         if command != "run_sync":
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
+            assert _read_line(child) == b"ready\n"
         return child
 
     def kill_all(self) -> None:
@@ -74,6 +74,15 @@ class ProcessHarness:
         while not seen():
             assert time.monotonic() < end, f"there is only {self.read_effects()}"
             time.sleep(0.005)
+
+
+def _read_line(process: "subprocess.Popen[str]") -> bytes:
+    """Read one line and nothing after it: `communicate` does not return what `readline` has buffered."""
+    assert process.stdout is not None
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
+        line += byte
+    return line
 
 
 async def load_records(app: App, filter: RunFilter | None = None) -> dict[str, RunRecord]:
