@@ -28,7 +28,7 @@ def connection() -> Iterator[psycopg.Connection]:
 
 
 def insert_runs(connection: psycopg.Connection, chance: random.Random, count: int) -> None:
-    """Insert runs of three agents and four callers. Most are due, some have an unfinished parent, `WINDOW` are abandoned."""
+    """Insert runs of three agents and four callers. Some have an unfinished parent, `WINDOW` are abandoned."""
     for number in range(count):
         status = "running" if number < WINDOW else chance.choice(["queued", "queued", "interrupted", "waiting", "done"])
         row = {
