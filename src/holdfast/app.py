@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
 
-from holdfast.checkpoint.counts import count_runs
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.fleet import count_runs
 from holdfast.checkpoint.limits import ConcurrencyLimit
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import SYSTEM_CLOCK, Clock

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import os
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 from tests.cli.shell import Shell
 
-from holdfast.checkpoint.counts import RunCount
+from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.cli.stores import open_store
 from holdfast.cli.top_view import make_summary, make_tables, render_frame
-from holdfast.runtime.activity import Activity, StuckRun, WorkerActivity, compare_activity
+from holdfast.runtime.activity import Activity, StuckRun, WorkerActivity, compare_activity, read_activity
+from holdfast.stores.url import store_from_url
 from holdfast.testing.store_suite.store_under_test import add_worker, make_run
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -23,7 +27,19 @@ def make_activity(*, stuck: int = 0, at: datetime = NOW, done: int = 5, steps: i
             RunCount(agent_name="a", status=RunStatus.DONE, count=done),
             RunCount(agent_name="a", status=RunStatus.QUEUED, count=9, due=7, oldest=NOW - timedelta(minutes=5)),
         ],
-        workers=[WorkerActivity(worker_id="w-1", runs=2, agents=["a", "b"], last_write=NOW - timedelta(seconds=3))],
+        workers=[
+            WorkerActivity(
+                worker_id="w-1",
+                alive=True,
+                runs=2,
+                agents=["a", "b"],
+                last_write=NOW - timedelta(seconds=3),
+                host="host",
+                pid=7,
+                last_heartbeat=NOW - timedelta(seconds=1),
+            ),
+            WorkerActivity(worker_id="w-2", alive=False, runs=0, agents=[], last_write=None),
+        ],
         stuck=[
             StuckRun(
                 run_id=f"run-{number}",
@@ -61,7 +77,7 @@ def test_a_frame_fits_the_terminal_and_says_what_it_leaves_out() -> None:
 
 
 def test_a_short_table_leaves_its_room_to_the_others() -> None:
-    lines = render(make_activity(stuck=9), 120, 22)
+    lines = render(make_activity(stuck=9), 120, 23)
     assert sum("run-" in line for line in lines) == 9
 
 
@@ -71,7 +87,10 @@ def test_the_tables_show_queues_workers_and_stuck_runs() -> None:
         ["AGENT", "DUE", "OLDEST", "QUEUED", "DONE"],
         [["a", "7", "5 min", "9", "5"]],
     )
-    assert workers.rows == [["w-1", "2", "3.0 s", "a, b"]]
+    assert workers.rows == [
+        ["w-1", "busy", "2", "1.0 s", "3.0 s", "host · 7", "a, b"],
+        ["w-2", "dead", "0", "", "", "", ""],
+    ]
     assert stuck.rows == [["run-0", "parked", "a", "0.0 s", "4", "1", "budget \ufffd[31mspent"]]
 
 
@@ -99,14 +118,35 @@ async def _fill(url: str) -> None:
 def test_one_frame_is_printed_without_a_terminal_and_as_json(shell: Shell) -> None:
     asyncio.run(_fill(f"sqlite:{shell.folder / 'runs.db'}"))
     text = shell.ok("top")
-    assert text.splitlines()[0] == "holdfast top · 0 busy workers · 0 running · 2 due · 2 stuck"
-    assert "no busy workers" in text
+    assert text.splitlines()[0] == "holdfast top · 0 workers, 0 busy · 0 running · 2 due · 2 stuck"
     assert "budget: spent" in text
     activity = json.loads(shell.ok("top", "--json"))
     assert {run["run_id"]: run["status"] for run in activity["stuck"]} == {
         "parked": "parked",
         "orphan": "interrupted",
     }
+
+
+async def test_idle_and_dead_workers_are_listed_with_their_heartbeats(durable_store_url: str) -> None:
+    store = store_from_url(durable_store_url)
+    await store.open()
+    try:
+        idle, busy = await add_worker(store), await add_worker(store)
+        gone = WorkerIdentity(worker_id="gone", process=msgspec.structs.replace(this_process(), started="long ago"))
+        await store.register_worker(gone)
+        for number in range(2):
+            await store.create(make_run(f"run-{number}", agent_name="writer"), worker_id=busy)
+        activity = await read_activity(store, datetime.now(UTC))
+    finally:
+        await store.close()
+    assert [(worker.worker_id, worker.alive, worker.runs) for worker in activity.workers] == [
+        (busy, True, 2),
+        (idle, True, 0),
+        ("gone", False, 0),
+    ]
+    assert activity.workers[0].agents == ["writer"]
+    assert all(worker.last_heartbeat and worker.pid == os.getpid() for worker in activity.workers)
+    assert make_summary(activity, None).startswith("holdfast top · 2 workers, 1 busy · 2 running")
 
 
 def test_q_leaves_the_terminal_as_it_was(shell: Shell) -> None:

@@ -11,7 +11,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Usage, tool
 from holdfast.checkpoint.claim import WorkerIdentity, this_process
-from holdfast.checkpoint.counts import RunCount, count_runs
+from holdfast.checkpoint.fleet import RunCount, count_runs
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.observation.metrics import RunMetrics

@@ -1,7 +1,7 @@
 """Workers and counts of every store."""
 
+from holdfast.checkpoint.fleet import SupportsFleetView
 from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunStatus
-from holdfast.checkpoint.store import SupportsFleetView
 from holdfast.stores.shared import SharedStore
 from holdfast.stores.url import store_from_url
 from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, make_run

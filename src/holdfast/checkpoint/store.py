@@ -1,12 +1,12 @@
 """The store protocol: the contract between holdfast and a store."""
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
+from holdfast.checkpoint.claim import Claim, WorkerIdentity
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt
@@ -86,22 +86,6 @@ class SupportsTransactions(Protocol):
 
         Raises:
             DefinitionError: the connection cannot be used, or has no transaction.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsFleetView(Protocol):
-    """A store that knows its workers and counts its runs. Not every store has to: a page then reads records instead."""
-
-    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
-        """Return the registered workers, ordered by id. A dead one is in the list until the store forgets it."""
-        ...
-
-    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
-        """Count the runs of each status, up to `limit` of each. Statuses without runs may be missing.
-
-        A running run whose owner is dead counts as interrupted.
         """
         ...
 

@@ -160,6 +160,7 @@ class Stderr(Output):
 #: Styles of statuses and levels.
 STYLES = {
     "running": "green",
+    "busy": "green",
     "done": "green",
     "ok": "green",
     "queued": "cyan",
@@ -171,7 +172,9 @@ STYLES = {
     "needs result": "bold yellow",
     "warning": "yellow",
     "failed": "red",
+    "dead": "red",
     "error": "red",
     "wrong": "bold red",
     "cancelled": "dim",
+    "idle": "dim",
 }

@@ -1,12 +1,13 @@
 """The frame of `holdfast top`: tables of queues, workers and stuck runs."""
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.checkpoint.record import RunStatus
 from holdfast.cli import formatting
 from holdfast.cli.output import STYLES, Output, one_line, sanitize
-from holdfast.runtime.activity import Activity, Rates
+from holdfast.runtime.activity import Activity, Rates, WorkerActivity
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,10 +28,10 @@ class FrameTable(NamedTuple):
 
 def make_summary(activity: Activity, rates: Rates | None) -> str:
     """Return the first line of a frame."""
-    workers = len(activity.workers)
+    alive = [worker for worker in activity.workers if worker.alive]
     running = sum(each.count for each in activity.counts if each.status is RunStatus.RUNNING)
     parts = [
-        "1 busy worker" if workers == 1 else f"{workers} busy workers",
+        f"{len(alive)} worker{'' if len(alive) == 1 else 's'}, {sum(worker.runs > 0 for worker in alive)} busy",
         f"{running} running",
         f"{sum(each.due for each in activity.counts)} due",
         f"{len(activity.stuck)} stuck",
@@ -66,13 +67,28 @@ def _make_workers(activity: Activity) -> FrameTable:
     rows = [
         [
             each.worker_id,
+            _describe_state(each),
             formatting.number(each.runs),
-            formatting.duration(activity.at - each.last_write),
+            _format_age(activity.at, each.last_heartbeat),
+            _format_age(activity.at, each.last_write),
+            "" if each.pid is None else f"{each.host} · {each.pid}",
             ", ".join(each.agents),
         ]
         for each in activity.workers
     ]
-    return FrameTable("busy workers", ["WORKER", "RUNS", "LAST WRITE", "AGENTS"], rows, ["RUNS", "LAST WRITE"])
+    right = ["RUNS", "HEARTBEAT", "LAST WRITE"]
+    return FrameTable("workers", ["WORKER", "STATE", *right, "PROCESS", "AGENTS"], rows, right)
+
+
+def _describe_state(worker: WorkerActivity) -> str:
+    if not worker.alive:
+        return "dead"
+    return "busy" if worker.runs else "idle"
+
+
+def _format_age(now: datetime, then: datetime | None) -> str:
+    """Return how long ago it was. The clock of the store may be ahead of the clock of this host."""
+    return "" if then is None else formatting.duration(max(now - then, timedelta()))
 
 
 def _make_stuck(activity: Activity) -> FrameTable:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
-from holdfast.checkpoint.counts import RunCount, count_runs
+from holdfast.checkpoint.claim import WorkerHeartbeat
+from holdfast.checkpoint.fleet import RunCount, count_runs, list_workers
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.reading import summarize_run
@@ -17,14 +19,29 @@ _MAX_RECORDS = 1000
 QUIET_AFTER = timedelta(minutes=10)
 
 
-class WorkerActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that holds runs."""
+class WorkerRuns(NamedTuple):
+    """A worker, and the running runs that it owns."""
 
     worker_id: str
+    alive: bool
+    #: `None` if only its runs are known.
+    heartbeat: WorkerHeartbeat | None
+    runs: Sequence[RunRecord]
+
+
+class WorkerActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker: busy, idle, or dead and not yet forgotten by the store."""
+
+    worker_id: str
+    alive: bool
     runs: int
     agents: Sequence[str]
     #: Of its runs.
-    last_write: datetime
+    last_write: datetime | None
+    #: `None` if only its runs are known.
+    host: str | None = None
+    pid: int | None = None
+    last_heartbeat: datetime | None = None
 
 
 class StuckRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +99,7 @@ async def read_activity(store: CheckpointStore, now: datetime) -> Activity:
     return Activity(
         at=now,
         counts=counts,
-        workers=_group_by_worker(alive),
+        workers=[_describe_worker(each) for each in join_workers(await list_workers(store) or (), running)],
         stuck=[_describe(record) for record in sorted(stuck, key=lambda record: record.updated_at)],
         is_partial=more_running or more_interrupted or more_parked,
         steps={record.run_id: summarize_run(record).steps for record in alive},
@@ -107,19 +124,31 @@ async def _read(store: CheckpointStore, status: RunStatus) -> tuple[list[RunReco
     return list(page.records), page.cursor is not None
 
 
-def _group_by_worker(records: Sequence[RunRecord]) -> list[WorkerActivity]:
-    held: dict[str, list[RunRecord]] = {}
-    for record in records:
-        held.setdefault(record.owner or "", []).append(record)
-    return [
-        WorkerActivity(
-            worker_id=worker_id,
-            runs=len(runs),
-            agents=sorted({record.agent_name for record in runs}),
-            last_write=max(record.updated_at for record in runs),
-        )
-        for worker_id, runs in sorted(held.items())
+def join_workers(heartbeats: Sequence[WorkerHeartbeat], running: Sequence[RunRecord]) -> list[WorkerRuns]:
+    """Return the registered workers and the owners of these runs. Those that are alive come first, then the busiest."""
+    owned: dict[str, list[RunRecord]] = {}
+    for record in running:
+        owned.setdefault(record.owner or "", []).append(record)
+    workers = [
+        WorkerRuns(each.worker.worker_id, each.alive, each, owned.pop(each.worker.worker_id, ())) for each in heartbeats
     ]
+    for owner, runs in owned.items():
+        workers.append(WorkerRuns(owner, any(record.owner_alive for record in runs), None, runs))
+    return sorted(workers, key=lambda worker: (not worker.alive, -len(worker.runs), worker.worker_id))
+
+
+def _describe_worker(worker: WorkerRuns) -> WorkerActivity:
+    heartbeat = worker.heartbeat
+    return WorkerActivity(
+        worker_id=worker.worker_id,
+        alive=worker.alive,
+        runs=len(worker.runs),
+        agents=sorted({record.agent_name for record in worker.runs}),
+        last_write=max((record.updated_at for record in worker.runs), default=None),
+        host=None if heartbeat is None else heartbeat.worker.process.host.partition("/")[0],
+        pid=None if heartbeat is None else heartbeat.worker.process.pid,
+        last_heartbeat=None if heartbeat is None else heartbeat.last_at,
+    )
 
 
 def _describe(record: RunRecord) -> StuckRun:

@@ -5,9 +5,9 @@ import logging
 from contextlib import suppress
 from datetime import timedelta
 
-from holdfast.checkpoint.counts import count_runs, measure_queues
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.fleet import count_runs, measure_queues
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunCancelled
 from holdfast.core.execution.executor import Executor

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 
-from holdfast.checkpoint.counts import RunCount, measure_queues
+from holdfast.checkpoint.fleet import RunCount, measure_queues
 from holdfast.core.observation.metrics import BUCKETS, AgentMetrics, Histogram, RunMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 import msgspec
 
 from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, backoff
-from holdfast.checkpoint.counts import RunCount, count_by_listing
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -19,6 +18,7 @@ from holdfast.checkpoint.errors import (
     RunNotFound,
     StoreClosed,
 )
+from holdfast.checkpoint.fleet import RunCount, count_by_listing
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitName, LimitUsage, choose_fairly
 from holdfast.checkpoint.mail import Mail, Receipt

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
-from holdfast.checkpoint.counts import RunCount, count_runs
+from holdfast.checkpoint.fleet import RunCount, SupportsFleetView, count_runs
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt
@@ -19,7 +19,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import NO_TRANSACTIONS, CheckpointStore, SupportsFleetView, SupportsTransactions
+from holdfast.checkpoint.store import NO_TRANSACTIONS, CheckpointStore, SupportsTransactions
 from holdfast.core.errors import DefinitionError
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
 from holdfast.checkpoint.claim import WorkerHeartbeat, WorkerIdentity, is_process_alive, this_process
-from holdfast.checkpoint.counts import CountedRow, RunCount, merge_rows
+from holdfast.checkpoint.fleet import CountedRow, RunCount, merge_rows
 from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage, make_limit
 from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus, StoredRun
 from holdfast.db.postgres_connection import Rows

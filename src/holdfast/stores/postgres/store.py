@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, backoff
-from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError, StorePermissionError
+from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt

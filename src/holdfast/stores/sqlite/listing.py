@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import apsw
 
-from holdfast.checkpoint.counts import CountedRow
 from holdfast.checkpoint.errors import InvalidCursor
+from holdfast.checkpoint.fleet import CountedRow
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness

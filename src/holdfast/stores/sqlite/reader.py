@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import apsw
 
 from holdfast.checkpoint.claim import WorkerHeartbeat
-from holdfast.checkpoint.counts import RunCount, merge_rows
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
+from holdfast.checkpoint.fleet import RunCount, merge_rows
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.limits import LimitUsage
 from holdfast.checkpoint.mail import Mail

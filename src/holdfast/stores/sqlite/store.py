@@ -6,8 +6,8 @@ from datetime import timedelta
 from os import PathLike
 
 from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
-from holdfast.checkpoint.counts import RunCount
 from holdfast.checkpoint.errors import StoreClosed, StoreError
+from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.mail import Mail, Receipt

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 import msgspec
 
 from holdfast.checkpoint.claim import this_process
+from holdfast.checkpoint.fleet import list_workers
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import CheckpointStore, SupportsFleetView
-from holdfast.core.errors import DefinitionError
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.activity import WorkerRuns, join_workers
 from holdfast.runtime.reading import RunSummary, summarize_run
 from holdfast.web.auth import Principal
 from holdfast.web.ui.views.listing import StatusCounts, count_all
@@ -66,10 +67,10 @@ async def read_fleet(store: CheckpointStore, principal: Principal, now: datetime
     start = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_HOURS - 1)
     recent, is_partial = await _list(store, principal, RunFilter(created_after=start))
     depth = await count_all(store, _MAX_DEPTH) if principal.sees_all else None
-    workers = await _read_workers(store, active) if principal.sees_all else None
+    heartbeats = await list_workers(store) if principal.sees_all else None
     return Fleet(
-        workers=_group_by_worker(active) if workers is None else workers,
-        has_all_workers=workers is not None,
+        workers=[_make_row(worker) for worker in join_workers(heartbeats or (), active)],
+        has_all_workers=heartbeats is not None,
         depth=depth or await _count_unowned(store, principal),
         oldest=await _find_oldest(store, principal, now),
         hours=_group_by_hour(recent, start),
@@ -114,43 +115,16 @@ def _restrict(filter: RunFilter, principal: Principal) -> RunFilter:
     return msgspec.structs.replace(filter, caller_id=principal.caller_id)
 
 
-async def _read_workers(store: CheckpointStore, active: Sequence[RunRecord]) -> list[WorkerRow] | None:
-    """Return all workers, also those without runs. `None` if the store does not list them."""
-    if not isinstance(store, SupportsFleetView):
-        return None
-    try:
-        heartbeats = await store.list_workers()
-    except DefinitionError:  # it wraps a store that does not
-        return None
-    by_id = {row.worker_id: row for row in _group_by_worker(active)}
-    own = this_process()
-    for each in heartbeats:
-        worker_id, process = each.worker.worker_id, each.worker.process
-        held = by_id.get(worker_id)
-        by_id[worker_id] = WorkerRow(
-            worker_id=worker_id,
-            alive=each.alive,
-            runs=() if held is None else held.runs,
-            process=f"{process.host.partition('/')[0]} · {process.pid}",
-            last_heartbeat=each.last_at,
-            is_own=process == own,
-        )
-    # The busy ones first.
-    return sorted(by_id.values(), key=lambda row: (not row.alive, -len(row.runs), row.worker_id))
-
-
-def _group_by_worker(records: Sequence[RunRecord]) -> list[WorkerRow]:
-    held: dict[str, list[RunRecord]] = {}
-    for record in records:
-        held.setdefault(record.owner or "", []).append(record)
-    return [
-        WorkerRow(
-            worker_id=worker_id,
-            alive=any(record.owner_alive for record in runs),
-            runs=[summarize_run(record) for record in runs],
-        )
-        for worker_id, runs in sorted(held.items())
-    ]
+def _make_row(worker: WorkerRuns) -> WorkerRow:
+    process = None if worker.heartbeat is None else worker.heartbeat.worker.process
+    return WorkerRow(
+        worker_id=worker.worker_id,
+        alive=worker.alive,
+        runs=[summarize_run(record) for record in worker.runs],
+        process=None if process is None else f"{process.host.partition('/')[0]} · {process.pid}",
+        last_heartbeat=None if worker.heartbeat is None else worker.heartbeat.last_at,
+        is_own=process == this_process(),
+    )
 
 
 def _group_by_hour(records: Sequence[RunRecord], start: datetime) -> list[Hour]:

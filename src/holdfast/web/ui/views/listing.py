@@ -7,9 +7,9 @@ from datetime import datetime
 
 import msgspec
 
+from holdfast.checkpoint.fleet import count_by_status
 from holdfast.checkpoint.record import RunRecord, RunStatus
-from holdfast.checkpoint.store import CheckpointStore, SupportsFleetView
-from holdfast.core.errors import DefinitionError
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.waiting import PERSON_KINDS, WaitingCall
 from holdfast.runtime.reading import RunQuery, RunSummary, list_records, summarize_run
 from holdfast.runtime.transcript import read_record_waits
@@ -120,11 +120,8 @@ async def count_statuses(store: CheckpointStore, filter: RunsFilter, principal: 
 
 async def count_all(store: CheckpointStore, limit: int) -> StatusCounts | None:
     """Count all runs, up to `limit` of each status. `None` if the store cannot."""
-    if not isinstance(store, SupportsFleetView):
-        return None
-    try:
-        counted = await store.count_by_status(limit)
-    except DefinitionError:  # it wraps a store that cannot
+    counted = await count_by_status(store, limit)
+    if counted is None:
         return None
     return StatusCounts(
         counts={status.value: count for status, count in counted.items()},

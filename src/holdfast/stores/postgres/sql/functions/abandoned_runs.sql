@@ -7,16 +7,10 @@ language sql stable as $$
     from holdfast.run r
     where r.status = 'running'
         and r.not_before <= now()
-        and r.agent_name = any (p_agents)
-        and r.id <> all (p_but_not)
-        and (r.limit_key is null or r.limit_key <> all (p_full_keys))
+        and holdfast.is_candidate(r, p_agents, p_full_keys, p_but_not)
         and not exists (
             select from holdfast.worker w where w.worker_id = r.owner and holdfast.lives(w, p_here, p_dead)
         )
-        and (r.parent_run_id is null or not exists (
-            select from holdfast.run parent
-            where parent.run_id = r.parent_run_id and parent.status not in ('done', 'failed', 'cancelled')
-        ))
     order by r.created_at
     limit p_limit
 $$;

@@ -13,6 +13,8 @@ set enable_bitmapscan = off
 set enable_sort = off
 -- A disabled scan counts as so expensive that the server would compile the plan, for 300 ms.
 set jit = off
+-- To plan each call for its full keys takes longer than such a plan saves.
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     agents text[] := array(select distinct unnest(p_agents));
@@ -45,11 +47,7 @@ begin
         select w.ids, w.seen, w.callers into found_ids, seen, callers
         from holdfast.oldest_due(agents, full_keys, p_but_not, level, orphans, wanted, p_window) w;
         if seen >= p_window and callers < p_callers then
-            -- With that many callers, one run of each is enough.
-            found_ids := holdfast.due_by_lane(agents, full_keys, p_but_not, level, orphans, wanted, 1);
-            if cardinality(found_ids) < wanted then
-                found_ids := holdfast.due_by_lane(agents, full_keys, p_but_not, level, orphans, wanted, wanted);
-            end if;
+            found_ids := holdfast.due_by_lane(agents, full_keys, p_but_not, level, orphans, wanted, p_callers);
         end if;
         return query select unnest(found_ids);
         wanted := wanted - cardinality(found_ids);
@@ -93,15 +91,10 @@ begin
             select r.id, r.caller_id, r.limit_key
             from holdfast.run r
             where left(r.agent_name, 200) = left(a.name, 200)
-                and r.agent_name = a.name
                 and r.priority = p_level
                 and r.status in ('queued', 'interrupted', 'waiting')
                 and r.due_at <= now()
-                and r.id <> all (p_but_not)
-                and (r.parent_run_id is null or not exists (
-                    select from holdfast.run parent
-                    where parent.run_id = r.parent_run_id and parent.status not in ('done', 'failed', 'cancelled')
-                ))
+                and holdfast.is_candidate(r, array[a.name], '{}', p_but_not)
             order by r.due_at
             limit p_window
         ) d
@@ -109,7 +102,9 @@ begin
     ready as materialized (
         select f.id, row_number() over (partition by f.caller_id order by f.id) as turn
         from (
-            select d.id, d.caller_id from due d where d.limit_key is null or d.limit_key <> all (p_full_keys)
+            select d.id, d.caller_id
+            from due d
+            where d.limit_key is null or d.limit_key not in (select unnest(p_full_keys))
             union all
             select o.id, o.caller_id from unnest(p_orphans) o where o.priority = p_level
         ) f
@@ -121,66 +116,89 @@ begin
 end
 $$;
 
--- As `oldest_due`, but with the runs of every lane that have been due the longest: one index lookup for each lane. For the
--- case that the runs that have been due the longest belong to a few callers, or have no slot. Returns at most `p_turns` runs
--- of each caller.
+-- As `oldest_due`, but with the runs of every lane that have been due the longest. For the case that the runs that have been
+-- due the longest belong to a few callers, or have no slot. Walks from the first run of a lane to the first run of the next:
+-- one index lookup for each lane. Looks up further runs only if there are fewer than `p_callers` callers.
 create or replace function holdfast.due_by_lane(
     p_agents text[], p_full_keys text[], p_but_not bigint[], p_level smallint, p_orphans holdfast.run[], p_limit bigint,
-    p_turns bigint
+    p_callers bigint
 ) returns bigint[]
 language plpgsql stable as $$
+declare
+    -- Lanes have names that are cut. If the cut name of a full key is its whole name, the lane has no other key.
+    long_keys text[] := array(select k from unnest(p_full_keys) k where length(k) >= 200);
 begin
     return array(
-        with recursive lane (caller, key) as (
+        with recursive first (id, due_at, caller, key) as (
             (
-                select left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)
+                select r.id, r.due_at, left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)
                 from holdfast.run r
                 where r.priority = p_level and r.status in ('queued', 'interrupted', 'waiting') and r.due_at is not null
-                order by left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)
+                order by left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200), r.due_at
                 limit 1
             )
             union all
-            select next.caller, next.key
-            from lane cross join lateral (
-                select left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)
+            select next.*
+            from first cross join lateral (
+                select r.id, r.due_at, left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)
                 from holdfast.run r
                 where r.priority = p_level and r.status in ('queued', 'interrupted', 'waiting') and r.due_at is not null
-                    and (left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)) > (lane.caller, lane.key)
-                order by left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)
+                    and (left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)) > (first.caller, first.key)
+                order by left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200), r.due_at
                 limit 1
-            ) next (caller, key)
+            ) next
+        ),
+        -- The oldest candidate of each lane: almost always its first run.
+        oldest as materialized (
+            select lane.caller, lane.key, due.id, due.caller_id,
+                row_number() over (partition by due.caller_id order by due.id) as turn
+            from first lane cross join lateral (
+                select r.id, r.caller_id
+                from holdfast.run r
+                where r.id = lane.id and holdfast.is_candidate(r, p_agents, long_keys, p_but_not)
+                union all
+                select r.id, r.caller_id
+                from holdfast.lane_candidates(p_agents, long_keys, p_but_not, p_level, lane.caller, lane.key, 1) r
+                limit 1
+            ) due
+            where lane.due_at <= now()
+                and lane.key not in (select k from unnest(p_full_keys) k where length(k) < 200)
         )
         select ready.id
         from (
             select found.id, row_number() over (partition by found.caller_id order by found.id) as turn
             from (
-                select due.id, due.caller_id
-                from lane cross join lateral (
-                    select r.id, r.caller_id
-                    from holdfast.run r
-                    where r.priority = p_level
-                        and left(r.caller_id, 200) = lane.caller
-                        and left(coalesce(r.limit_key, ''), 200) = lane.key
-                        and (r.limit_key is null or r.limit_key <> all (p_full_keys))
-                        and r.agent_name = any (p_agents)
-                        and r.status in ('queued', 'interrupted', 'waiting')
-                        and r.due_at <= now()
-                        and r.id <> all (p_but_not)
-                        and (r.parent_run_id is null or not exists (
-                            select from holdfast.run parent
-                            where parent.run_id = r.parent_run_id and parent.status not in ('done', 'failed', 'cancelled')
-                        ))
-                    order by r.due_at
-                    limit p_turns
-                ) due
-                where lane.key <> all (p_full_keys)
+                select o.id, o.caller_id from oldest o
+                union
+                -- The next runs of a caller are in the lanes that have its oldest runs.
+                select r.id, r.caller_id
+                from oldest o cross join lateral holdfast.lane_candidates(
+                    p_agents, long_keys, p_but_not, p_level, o.caller, o.key, p_limit - o.turn + 1
+                ) r
+                where o.turn <= p_limit and (select count(*) from oldest where turn = 1) < p_callers
                 union all
                 select o.id, o.caller_id from unnest(p_orphans) o where o.priority = p_level
             ) found
         ) ready
-        where ready.turn <= p_turns
         order by ready.turn, ready.id
         limit p_limit
     );
 end
+$$;
+
+-- The candidates of one lane that have been due the longest.
+create or replace function holdfast.lane_candidates(
+    p_agents text[], p_full_keys text[], p_but_not bigint[], p_level smallint, p_caller text, p_key text, p_limit bigint
+) returns table (id bigint, caller_id text)
+language sql stable as $$
+    select r.id, r.caller_id
+    from holdfast.run r
+    where r.priority = p_level
+        and left(r.caller_id, 200) = p_caller
+        and left(coalesce(r.limit_key, ''), 200) = p_key
+        and r.status in ('queued', 'interrupted', 'waiting')
+        and r.due_at <= now()
+        and holdfast.is_candidate(r, p_agents, p_full_keys, p_but_not)
+    order by r.due_at
+    limit p_limit
 $$;

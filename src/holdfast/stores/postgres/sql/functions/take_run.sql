@@ -1,6 +1,9 @@
 -- Give the claim on a run that the caller has locked to a worker. Counts the strike and starts the backoff.
 create or replace function holdfast.take_run(p_id bigint, p_worker_id text, p_backoff jsonb) returns jsonb
-language sql as $$
+language plpgsql as $$
+declare
+    answer jsonb;
+begin
     update holdfast.run r set
         status = 'running',
         owner = p_worker_id,
@@ -20,5 +23,7 @@ language sql as $$
     returning jsonb_build_object(
         'run_id', r.run_id, 'token', r.token, 'strikes', r.strikes,
         'taken_from', case when old.status = 'running' then old.owner end
-    )
+    ) into answer;
+    return answer;
+end
 $$;

@@ -1,13 +1,15 @@
-"""How many runs of each agent have each status, and how long the oldest of a queue has been due."""
+"""What a store knows of its fleet without reading records: its workers, and how many runs have each status."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from holdfast.checkpoint.claim import WorkerHeartbeat
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.core.errors import DefinitionError
 
 #: The statuses of runs that wait for a worker.
 _QUEUE = (RunStatus.QUEUED, RunStatus.INTERRUPTED)
@@ -36,17 +38,48 @@ class CountedRow(NamedTuple):
 
 
 @runtime_checkable
-class SupportsCounts(Protocol):
-    """A store that can count its runs without reading their records. Not every store has to."""
+class SupportsFleetView(Protocol):
+    """A store that knows its workers and counts its runs. Not every store has to: its records are read instead."""
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        """Return the registered workers, ordered by id. A dead one is in the list until the store forgets it."""
+        ...
+
+    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
+        """Count the runs of each status, up to `limit` of each. Statuses without runs may be missing.
+
+        A running run whose owner is dead counts as interrupted.
+        """
+        ...
 
     async def count_runs(self) -> Sequence[RunCount]:
         """Count the runs by agent and status."""
         ...
 
 
+async def list_workers(store: CheckpointStore) -> Sequence[WorkerHeartbeat] | None:
+    """Return the registered workers of a store, ordered by id. `None` if the store does not list them."""
+    if not isinstance(store, SupportsFleetView):
+        return None
+    try:
+        return await store.list_workers()
+    except DefinitionError:  # it wraps a store that does not
+        return None
+
+
+async def count_by_status(store: CheckpointStore, limit: int) -> Mapping[RunStatus, int] | None:
+    """Count the runs of each status, up to `limit` of each. `None` if the store cannot."""
+    if not isinstance(store, SupportsFleetView):
+        return None
+    try:
+        return await store.count_by_status(limit)
+    except DefinitionError:  # it wraps a store that cannot
+        return None
+
+
 async def count_runs(store: CheckpointStore) -> Sequence[RunCount]:
-    """Count the runs of a store. One without `SupportsCounts` is read as a whole."""
-    if isinstance(store, SupportsCounts):
+    """Count the runs of a store by agent and status. One without `SupportsFleetView` is read as a whole."""
+    if isinstance(store, SupportsFleetView):
         return await store.count_runs()
     return await count_by_listing(store, datetime.now(UTC))
 
