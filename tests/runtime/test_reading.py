@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.cli.modules import approving
 
-from holdfast import Agent, App, Reply, RunWaiting, ToolCall, Usage, WorkerSettings, tool
+from holdfast import Agent, App, Reply, Retry, RunWaiting, ToolCall, Usage, WorkerSettings, tool
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.claim import WorkerIdentity, this_process
 from holdfast.checkpoint.errors import InvalidCursor, RunNotFound
@@ -140,6 +140,31 @@ async def test_a_running_run_whose_owner_is_dead_is_listed_as_interrupted() -> N
         alive, dead = await app.get("r0"), await app.get("r1")
         assert (alive.owner, alive.owner_alive) == ("w1", True)
         assert (dead.owner, dead.owner_alive, dead.waits_for) == ("dead", False, "a worker")
+
+
+@pytest.mark.parametrize("failing", ["model", "tool"])
+async def test_a_run_that_pauses_before_a_retry_says_until_when(failing: str) -> None:
+    store, hour = MemoryStore(), timedelta(hours=1)
+    retry = Retry(initial_delay=hour, max_delay=hour, max_elapsed=2 * hour, jitter=0, attempts=2)
+
+    async def fail(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        raise ConnectionError("refused")
+
+    @tool(name="pay", effect="idempotent", retry=retry)
+    async def fail_to_pay(amount: int) -> str:
+        raise ConnectionError("refused")
+
+    agent = Agent(name="a", model=fail if failing == "model" else model, tools=[fail_to_pay], retry=retry)
+    worker = WorkerSettings(shutdown_timeout=timedelta(0))
+    async with App([agent], store, worker=worker) as app:
+        before = datetime.now(UTC)
+        await app.submit(agent, "pay", run_id="r1")
+        while (run := await app.get("r1")).next_retry_at is None:
+            await store.wait_for_change(timedelta(seconds=1))
+        assert run.next_retry_at >= before + hour - timedelta(milliseconds=1)
+        assert (run.status, run.retries, run.retry_error) == (RunStatus.RUNNING, 1, "ConnectionError: refused")
+    async with App([agent], store, worker=IDLE) as app:
+        assert (await app.get("r1")).next_retry_at is None, "no process pauses any more"
 
 
 async def test_a_waiting_run_says_what_it_waits_for() -> None:

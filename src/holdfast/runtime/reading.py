@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -61,6 +61,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: Calls that were made again after a transient error, and the last such error.
     retries: int
     retry_error: str
+    #: Of a running run: when the call that failed last is made again. Past once it was.
+    next_retry_at: datetime | None = None
     #: The key of a conversation, and the number of its turns that have ended. Empty and zero for other runs.
     conversation: str
     turns: int
@@ -259,9 +261,15 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
         "cancel_requested": record.cancel_requested,
         "retries": retry.get("count", 0),
         "retry_error": retry.get("error", ""),
+        "next_retry_at": _read_next_retry(retry) if record.status is RunStatus.RUNNING else None,
         "conversation": meta.conversation,
         "turns": progress.turns,
     }
+
+
+def _read_next_retry(retry: Mapping[str, Any]) -> datetime | None:
+    at = retry.get("next_at")
+    return datetime.fromtimestamp(at, UTC) if isinstance(at, int | float) else None
 
 
 def _parse_statuses(given: RunStatus | str | Iterable[RunStatus | str] | None) -> frozenset[RunStatus] | None:

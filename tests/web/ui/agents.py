@@ -66,6 +66,7 @@ def build_agents() -> list[Agent[Any]]:
         Agent(name="broken", model=ScriptedModel(ValueError("no such account"))),
         Agent(name="writer", model=write_slowly),
         Agent(name="throttled", model=refuse_for_an_hour, retry=Retry(attempts=1)),
+        Agent(name="patient", model=refuse_for_an_hour, retry=Retry(max_elapsed=timedelta(days=1))),
         # No test agent executes these: their runs stay as they were stored.
         Agent(name="greeter", model=ScriptedModel("Hello.", "Hello again.")),
     ]

@@ -33,6 +33,15 @@ def test_a_run_whose_provider_refuses_says_when_it_retries(server: UIServer, pag
     )
 
 
+def test_a_run_whose_worker_pauses_before_a_retry_says_when_it_retries(server: UIServer, page: Page) -> None:
+    server.submit("patient", "Try.", "why-pause")
+    page.goto(server.url)
+    expect(page.locator("#row-why-pause .reason")).to_contain_text(
+        re.compile(r"retries after ModelUnavailable: 429 Too Many Requests in (\d+ min|1 h)")
+    )
+    expect(page.locator("#row-why-pause .status")).to_have_text("running")
+
+
 def test_counts_say_when_there_are_more(server: UIServer) -> None:
     async def submit_many() -> None:
         submit = partial(server.app.submit, "throttled", "Later.", not_before=_FAR, labels={"suite": "more"})

@@ -112,7 +112,7 @@ def _print_summary(output: Output, run: RunSummary) -> None:
         ("size", formatting.size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
         ("strikes", str(run.strikes) if run.strikes else ""),
-        ("retries", f"{run.retries}, last after {one_line(run.retry_error, 200)}" if run.retries else ""),
+        ("retries", _format_retries(run, now)),
         ("cancel", "requested" if run.cancel_requested else ""),
     ]
     for name, value in rows:
@@ -137,6 +137,15 @@ def _print_attempts(output: Output, attempts: Sequence[Attempt]) -> None:
     ]
     output.print_table(["ATTEMPT", "WORKER", "BEGAN", "LAST SAVE", "ENDED"], rows, right=("ATTEMPT",))
     output.print_line()
+
+
+def _format_retries(run: RunSummary, now: datetime) -> str:
+    if not run.retries:
+        return ""
+    next_at = ""
+    if run.next_retry_at is not None and run.next_retry_at > now:
+        next_at = f"; next at {format_time(run.next_retry_at)}"
+    return f"{run.retries}, last after {one_line(run.retry_error, 200)}{next_at}"
 
 
 def _format_waiting(run: RunSummary, now: datetime) -> str:

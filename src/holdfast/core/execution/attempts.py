@@ -17,9 +17,12 @@ from holdfast.core.tool import Tool
 from holdfast.core.tool_context import current_call
 from holdfast.core.tool_threads import release_slot_during
 
-#: Among a run's annotations: `count` of its retries, the last `error`, and `outages`: how often in a row the run was
-#: interrupted because its model was unavailable.
+#: Among a run's annotations: `count` of its retries, the last `error`, `next_at`: when that call is made again, as a
+#: POSIX timestamp, and `outages`: how often in a row the run was interrupted because its model was unavailable.
 RETRY_KEY = "retry"
+
+#: What a reply of the model ends.
+_UNTIL_REPLY = frozenset({"next_at", "outages"})
 
 _FIRST_OUTAGE_DELAY = timedelta(seconds=30)
 _MAX_OUTAGE_DELAY = timedelta(minutes=15)
@@ -72,8 +75,9 @@ class ModelRetries:
         if self._run.trace is not None:
             self._run.trace.receive_reply()
         annotations = self._run.state.annotations
-        if RETRY_KEY in annotations and "outages" in annotations[RETRY_KEY]:
-            annotations[RETRY_KEY] = {name: each for name, each in annotations[RETRY_KEY].items() if name != "outages"}
+        if RETRY_KEY in annotations and not _UNTIL_REPLY.isdisjoint(annotations[RETRY_KEY]):
+            kept = {name: each for name, each in annotations[RETRY_KEY].items() if name not in _UNTIL_REPLY}
+            annotations[RETRY_KEY] = kept
 
     def _make_final_error(self, error: Exception, attempts: int) -> ModelUnavailable:
         run = self._run
@@ -170,7 +174,7 @@ async def _report_retry(
 ) -> None:
     """Make a retry visible: to listeners, in the audit, in the log and in the store."""
     detail = log_retry(run.info, run.state, attempt, delay, error, tool, call_id)
-    _annotate(run, error)
+    _annotate(run, error, delay=delay)
     if tool:
         run.metrics.tool_retries += 1
     else:
@@ -193,13 +197,17 @@ async def _report_retry(
     await run.save()
 
 
-def _annotate(run: RunExecution, error: Exception, *, outages: int | None = None) -> None:
-    """Record a retry, or an outage, in the run's annotations."""
+def _annotate(
+    run: RunExecution, error: Exception, *, delay: timedelta = timedelta(0), outages: int | None = None
+) -> None:
+    """Record a retry after `delay`, or an outage, in the run's annotations."""
     # A new object each time: a save compares annotations with those it saved last.
     kept = dict(run.state.annotations.get(RETRY_KEY, {}))
     kept["error"] = format_short(error)
     if outages is None:
         kept["count"] = kept.get("count", 0) + 1
+        kept["next_at"] = round((run.clock.now() + delay).timestamp(), 3)
     else:
+        kept.pop("next_at", None)
         kept["outages"] = outages
     run.state.annotations[RETRY_KEY] = kept

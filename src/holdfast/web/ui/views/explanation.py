@@ -33,7 +33,7 @@ def explain_run(run: RunSummary, waits: Sequence[WaitingCall], now: datetime) ->
         case RunStatus.QUEUED | RunStatus.INTERRUPTED:
             pieces = _explain_unowned(run, now)
         case RunStatus.RUNNING:
-            pieces = _explain_running(run)
+            pieces = _explain_running(run, now)
         case RunStatus.DONE:
             kept = f", kept until {run.expires_at:%d %b}" if run.expires_at else ""
             pieces = [Piece(f"finished after {format_count(run.steps, 'step')}{kept}")]
@@ -86,10 +86,13 @@ def _explain_unowned(run: RunSummary, now: datetime) -> list[Piece]:
     return [Piece(f"waits for a worker{f': {_cut(run.reason)}' if run.reason else ''}")]
 
 
-def _explain_running(run: RunSummary) -> list[Piece]:
+def _explain_running(run: RunSummary, now: datetime) -> list[Piece]:
     phase = f" of phase {cut_text(run.phase, 40)}" if run.phase else ""
     pieces = [Piece(f"step {run.steps + 1}{phase} · worker "), Piece(run.owner or "?", is_code=True)]
-    if run.retries:
+    if run.next_retry_at is not None and run.next_retry_at > now:
+        error, pause = cut_text(run.retry_error, 100), format_duration(run.next_retry_at - now)
+        pieces.append(Piece(f" · retries after {error} in {pause}"))
+    elif run.retries:
         error = cut_text(run.retry_error, 60)
         pieces.append(Piece(f" · {format_count(run.retries, 'retry', 'retries')}, last after {error}"))
     return pieces
