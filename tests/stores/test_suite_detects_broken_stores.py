@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.stores.broken.suites import RED
+from tests.stores.broken.suites import RED, without_case
 
 from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
 
@@ -33,7 +33,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcom
     for case in ElementTree.parse(report).iter("testcase"):
         store = case.attrib["classname"].rpartition(".Test")[2]
         outcome = {child.tag for child in case} & {"failure", "error"} or {"passed"}
-        for test in {case.attrib["name"], _without_case(case.attrib["name"])}:
+        for test in {case.attrib["name"], without_case(case.attrib["name"])}:
             found[store, test] |= outcome
     return found
 
@@ -64,8 +64,4 @@ def test_the_suite_goes_red_for_a_store_that(store: str, outcomes: Outcomes) -> 
 
 def test_every_test_of_the_suite_goes_red_for_some_store() -> None:
     tests = {name for suite in (StoreSuite, DurableStoreSuite) for name in dir(suite) if name.startswith("test_")}
-    assert {_without_case(test) for red in RED.values() for test in red} == tests
-
-
-def _without_case(test: str) -> str:
-    return test.partition("[")[0]
+    assert {without_case(test) for red in RED.values() for test in red} == tests
