@@ -1,16 +1,18 @@
-"""Virtual environments for systems that need other packages.
+"""Virtual environments for systems that need other packages: `python -m bench.environment` builds all of them.
 
 From `bench/environments/NAME.txt` (pins); a folder `bench/environments/NAME` with a package.json adds npm packages.
+HOLDFAST_BENCH_ENVIRONMENTS names the folder that keeps them, `bench/.environments` if it is not set.
 """
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 _PINS = Path(__file__).parent / "environments"
-_BUILT = Path(__file__).parent / ".environments"
+_BUILT = Path(os.environ.get("HOLDFAST_BENCH_ENVIRONMENTS", Path(__file__).parent / ".environments")).resolve()
 
 
 def python_for(system: str) -> Path:
@@ -45,3 +47,8 @@ def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[:4])} ... failed: {done.stderr.strip()[-500:]}")
+
+
+if __name__ == "__main__":
+    for path in sorted(_PINS.glob("*.txt")):
+        print(python_for(path.stem))

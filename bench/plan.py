@@ -1,98 +1,12 @@
-"""The plan: workloads and their sizes, the systems that run them, and their raw limits."""
+"""The plan: one table of workloads, the systems that run them, and their sizes."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-OURS = ("raw", "holdfast", "pydantic_ai")
+from bench import measures as m
 
-_STORES = ("sqlite", "postgres")
-_FORMS = ("sqlite", "sqlite-once", "postgres", "postgres-once")
-_COMMITS = ("file", "sqlite-1", "sqlite-2", "postgres-1", "postgres-2")
-_GROUPS = ("file", "sqlite-group-1", "sqlite-group-2", "postgres-group-1", "postgres-group-2")
-_LANGGRAPH = ("sqlite", "sqlite-delta", "postgres", "postgres-delta")
-
-_PEERS = {"langgraph": _LANGGRAPH, "dbos": ("sqlite", "postgres"), "restate": ("server",)}
-#: Workers that lease their tasks: after a crash, the lease has to expire first, which W3 would measure.
-_TASK_QUEUES = {"absurd": ("postgres",), "pgtask": ("postgres",)}
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One workload: what is measured, the unit of its size, and the systems that run it."""
-
-    title: str
-    axis: str
-    #: The variants of each system, if the system's program supports the workload.
-    systems: dict[str, tuple[str, ...]]
-    #: Whether there is a raw limit to compare with.
-    has_limit: bool = True
-
-
-WORKLOADS = {
-    "w1": Workload("W1: one long run", "steps", {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS, **_TASK_QUEUES}),
-    "w2": Workload("W2: many runs at once", "runs", {"raw": _GROUPS, "holdfast": _FORMS, **_PEERS, **_TASK_QUEUES}),
-    "w3": Workload("W3: recovery", "runs", {"raw": ("file", "sqlite-1", "postgres-1"), "holdfast": _STORES, **_PEERS}),
-    "w4": Workload("W4: three tool calls a step", "steps", {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS}),
-    "w5": Workload(
-        "W5: a pydantic-ai agent",
-        "steps",
-        {"pydantic_ai": ("bare", "holdfast-sqlite"), "dbos": ("dbos-sqlite",), "step_persistence": ("sqlite",)},
-    ),
-    "w6": Workload("W6: runs whose tools wait", "runs", {"holdfast": _STORES, **_PEERS}, has_limit=False),
-    "w7": Workload("W7: a fleet", "workers", {"holdfast": ("postgres",)}, has_limit=False),
-    "w8": Workload("W8: a store with many waiting runs", "runs", {"holdfast": _STORES}, has_limit=False),
-    "w9": Workload("W9: a store with many queued runs", "runs", {"holdfast": _STORES}, has_limit=False),
-    "w10": Workload("W10: a store with many ended runs", "runs", {"holdfast": _STORES}, has_limit=False),
-}
-
-#: Larger sizes are not measured: the cost grows with the square of the history.
-CAPS = {(workload, "langgraph", variant): 1000 for workload in ("w1", "w4") for variant in ("sqlite", "postgres")}
-
-
-@dataclass(frozen=True)
-class Size:
-    """One workload in one size, and the number of repeats."""
-
-    workload: str
-    #: In the unit of the workload's axis.
-    number: int
-    repeats: int = 5
-    #: The other sizes of the job.
-    others: dict[str, int] = field(default_factory=dict)
-
-    def numbers(self) -> dict[str, int]:
-        """Return the sizes of the job, as its program gets them."""
-        return {"bytes": 1000, **self.others, WORKLOADS[self.workload].axis: self.number}
-
-
-_W2 = {"steps": 20}
-_W3 = {"steps": 50}
-_W7 = {"runs": 500, "steps": 20}
-
-SHORT = (
-    Size("w1", 100), Size("w1", 1000), Size("w1", 5000, 2),
-    Size("w2", 1, 5, _W2), Size("w2", 128, 5, _W2), Size("w2", 1000, 3, _W2),
-    Size("w3", 200, 3, _W3), Size("w3", 1000, 1, _W3),
-    Size("w4", 300),
-    Size("w5", 50),
-    Size("w6", 1000, 1, {"seconds": 5}),
-    Size("w7", 1, 3, _W7), Size("w7", 2, 3, _W7), Size("w7", 4, 3, _W7),
-    Size("w8", 100_000, 1, {"seconds": 5}),
-    Size("w9", 200_000, 1),
-    Size("w10", 100_000, 1),
-)  # fmt: skip
-
-FULL = (
-    Size("w1", 10), Size("w1", 100), Size("w1", 1000), Size("w1", 5000),
-    Size("w2", 1, 5, _W2), Size("w2", 16, 5, _W2), Size("w2", 128, 5, _W2), Size("w2", 1000, 5, _W2),
-    Size("w3", 1000, 5, _W3),
-    Size("w4", 100), Size("w4", 1000),
-    Size("w5", 10), Size("w5", 100), Size("w5", 300),
-    Size("w6", 1000, 3, {"seconds": 10}), Size("w6", 10_000, 1, {"seconds": 10}),
-    Size("w7", 1, 5, _W7), Size("w7", 2, 5, _W7), Size("w7", 4, 5, _W7),
-    Size("w8", 1000, 3, {"seconds": 10}), Size("w8", 100_000, 3, {"seconds": 10}),
-    Size("w9", 1000, 3), Size("w9", 200_000, 3),
-    Size("w10", 1000, 3), Size("w10", 100_000, 3), Size("w10", 1_000_000, 1),
-)  # fmt: skip
+#: Systems that run in this project's own environment. `make bench` measures only these.
+OWN = ("raw", "holdfast", "pydantic_ai")
 
 
 @dataclass(frozen=True, order=True)
@@ -108,37 +22,159 @@ class Subject:
     @property
     def kind(self) -> str:
         """Return `limit`, `ours` or `peer`."""
-        if self.system == "raw" or self.variant == "bare":
+        if self.system == "raw" or self.variant in ("bare", "memory"):
             return "limit"
-        return "ours" if self.system in OURS else "peer"
+        return "ours" if "holdfast" in str(self) else "peer"
 
 
-def subjects(workload: str, *, peers: bool) -> list[Subject]:
-    """Return the systems and variants that run a workload."""
+@dataclass(frozen=True)
+class Size:
+    """One size of a workload, in the unit of its axis, and the number of repeats."""
+
+    number: int
+    repeats: int = 3
+    #: Further numbers of the job.
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    #: Numbers that differ for peers. `None`: peers are not measured in this size.
+    peers: Mapping[str, int] | None = field(default_factory=dict)
+    #: Whether `make bench` measures this size.
+    short: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is measured, on which systems, in which sizes."""
+
+    title: str
+    #: The unit of a size.
+    axis: str
+    #: The variants of each system.
+    systems: Mapping[str, tuple[str, ...]]
+    sizes: tuple[Size, ...]
+    measures: tuple[m.Measure, ...]
+    #: The subject that others are compared with; `{store}` and `{commits}` are those of the compared one.
+    limit: str = ""
+    #: The largest size of a subject, if its cost is quadratic.
+    caps: Mapping[str, int] = field(default_factory=dict)
+
+    def subjects(self, *, peers: bool) -> list[Subject]:
+        systems = {system: variants for system, variants in self.systems.items() if peers or system in OWN}
+        return [Subject(system, variant) for system, variants in systems.items() for variant in variants]
+
+
+_STORES = ("sqlite", "postgres")
+_FORMS = ("sqlite", "sqlite-once", "postgres", "postgres-once")
+_COMMITS = ("file", "sqlite-1", "sqlite-2", "postgres-1", "postgres-2")
+_GROUPS = ("file", "sqlite-group-1", "sqlite-group-2", "postgres-group-1", "postgres-group-2")
+_DELTA = ("sqlite-delta", "postgres-delta")
+_SAVERS = ("memory", "sqlite-langgraph", "sqlite-holdfast", "postgres-langgraph", "postgres-holdfast")
+_PEERS = {"langgraph": _DELTA, "dbos": _STORES, "restate": ("server",)}
+#: Their workers lease tasks: W3 would measure how long a lease lasts.
+_TASK_QUEUES = {"absurd": ("postgres",), "pgtask": ("postgres",)}
+_20_STEPS = {"steps": 20}
+_FLEET = {"runs": 500, "steps": 20}
+
+WORKLOADS = {
+    "w1": Workload(
+        "W1: one long run",
+        "steps",
+        {"raw": _COMMITS, "holdfast": _FORMS, **_PEERS, "langgraph": (*_STORES, *_DELTA), **_TASK_QUEUES},
+        (Size(100), Size(1000, 5), Size(5000)),
+        (m.STEP, m.FIRST, m.LAST, m.GROWTH, m.DISK, m.WRITTEN),
+        limit="raw {store}-{commits}",
+        caps={"langgraph sqlite": 100, "langgraph postgres": 100},
+    ),
+    "w2": Workload(
+        "W2: many runs at once",
+        "runs",
+        {"raw": _GROUPS, "holdfast": _FORMS, **_PEERS, **_TASK_QUEUES},
+        (Size(1, 3, _20_STEPS), Size(16, 3, _20_STEPS, short=False), Size(128, 5, _20_STEPS),
+         Size(1000, 5, _20_STEPS, peers={"steps": 5})),
+        (m.RATE, m.P50, m.P99),
+        limit="raw {store}-group-{commits}",
+    ),
+    "w3": Workload(
+        "W3: recovery of interrupted runs",
+        "runs",
+        {"raw": ("file", "sqlite-1", "postgres-1"), "holdfast": _STORES, **_PEERS},
+        (Size(200, 3, {"steps": 10}, short=False), Size(1000, 3, {"steps": 50}, peers=None)),
+        m.RECOVERY,
+        limit="raw {store}-1",
+    ),
+    "w4": Workload("W4: conversations", "turns", {"holdfast": _STORES}, (Size(200),), m.CONVERSATION),
+    "w5": Workload(
+        "W5: a pydantic-ai agent",
+        "steps",
+        {"raw": ("sqlite-2",), "pydantic_ai": ("bare", "holdfast-sqlite"), "dbos": ("dbos-sqlite",),
+         "step_persistence": ("sqlite",)},
+        (Size(50, 5),),
+        (m.STEP, m.FIRST, m.LAST, m.DISK),
+        limit="pydantic_ai bare",
+    ),
+    "w6": Workload("W6: live runs in one process, all waiting", "runs", {"holdfast": _STORES},
+                   (Size(10_000, 1, {"seconds": 5}),), m.WAITING),
+    "w7": Workload("W7: a fleet", "workers", {"holdfast": ("postgres",)},
+                   (Size(1, 3, _FLEET), Size(2, 3, _FLEET), Size(4, 3, _FLEET)), (m.RATE, m.BUSY)),
+    "w8": Workload(
+        "W8: a store with many runs",
+        "runs",
+        {"holdfast": _STORES},
+        (Size(1000), Size(10_000, short=False), Size(100_000), Size(1_000_000, 1, short=False)),
+        m.SCALE,
+    ),
+    "w9": Workload("W9: watchers of one run", "watchers", {"holdfast": _STORES},
+                   (Size(0, 5), Size(1), Size(100)), m.WATCHERS),
+    "w10": Workload("W10: LangGraph's savers and ours", "runs", {"langgraph": _SAVERS},
+                    (Size(128, 3, {"steps": 10}, short=False),), (m.RATE, m.PROCESSOR),
+                    limit="langgraph {store}-langgraph"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """One workload in one size on one subject."""
+
+    workload: str
+    size: Size
+    subject: Subject
+
+    def __str__(self) -> str:
+        return f"{self.workload} {self.size.number:,} {self.subject}"
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The sizes of the job, as its program gets them."""
+        other = self.size.peers if self.subject.kind == "peer" else None
+        return {"bytes": 1000, **self.size.numbers, **(other or {}), WORKLOADS[self.workload].axis: self.size.number}
+
+
+def jobs(workload: str, size: Size, *, peers: bool) -> list[Job]:
+    """Return the jobs of a workload in one size, one for each subject."""
+    about = WORKLOADS[workload]
     return [
-        Subject(system, variant)
-        for system, variants in WORKLOADS[workload].systems.items()
-        if peers or system in OURS
-        for variant in variants
+        Job(workload, size, subject)
+        for subject in about.subjects(peers=peers)
+        if size.number <= about.caps.get(str(subject), size.number)
+        and (subject.kind != "peer" or size.peers is not None)
     ]
 
 
+def all_sizes(*, peers: bool) -> Iterator[tuple[str, Size]]:
+    """Yield each workload in each size that is measured, with peers or without."""
+    for name, about in WORKLOADS.items():
+        if about.subjects(peers=peers):
+            yield from ((name, size) for size in about.sizes if peers or size.short)
+
+
 def limit_of(workload: str, subject: Subject) -> Subject | None:
-    """Return the raw limit of a subject: the same store, with the number of commits a step that it makes."""
-    if subject.kind == "limit" or not WORKLOADS[workload].has_limit:
+    """Return what a subject is compared with: the same store, with the number of commits a step that it makes."""
+    template = WORKLOADS[workload].limit
+    if subject.kind == "limit" or not template:
         return None
-    if workload == "w5":
-        return Subject("pydantic_ai", "bare")
-    store = next((store for store in ("sqlite", "postgres") if subject.variant.startswith(store)), "file")
-    # Peers commit a reply before they call the tools. Restate is compared with a file.
+    store = next((store for store in _STORES if subject.variant.startswith(store)), None)
+    if store is None and "{store}" in template:
+        return Subject("raw", "file")  # Restate keeps its own log
+    # Peers commit a reply before they call the tools.
     commits = 2 if subject.variant.endswith("-once") or subject.kind == "peer" else 1
-    if store == "file":
-        return Subject("raw", "file")
-    if workload == "w3":
-        return Subject("raw", f"{store}-1")
-    return Subject("raw", f"{store}-group-{commits}" if workload == "w2" else f"{store}-{commits}")
-
-
-def capped(size: Size, subject: Subject) -> bool:
-    """Return whether the size is above the cap of this subject."""
-    return size.number > CAPS.get((size.workload, subject.system, subject.variant), size.number)
+    limit = Subject(*template.format(store=store, commits=commits).split())
+    return limit if limit != subject else None

@@ -1,6 +1,7 @@
 """Records of measurements, and the file that keeps them."""
 
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,13 @@ def write(path: Path, results: Results) -> None:
     path.write_bytes(b'{"machine":%s,"records":[\n%s\n]}\n' % (msgspec.json.encode(results.machine), lines))
 
 
-def join_results(earlier: Results, later: Results) -> Results:
+def join_results(earlier: Iterable[Record], later: Iterable[Record]) -> list[Record]:
     """Join two measurements. The later one wins where both have a workload in the same size."""
-    again = {(record.workload, record.size) for record in later.records}
-    kept = [record for record in earlier.records if (record.workload, record.size) not in again]
-    return Results(machine=later.machine, records=sorted(kept + later.records, key=lambda each: each.workload))
+    later = list(later)
+    again = {(record.workload, record.size) for record in later}
+    kept = [record for record in earlier if (record.workload, record.size) not in again]
+    order = list(WORKLOADS)
+    return sorted(kept + later, key=lambda each: (order.index(each.workload), each.size))
 
 
 def condense_result(result: dict[str, Any]) -> dict[str, Any]:

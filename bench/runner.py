@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import python_for
-from bench.plan import Size, Subject
+from bench.plan import Job, Subject
 from bench.records import Record, condense_result
 from tests.postgres_server import LocalServer, NamedServer, fresh_database
 
 ROOT = Path(__file__).parent.parent
+#: Not all environments have holdfast installed.
+_ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 
 class Runner:
@@ -25,15 +28,15 @@ class Runner:
         self._time_limit = time_limit
         self._server, self._own_server = server, server is None
 
-    def run_job(self, size: Size, subject: Subject, repeat: int) -> Record:
+    def run_job(self, job: Job, repeat: int) -> Record:
         """Measure once. A failure is recorded too."""
         record = Record(
-            workload=size.workload, system=subject.system, variant=subject.variant, numbers=size.numbers(),
+            workload=job.workload, system=job.subject.system, variant=job.subject.variant, numbers=job.numbers,
             repeat=repeat, took=0.0,
         )  # fmt: skip
         began = time.monotonic()
         try:
-            record.result = condense_result(self._measure(size, subject))
+            record.result = condense_result(self._measure(job))
         except subprocess.TimeoutExpired:
             record.failed = f"not done after {self._time_limit:.0f} s"
         except (RuntimeError, OSError) as exc:
@@ -50,16 +53,16 @@ class Runner:
         if self._own_server and isinstance(self._server, LocalServer):
             self._server.remove()
 
-    def _measure(self, size: Size, subject: Subject) -> dict[str, Any]:
-        with _folder() as folder, self._database(subject) as postgres:
-            job = {
-                "workload": size.workload, "variant": subject.variant, "folder": str(folder), "postgres": postgres,
-                **size.numbers(),
+    def _measure(self, job: Job) -> dict[str, Any]:
+        with _folder() as folder, self._database(job.subject) as postgres:
+            asked = {
+                "workload": job.workload, "variant": job.subject.variant, "folder": str(folder), "postgres": postgres,
+                **job.numbers,
             }  # fmt: skip
-            if size.workload != "w3":
-                return self._process(subject.system, job)
-            self._process(subject.system, {**job, "phase": "prepare"})
-            return self._process(subject.system, {**job, "phase": "recover"})
+            if job.workload != "w3":
+                return self._process(job.subject.system, asked)
+            self._process(job.subject.system, {**asked, "phase": "prepare"})
+            return self._process(job.subject.system, {**asked, "phase": "recover"})
 
     def _process(self, system: str, job: dict[str, Any]) -> dict[str, Any]:
         command = [str(python_for(system)), "-m", f"bench.systems.{system}", json.dumps(job)]
@@ -95,8 +98,8 @@ def _folder() -> Iterator[Path]:
 def _run_process(command: list[str], time_limit: float) -> "subprocess.CompletedProcess[str]":
     """Run a process to its end. On a timeout kill it with its children."""
     process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        command, cwd=ROOT, env=_ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
     )  # fmt: skip
     try:
         out, err = process.communicate(timeout=time_limit)

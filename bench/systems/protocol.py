@@ -35,6 +35,8 @@ class Job(TypedDict, total=False):
     bytes: int
     runs: int
     workers: int
+    turns: int
+    watchers: int
     seconds: float
     #: w3: "prepare" leaves interrupted runs behind, "recover" resumes them in a new process.
     phase: str

@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
-from bench.figures import Figure, figures, times
-from bench.plan import FULL, SHORT, Size, Subject, capped, limit_of, subjects
-from bench.records import condense_result, join_results, read, write
+from bench.figures import Figure, Figures, times
+from bench.measurement import estimate
+from bench.plan import WORKLOADS, Size, Subject, all_sizes, jobs, limit_of
+from bench.records import Record, condense_result, join_results, read, write
 from bench.targets import outcomes
 from tests.bench.sample_records import many_runs, one_run, record, results
 
 
-def the_figure(found: list[Figure], subject: Subject, measure: str) -> Figure:
+def the_figure(found: Figures, subject: Subject, measure: str) -> Figure:
     (figure,) = [each for each in found if each.subject == subject and each.measure.name == measure]
     return figure
 
@@ -20,7 +21,7 @@ OURS = Subject("holdfast", "sqlite")
 
 def test_a_ratio_is_taken_within_each_repeat_and_then_the_median() -> None:
     raw, ours = [1.0, 10.0, 2.0], [2.0, 11.0, 6.0]
-    found = figures(
+    found = Figures(
         [one_run("raw", "sqlite-1", seconds, repeat=at) for at, seconds in enumerate(raw)]
         + [one_run("holdfast", "sqlite", seconds, repeat=at) for at, seconds in enumerate(ours)]
     )
@@ -31,7 +32,7 @@ def test_a_ratio_is_taken_within_each_repeat_and_then_the_median() -> None:
 
 
 def test_a_repeat_whose_limit_failed_has_no_ratio() -> None:
-    found = figures(
+    found = Figures(
         [
             record("w1", "raw", "sqlite-1", 1000, failed="no room"),
             one_run("raw", "sqlite-1", 1.0, repeat=1),
@@ -43,7 +44,7 @@ def test_a_repeat_whose_limit_failed_has_no_ratio() -> None:
 
 
 def test_a_measure_that_a_program_lacks_is_left_out() -> None:
-    found = figures([record("w3", "restate", "server", 1000, find=1.0, last=9.0)])
+    found = Figures([record("w3", "restate", "server", 1000, find=1.0, last=9.0)])
     assert {figure.measure.name for figure in found} == {"find", "last"}
 
 
@@ -57,41 +58,77 @@ def test_a_step_of_two_commits_is_compared_with_two_raw_commits() -> None:
 
 
 def test_every_limit_is_measured_with_the_subjects_that_need_it() -> None:
-    for size in (*SHORT, *FULL):
-        asked = subjects(size.workload, peers=True)
+    for workload, size in all_sizes(peers=True):
+        asked = [job.subject for job in jobs(workload, size, peers=True)]
         for subject in asked:
-            limit = limit_of(size.workload, subject)
+            limit = limit_of(workload, subject)
             assert limit is None or limit in asked
 
 
+def test_make_bench_measures_our_own_systems_in_some_of_the_sizes() -> None:
+    short, whole = list(all_sizes(peers=False)), list(all_sizes(peers=True))
+    assert all(each in whole for each in short)
+    assert ("w8", 1_000_000) not in [(workload, size.number) for workload, size in short]
+    systems = {job.subject.system for workload, size in short for job in jobs(workload, size, peers=False)}
+    assert systems == {"raw", "holdfast", "pydantic_ai"}
+
+
 def test_a_quadratic_peer_is_not_measured_in_the_longest_run() -> None:
-    assert capped(Size("w1", 5000), Subject("langgraph", "sqlite"))
-    assert not capped(Size("w1", 1000), Subject("langgraph", "sqlite"))
-    assert not capped(Size("w1", 5000), Subject("langgraph", "sqlite-delta"))
+    longest = [str(job.subject) for job in jobs("w1", Size(5000), peers=True)]
+    assert "langgraph sqlite" not in longest
+    assert "langgraph sqlite-delta" in longest
+
+
+def test_a_peer_takes_fewer_steps_where_it_would_take_minutes() -> None:
+    many = WORKLOADS["w2"].sizes[-1]
+    steps = {str(job.subject): job.numbers["steps"] for job in jobs("w2", many, peers=True)}
+    assert steps["holdfast sqlite"] == steps["raw sqlite-group-1"] == 20
+    assert steps["dbos sqlite"] == 5
+
+
+def test_the_duration_is_estimated_from_earlier_jobs_and_long_jobs_are_made_once() -> None:
+    sizes = [("w2", Size(128, 3, {"steps": 20}))]
+    known = [many_runs("raw", variant, 1000.0) for variant in WORKLOADS["w2"].systems["raw"]]
+    known += [many_runs("holdfast", variant, 1000.0) for variant in WORKLOADS["w2"].systems["holdfast"]]
+    known[0].took = 60.0
+    seconds, asked, found = estimate(sizes, known, peers=False, repeats=None)
+    assert (asked, found) == (9, 9)
+    assert seconds == 60.0 + 8 * 3 * 1.0
+
+
+def judge(*records: Record) -> dict[str, tuple[float, bool | None]]:
+    """Return what was measured and whether it meets its target, of the targets that were measured."""
+    found = outcomes(Figures(records))
+    return {f"{each.words}: {each.what}": (each.measured, each.met) for each in found if each.measured is not None}
 
 
 def test_a_target_is_judged_by_the_limit_and_by_the_best_peer() -> None:
-    found = figures(
-        [
-            many_runs("raw", "sqlite-group-1", 1000),
-            many_runs("holdfast", "sqlite", 300),
-            many_runs("dbos", "sqlite", 10),
-            many_runs("restate", "server", 20),
-        ]
-    )
-    judged = [each for each in outcomes(found) if each.what == "holdfast sqlite at 128"]
-    assert [each.measured for each in judged] == [pytest.approx(0.3), pytest.approx(15)]
-    assert [each.met for each in judged] == [False, True]
-    assert all(each.met is None for each in outcomes(found) if each.what == "holdfast postgres at 128")
+    assert judge(
+        many_runs("raw", "sqlite-group-1", 1000),
+        many_runs("holdfast", "sqlite", 300),
+        many_runs("holdfast", "sqlite-once", 300),
+        many_runs("dbos", "sqlite", 10),
+        many_runs("restate", "server", 20),
+    ) == {
+        "many runs: 12 times the best peer: holdfast sqlite-once, 128": (pytest.approx(15), True),
+        "many runs: a third of raw group commit: holdfast sqlite, 128": (pytest.approx(0.3), False),
+    }
 
 
 def test_of_times_the_best_peer_is_the_one_that_takes_least() -> None:
-    found = figures(
-        [one_run("holdfast", "sqlite-once", 1.0), one_run("dbos", "sqlite", 9.0), one_run("restate", "server", 3.0)]
-    )
-    (judged,) = [each for each in outcomes(found) if each.target.against == "peer" and each.measured is not None]
-    assert judged.measured == pytest.approx(3.0)
-    assert judged.met is False
+    (judged,) = judge(
+        one_run("holdfast", "sqlite-once", 1.0), one_run("dbos", "sqlite", 9.0), one_run("restate", "server", 3.0)
+    ).values()
+    assert judged == (pytest.approx(3.0), False)
+
+
+def test_a_pydantic_ai_agent_is_compared_with_a_bare_one_after_its_commits_are_taken_off() -> None:
+    (judged,) = judge(
+        record("w5", "raw", "sqlite-2", 50, seconds=2.0),
+        record("w5", "pydantic_ai", "bare", 50, seconds=10.0),
+        record("w5", "pydantic_ai", "holdfast-sqlite", 50, seconds=14.0),
+    ).values()
+    assert judged == (pytest.approx(1.2), True)
 
 
 def test_a_fleet_that_does_not_grow_is_excused_only_by_full_processors() -> None:
@@ -101,7 +138,7 @@ def test_a_fleet_that_does_not_grow_is_excused_only_by_full_processors() -> None
             record("w7", "holdfast", "postgres", workers, runs=10, steps=20, seconds=took, machine_busy=busy)
             for workers, took in seconds.items()
         ]
-        return [each.met for each in outcomes(figures(records), targets=())]
+        return [met for _, met in judge(*records).values()]
 
     assert fleet(busy=0.5) == [True, False]
     assert fleet(busy=0.95) == [True, True]
@@ -126,11 +163,11 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_a_later_measurement_replaces_an_earlier_one() -> None:
     earlier = results(one_run("raw", "file", 1.0), one_run("raw", "file", 2.0, size=10), many_runs("raw", "file", 3.0))
     later = results(one_run("raw", "file", 4.0))
-    assert join_results(earlier, later).records == [earlier.records[1], later.records[0], earlier.records[2]]
+    assert join_results(earlier.records, later.records) == [earlier.records[1], later.records[0], earlier.records[2]]
 
 
 def test_multiples_are_taken_repeat_by_repeat() -> None:
-    found = figures(
+    found = Figures(
         [one_run("dbos", "sqlite", 8.0), one_run("dbos", "sqlite", 90.0, repeat=1), one_run("holdfast", "sqlite", 2.0)]
     )
     over, under = (the_figure(found, Subject(system, "sqlite"), "step") for system in ("dbos", "holdfast"))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench.report import BEGIN, END, put_into, tables
+from bench.report import BEGIN, END, details_page, front_page, put_into
 from tests.bench.sample_records import many_runs, one_run, record, results
 
 
@@ -12,7 +12,7 @@ def row_of(report: str, name: str) -> str:
 
 
 def test_a_row_has_median_spread_and_ratio() -> None:
-    report = tables(
+    report = details_page(
         results(
             *(one_run("raw", "sqlite-1", 0.5, repeat=at) for at in range(3)),
             *(one_run("holdfast", "sqlite", seconds, repeat=at) for at, seconds in enumerate((0.7, 0.6, 0.9))),
@@ -25,12 +25,12 @@ def test_a_failure_a_cap_and_a_caveat_are_shown() -> None:
     unfair = many_runs("restate", "server", 300)
     assert unfair.result is not None
     unfair.result["caveat"] = "It syncs four times."
-    report = tables(
+    report = details_page(
         results(
             many_runs("holdfast", "postgres", 3000),
             record("w2", "dbos", "postgres", 128, failed="PoolTimeout"),
             unfair,
-            one_run("langgraph", "sqlite", 30.0),
+            one_run("langgraph", "sqlite", 30.0, size=100),
             one_run("langgraph", "sqlite-delta", 30.0, size=5000),
         )
     )
@@ -38,7 +38,19 @@ def test_a_failure_a_cap_and_a_caveat_are_shown() -> None:
     assert "- dbos postgres at 128 runs failed: `PoolTimeout`" in report
     assert "- restate: It syncs four times." in report
     assert "| not measured |" in row_of(report, "langgraph sqlite")
-    assert "langgraph sqlite is measured up to 1,000 steps" in report
+    assert "langgraph sqlite is measured up to 100 steps" in report
+
+
+def test_the_first_table_has_a_row_for_each_system_and_leaves_blank_what_is_not_known() -> None:
+    page = front_page(
+        results(
+            one_run("holdfast", "sqlite-once", 0.9, disk=2),
+            many_runs("dbos", "postgres", 80.0),
+            record("w3", "dbos", "postgres", 200, first=1.5),
+        )
+    )
+    assert row_of(page, "**holdfast, SQLite**") == "| **holdfast, SQLite** | 0.9 ms |  | 2× |  |  |  |"
+    assert row_of(page, "DBOS, PostgreSQL") == "| DBOS, PostgreSQL |  |  |  | 80/s |  | 1.5 s |"
 
 
 def test_the_page_keeps_the_text_around_the_generated_part(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A turn costs the same in a long conversation as in a short one."""
 
-from bench.parts.conversation import AGENT, QUESTION, CountingStore
+from bench.systems.holdfast.conversation import AGENT, QUESTION, CountingStore
 
 from holdfast import App
 from holdfast.stores.memory import MemoryStore

@@ -23,7 +23,6 @@ CAVEATS = {
     "w2": "All runs are started at once, without a queue; its timeout for a connection is raised so that none fails.",
     "w3": "Its own recovery, which runs each workflow again from the start with the recorded results.",
     "w5": "pydantic-ai's own integration (DBOSDurability); the tool is a DBOS step, too.",
-    "w6": "The runs wait in memory, inside a step.",
 }
 
 
@@ -32,24 +31,12 @@ def one_run(job: Job) -> Result:
         before, began = footprint(job), time.perf_counter()
         plain_agent(job["steps"], job["bytes"])
         cost = footprint(job).since(before)
-    return of_one_run(job, began, cost, calls=1)
-
-
-async def three_calls(job: Job) -> Result:
-    with launched(job):
-        before, began = footprint(job), time.perf_counter()
-        await agent(job["steps"], job["bytes"], 3)
-        cost = footprint(job).since(before)
-    return of_one_run(job, began, cost, calls=3)
-
-
-def of_one_run(job: Job, began: float, cost: dict[str, int], calls: int) -> Result:
     (times,) = watch.times.values()
     times[0] = began
     return {
         "seconds": times[-1] - began,
         "step_seconds": watch.step_seconds(),
-        "transcript_bytes": (1 + calls) * job["bytes"] * job["steps"],
+        "transcript_bytes": 2 * job["bytes"] * job["steps"],
         **cost,
     }
 
@@ -114,31 +101,6 @@ def resume(job: Job) -> Result:
     return {"first": steps_done[0], "last": steps_done[-1]}
 
 
-async def waiting_runs(job: Job) -> Result:
-    """Measure the cost of runs that all wait in a tool."""
-    all_wait, over = asyncio.Event(), asyncio.Event()
-    waiting = itertools.count(1)
-
-    async def wait(number: int) -> None:
-        if next(waiting) == job["runs"]:
-            all_wait.set()
-        await over.wait()
-
-    watch.in_tool = wait
-    with launched(job):
-        memory = protocol.resident_bytes()
-        runs = asyncio.gather(*(agent(1, 1000) for _ in range(job["runs"])))
-        await all_wait.wait()
-        before, used = footprint(job), protocol.processor_seconds()
-        await asyncio.sleep(job["seconds"])
-        used, cost = protocol.processor_seconds() - used, footprint(job).since(before)
-        memory = protocol.resident_bytes() - memory
-        over.set()
-        await runs
-    share = used / job["seconds"]
-    return {"cpu_share": share, "memory_bytes": memory, "written_bytes": cost["written_bytes"]}
-
-
 async def pydantic_ai_agent(job: Job) -> Result:
     from bench.systems.dbos.pydantic_ai import one_run  # a second of imports that no other workload should pay for
 
@@ -151,9 +113,7 @@ if __name__ == "__main__":
             "w1": one_run,
             "w2": many_runs,
             "w3": interrupted,
-            "w4": three_calls,
             "w5": pydantic_ai_agent,
-            "w6": waiting_runs,
         },
         packages=["dbos", "sqlalchemy", "pydantic-ai-slim"],
         caveats=CAVEATS,

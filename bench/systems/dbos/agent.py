@@ -4,7 +4,6 @@ Its model and its tools are functions of the module, as DBOS wants them; what a 
 in them, it tells the `watch`.
 """
 
-import asyncio
 import itertools
 import time
 from collections import defaultdict
@@ -26,7 +25,6 @@ class Watch:
         self.times: dict[str | None, list[float]] = defaultdict(list)
         #: Awaited with the number of the message, before it is made.
         self.in_model: Callable[[int], Awaitable[None]] = nothing
-        self.in_tool: Callable[[int], Awaitable[None]] = nothing
 
     def stamp(self) -> None:
         self.times[DBOS.workflow_id].append(time.perf_counter())
@@ -68,15 +66,13 @@ async def model(number: int, size: int) -> str:
 
 @DBOS.step()
 async def tool(number: int, size: int) -> str:
-    await watch.in_tool(number)
     return text(number, size)
 
 
 @DBOS.workflow()
-async def agent(steps: int, size: int, calls: int = 1) -> None:
-    """Make `calls` tool calls a step, concurrently."""
+async def agent(steps: int, size: int) -> None:
     transcript = []
-    for number in range(0, (1 + calls) * steps, 1 + calls):
+    for number in range(0, 2 * steps, 2):
         transcript.append(await model(number, size))
-        transcript += await asyncio.gather(*(tool(number + 1 + call, size) for call in range(calls)))
-    await model((1 + calls) * steps, len("done"))
+        transcript.append(await tool(number + 1, size))
+    await model(2 * steps, len("done"))

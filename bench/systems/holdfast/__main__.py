@@ -1,10 +1,12 @@
 """holdfast, as an application uses it: `python -m bench.systems.holdfast JOB`."""
 
+from bench.systems.holdfast.conversation import conversation
 from bench.systems.holdfast.fleet import fleet
 from bench.systems.holdfast.idle import waiting_runs
 from bench.systems.holdfast.recovery import interrupted
-from bench.systems.holdfast.runs import many_runs, one_run, three_calls
-from bench.systems.holdfast.scale import kept_runs_in_store, queued_runs_in_store, waiting_runs_in_store
+from bench.systems.holdfast.runs import many_runs, one_run
+from bench.systems.holdfast.scale import filled_store
+from bench.systems.holdfast.watchers import watched_run
 from bench.systems.protocol import main
 
 if __name__ == "__main__":
@@ -13,12 +15,11 @@ if __name__ == "__main__":
             "w1": one_run,
             "w2": many_runs,
             "w3": interrupted,
-            "w4": three_calls,
+            "w4": conversation,
             "w6": waiting_runs,
             "w7": fleet,
-            "w8": waiting_runs_in_store,
-            "w9": queued_runs_in_store,
-            "w10": kept_runs_in_store,
+            "w8": filled_store,
+            "w9": watched_run,
         },
         packages=["holdfast", "apsw", "msgspec", "psycopg"],
     )

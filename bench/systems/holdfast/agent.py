@@ -30,7 +30,7 @@ async def answer() -> None:
 
 
 class Stamps:
-    """The model of one run: asks for tools in every step, records the time of each call, and answers after the last."""
+    """The model of one run: asks for a tool in each step, records the time of each call, and answers after the last."""
 
     def __init__(self, agent: "BenchAgent") -> None:
         self._agent = agent
@@ -38,26 +38,24 @@ class Stamps:
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         self.times.append(time.perf_counter())
-        calls, size = self._agent.calls, self._agent.bytes
         first = len(messages) - 1  # all but the prompt
-        if first // (1 + calls) >= self._agent.steps:
+        if first >= 2 * self._agent.steps:
             await self._agent.at_end()
             return Reply(text="done")
-        numbers = range(first + 1, first + 1 + calls)
-        asked = [ToolCall(id=str(number), name="look", arguments={"number": number}) for number in numbers]
-        return Reply(text=text(first, size), tool_calls=asked)
+        call = ToolCall(id=str(first), name="look", arguments={"number": first + 1})
+        return Reply(text=text(first, self._agent.bytes), tool_calls=[call])
 
     def step_seconds(self) -> list[float]:
         return [after - before for before, after in itertools.pairwise(self.times)]
 
 
 class BenchAgent:
-    """An agent of `steps` steps with `calls` tool calls each. `at_end` is called before the last reply."""
+    """An agent of `steps` steps. `at_end` is called before the last reply."""
 
     name = "bench"
 
-    def __init__(self, job: Job, *, calls: int = 1, at_end: Callable[[], Awaitable[None]] = answer) -> None:
-        self.steps, self.bytes, self.calls, self.at_end = job["steps"], job["bytes"], calls, at_end
+    def __init__(self, job: Job, *, at_end: Callable[[], Awaitable[None]] = answer) -> None:
+        self.steps, self.bytes, self.at_end = job["steps"], job["bytes"], at_end
         self.runs: list[Stamps] = []
         self._tool = Tool(self.look, name="look", effect="once" if job["variant"].endswith("-once") else "pure")
 

@@ -8,14 +8,14 @@ from bench.systems.holdfast.agent import BenchAgent, make_app
 from bench.systems.protocol import Job, Result, latencies
 
 
-async def one_run(job: Job, calls: int = 1) -> Result:
+async def one_run(job: Job) -> Result:
     """Measure a step from one model call to the next: by then all of it is in the store."""
     ends = list[Footprint]()
 
     async def at_end() -> None:
         ends.append(footprint(job))  # before the last reply, because a finished run is removed
 
-    agent = BenchAgent(job, calls=calls, at_end=at_end)
+    agent = BenchAgent(job, at_end=at_end)
     async with make_app(job, agent) as app:
         before, began = footprint(job), time.perf_counter()
         await app.run(agent, "go")
@@ -24,13 +24,9 @@ async def one_run(job: Job, calls: int = 1) -> Result:
     return {
         "seconds": stamps.times[-1] - began,
         "step_seconds": stamps.step_seconds(),
-        "transcript_bytes": (1 + calls) * job["bytes"] * job["steps"],
+        "transcript_bytes": 2 * job["bytes"] * job["steps"],
         **end.since(before),
     }
-
-
-async def three_calls(job: Job) -> Result:
-    return await one_run(job, calls=3)
 
 
 async def many_runs(job: Job) -> Result:

@@ -26,8 +26,6 @@ CAVEATS = {
     "commits, but a crash in a tool would ask the model again.",
     "w2": "One saver serves all runs and lets one of them write at a time.",
     "w3": "It has no recovery: our own SQL lists the threads, and every thread is taken for an interrupted one.",
-    "w4": "Each tool call is a task of its own (Send), so that each result is durable as it comes.",
-    "w6": "The runs wait in memory; `interrupt()` would wait for nothing, but then nothing of its own wakes them.",
 }
 
 #: Runs that our own recovery resumes at a time.
@@ -42,8 +40,8 @@ def question() -> dict[str, Any]:
     return {"messages": [HumanMessage("go")]}
 
 
-def one_run(job: Job, calls: int = 1) -> Result:
-    agent = Agent(job["steps"], job["bytes"], calls)
+def one_run(job: Job) -> Result:
+    agent = Agent(job["steps"], job["bytes"])
     with saver(job) as opened:
         graph = agent.graph(job, opened)
         before, began = footprint(job), time.perf_counter()
@@ -54,13 +52,9 @@ def one_run(job: Job, calls: int = 1) -> Result:
     return {
         "seconds": times[-1] - began,
         "step_seconds": agent.step_seconds(),
-        "transcript_bytes": (1 + calls) * job["bytes"] * job["steps"],
+        "transcript_bytes": 2 * job["bytes"] * job["steps"],
         **cost,
     }
-
-
-def three_calls(job: Job) -> Result:
-    return one_run(job, calls=3)
 
 
 @asynccontextmanager
@@ -80,11 +74,11 @@ async def run_all(graph: Any, job: Job) -> None:
 async def many_runs(job: Job) -> Result:
     agent = Agent(job["steps"], job["bytes"])
     async with compiled(job, agent) as graph:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), protocol.processor_seconds()
         await run_all(graph, job)
-        took = time.perf_counter() - began
+        took, used = time.perf_counter() - began, protocol.processor_seconds() - used
     latencies = protocol.latencies(agent.step_seconds())
-    return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "latencies": latencies}
+    return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "latencies": latencies, "cpu": used}
 
 
 async def interrupted(job: Job) -> Result:
@@ -135,33 +129,9 @@ async def resume(job: Job) -> Result:
     return {"first": steps_done[0], "last": steps_done[-1]}
 
 
-async def waiting_runs(job: Job) -> Result:
-    """Measure the cost of runs that all wait in a tool."""
-    all_wait, over = asyncio.Event(), asyncio.Event()
-    waiting = itertools.count(1)
-
-    async def wait() -> None:
-        if next(waiting) == job["runs"]:
-            all_wait.set()
-        await over.wait()
-
-    async with compiled(job, Agent(1, 1000, in_tool=wait)) as graph:
-        memory = protocol.resident_bytes()
-        runs = asyncio.create_task(run_all(graph, job))
-        await all_wait.wait()
-        before, used = footprint(job), protocol.processor_seconds()
-        await asyncio.sleep(job["seconds"])
-        used, cost = protocol.processor_seconds() - used, footprint(job).since(before)
-        memory = protocol.resident_bytes() - memory
-        over.set()
-        await runs
-    share = used / job["seconds"]
-    return {"cpu_share": share, "memory_bytes": memory, "written_bytes": cost["written_bytes"]}
-
-
 if __name__ == "__main__":
     protocol.main(
-        {"w1": one_run, "w2": many_runs, "w3": interrupted, "w4": three_calls, "w6": waiting_runs},
+        {"w1": one_run, "w2": many_runs, "w3": interrupted, "w10": many_runs},
         packages=["langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres"],
         caveats=CAVEATS,
     )

@@ -14,7 +14,6 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import _messages_delta_reducer, add_messages
-from langgraph.types import Send
 
 
 class Messages(TypedDict):
@@ -30,11 +29,10 @@ async def nothing() -> None:
 
 
 class Agent:
-    """Take the given number of steps and answer; each step asks for the given number of tool calls.
+    """Take the given number of steps with one tool call each, and answer.
 
     Args:
         steps: None to stop after the first whole step in this process.
-        in_tool: awaited by every tool.
         at_end: awaited before the answer.
     """
 
@@ -42,28 +40,23 @@ class Agent:
         self,
         steps: int | None,
         size: int,
-        calls: int = 1,
-        in_tool: Callable[[], Awaitable[None]] = nothing,
         at_end: Callable[[], Awaitable[None]] = nothing,
     ) -> None:
-        self._steps, self._size, self._calls = steps, size, calls
-        self._in_tool, self._at_end = in_tool, at_end
+        self._steps, self._size, self._at_end = steps, size, at_end
         #: When the model was called, by run.
         self.times: dict[str, list[float]] = defaultdict(list)
 
     def model(self, state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
         times = self.times[config["configurable"]["thread_id"]]
         times.append(time.perf_counter())
-        messages_per_step = 1 + self._calls
-        first = (len(state["messages"]) - 1) // messages_per_step * messages_per_step
-        if len(times) == 2 if self._steps is None else first >= self._steps * messages_per_step:
+        first = len(state["messages"]) - 1  # all but the prompt
+        if len(times) == 2 if self._steps is None else first >= 2 * self._steps:
             return {"messages": [AIMessage("done")]}
-        calls = [{"name": "look", "args": {"number": first + 1 + call}, "id": str(call)} for call in range(self._calls)]
-        return {"messages": [AIMessage(text(first, self._size), tool_calls=calls)]}
+        call = {"name": "look", "args": {"number": first + 1}, "id": str(first)}
+        return {"messages": [AIMessage(text(first, self._size), tool_calls=[call])]}
 
-    def tool(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Given the state, of which it takes the only call; or a call of several."""
-        call = given["messages"][-1].tool_calls[0] if "messages" in given else given
+    def tool(self, state: dict[str, Any]) -> dict[str, Any]:
+        (call,) = state["messages"][-1].tool_calls
         return {"messages": [ToolMessage(text(call["args"]["number"], self._size), tool_call_id=call["id"])]}
 
     async def async_model(self, state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
@@ -72,15 +65,11 @@ class Agent:
             await self._at_end()
         return reply
 
-    async def async_tool(self, given: dict[str, Any]) -> dict[str, Any]:
-        await self._in_tool()
-        return self.tool(given)
+    async def async_tool(self, state: dict[str, Any]) -> dict[str, Any]:
+        return self.tool(state)
 
-    def after_model(self, state: dict[str, Any]) -> Any:
-        calls = state["messages"][-1].tool_calls
-        if not calls:
-            return END
-        return "tool" if self._calls == 1 else [Send("tool", call) for call in calls]
+    def after_model(self, state: dict[str, Any]) -> str:
+        return "tool" if state["messages"][-1].tool_calls else END
 
     def graph(self, job: Job, saver: Any) -> Any:
         """With nodes of the saver's kind: asynchronous or not."""

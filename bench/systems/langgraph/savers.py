@@ -9,6 +9,7 @@ from typing import Any
 import aiosqlite
 from bench.systems.footprint import uses_postgres
 from bench.systems.protocol import Job
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -37,6 +38,16 @@ def saver(job: Job) -> Iterator[Any]:
 
 @asynccontextmanager
 async def async_saver(job: Job) -> AsyncIterator[Any]:
+    """Open LangGraph's own saver, in memory or on the disk, or holdfast's."""
+    if job["variant"] == "memory":
+        yield InMemorySaver()
+        return
+    if job["variant"].endswith("-holdfast"):
+        from holdfast.adapters.langgraph import HoldfastSaver  # no other workload should pay for it
+
+        async with HoldfastSaver.from_url(job["postgres"] or f"sqlite:{_database(job)}") as ours:
+            yield ours
+        return
     if uses_postgres(job):
         async with AsyncConnectionPool(job["postgres"] or "", min_size=4, max_size=16, kwargs=SETTINGS) as pool:
             postgres = AsyncPostgresSaver(pool)

@@ -16,18 +16,17 @@ from bench.systems.raw.log import Log, open_log
 from bench.systems.raw.row import Row
 
 
-def step(job: Job, run: int, number: int, results: int = 1) -> Iterator[list[Row]]:
-    """The rows of a step, by commit: all together, or the reply before the results."""
-    first = number * (1 + results)
-    rows = [Row(run, seq, text(seq, job["bytes"]).encode()) for seq in range(first, first + 1 + results)]
+def step(job: Job, run: int, number: int) -> Iterator[list[Row]]:
+    """The rows of a step, by commit: both together, or the reply before the result."""
+    rows = [Row(run, seq, text(seq, job["bytes"]).encode()) for seq in (2 * number, 2 * number + 1)]
     yield from [rows[:1], rows[1:]] if job["variant"].endswith("-2") else [rows]
 
 
-def one_run(job: Job, results: int = 1) -> Result:
+def one_run(job: Job) -> Result:
     log = open_log(job)
     before, times = footprint(job), [time.perf_counter()]
     for number in range(job["steps"]):
-        for rows in step(job, 0, number, results):
+        for rows in step(job, 0, number):
             log.append(rows)
         times.append(time.perf_counter())
     cost = footprint(job).since(before)
@@ -35,13 +34,9 @@ def one_run(job: Job, results: int = 1) -> Result:
     return {
         "seconds": times[-1] - times[0],
         "step_seconds": [after - earlier for earlier, after in itertools.pairwise(times)],
-        "transcript_bytes": (1 + results) * job["bytes"] * job["steps"],
+        "transcript_bytes": 2 * job["bytes"] * job["steps"],
         **cost,
     }
-
-
-def three_calls(job: Job) -> Result:
-    return one_run(job, results=3)
 
 
 async def many_runs(job: Job) -> Result:
@@ -93,4 +88,4 @@ def _resume(job: Job, log: Log, ends: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    main({"w1": one_run, "w2": many_runs, "w3": interrupted, "w4": three_calls}, packages=["apsw", "psycopg"])
+    main({"w1": one_run, "w2": many_runs, "w3": interrupted, "w5": one_run}, packages=["psycopg"])

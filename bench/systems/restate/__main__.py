@@ -17,29 +17,24 @@ CAVEATS = {
     "all": "A server beside the agent's process, with its default settings; a reply is safe before its tool is called.",
     "w3": "Server and agent died together, so the time has the server's start in it; left alone, the server would "
     "outlive its agents. It hands a run its journal when it calls it, so loading has no figure of its own.",
-    "w6": "The runs wait inside a `ctx.run`; at an awakeable or a durable timer they would be suspended in time.",
 }
 
 
-async def one_run(job: Job, calls: int = 1) -> Result:
+async def one_run(job: Job) -> Result:
     async with serving(job) as server:
         disk, written = protocol.disk_bytes(job["folder"]), protocol.written_bytes(server.pid)
         began = time.perf_counter()
-        await server.run(job["steps"], job["bytes"], calls)
+        await server.run(job["steps"], job["bytes"])
         disk, written = protocol.disk_bytes(job["folder"]) - disk, protocol.written_bytes(server.pid) - written
     (times,) = watch.times.values()
     times[0] = began
     return {
         "seconds": times[-1] - began,
         "step_seconds": watch.step_seconds(),
-        "transcript_bytes": (1 + calls) * job["bytes"] * job["steps"],
+        "transcript_bytes": 2 * job["bytes"] * job["steps"],
         "disk_bytes": disk,
         "written_bytes": written,
     }
-
-
-async def three_calls(job: Job) -> Result:
-    return await one_run(job, calls=3)
 
 
 async def run_all(server: Server, job: Job, steps: int) -> None:
@@ -107,35 +102,9 @@ async def resume(job: Job) -> Result:
     return {"first": steps_done[0], "last": steps_done[-1]}
 
 
-async def waiting_runs(job: Job) -> Result:
-    """Measure the cost of runs that all wait in a tool: this process and the server together."""
-    all_wait, over = asyncio.Event(), asyncio.Event()
-    waiting = itertools.count(1)
-
-    async def wait(number: int) -> None:
-        if next(waiting) == job["runs"]:
-            all_wait.set()
-        await over.wait()
-
-    watch.in_tool = wait
-    async with serving(job) as server:
-        both: tuple[int | str, ...] = ("self", server.pid)
-        memory = sum(map(protocol.resident_bytes, both))
-        runs = asyncio.create_task(run_all(server, job, 1))
-        await all_wait.wait()
-        used, written = sum(map(protocol.processor_seconds, both)), protocol.written_bytes(server.pid)
-        await asyncio.sleep(job["seconds"])
-        used = sum(map(protocol.processor_seconds, both)) - used
-        written = protocol.written_bytes(server.pid) - written
-        memory = sum(map(protocol.resident_bytes, both)) - memory
-        over.set()
-        await runs
-    return {"cpu_share": used / job["seconds"], "memory_bytes": memory, "written_bytes": written}
-
-
 if __name__ == "__main__":
     protocol.main(
-        {"w1": one_run, "w2": many_runs, "w3": interrupted, "w4": three_calls, "w6": waiting_runs},
+        {"w1": one_run, "w2": many_runs, "w3": interrupted},
         packages=["restate-sdk", "hypercorn"],
         caveats=CAVEATS,
     )

@@ -24,7 +24,6 @@ class Watch:
         self.times: dict[str, list[float]] = defaultdict(list)
         #: Awaited with the number of the message, before it is made.
         self.in_model: Callable[[int], Awaitable[None]] = nothing
-        self.in_tool: Callable[[int], Awaitable[None]] = nothing
 
     def step_seconds(self) -> list[float]:
         return [later - earlier for times in self.times.values() for earlier, later in itertools.pairwise(times)]
@@ -43,18 +42,15 @@ async def model(run: str, number: int, size: int) -> str:
 
 
 async def tool(number: int, size: int) -> str:
-    await watch.in_tool(number)
     return text(number, size)
 
 
 @service.handler()
 async def run(ctx: restate.Context, sizes: dict[str, int]) -> None:
-    """Take the steps of a run; the tool calls of a step run concurrently."""
-    name, size, calls = ctx.request().id, sizes["bytes"], sizes["calls"]
+    """Take the steps of a run."""
+    name, size = ctx.request().id, sizes["bytes"]
     transcript = []
-    for number in range(0, (1 + calls) * sizes["steps"], 1 + calls):
+    for number in range(0, 2 * sizes["steps"], 2):
         transcript.append(await ctx.run_typed("model", model, A_TEXT, name, number, size))
-        results = [ctx.run_typed("tool", tool, A_TEXT, number + 1 + call, size) for call in range(calls)]
-        await restate.gather(*results)
-        transcript += [await result for result in results]
-    await ctx.run_typed("model", model, A_TEXT, name, (1 + calls) * sizes["steps"], len("done"))
+        transcript.append(await ctx.run_typed("tool", tool, A_TEXT, number + 1, size))
+    await ctx.run_typed("model", model, A_TEXT, name, 2 * sizes["steps"], len("done"))

@@ -66,9 +66,9 @@ class Server:
     async def register(self, port: int) -> None:
         (await self._ask("deployments", {"uri": f"http://127.0.0.1:{port}"})).raise_for_status()
 
-    async def run(self, steps: int, size: int, calls: int = 1) -> None:
+    async def run(self, steps: int, size: int) -> None:
         """Have the agent run, and wait for its end."""
-        sizes = {"steps": steps, "bytes": size, "calls": calls}
+        sizes = {"steps": steps, "bytes": size}
         (await self._client.post("/agent/run", json=sizes)).raise_for_status()
 
     async def until_unfinished(self, runs: int) -> None:

@@ -1,4 +1,4 @@
-"""Measures the web page on the server, in processor time: `python -m bench.web_page`."""
+"""Measures the web page on the server, in processor time: `python -m bench.parts.web_page`."""
 
 import asyncio
 import statistics
