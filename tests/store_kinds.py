@@ -1,21 +1,14 @@
 """The table of stores for tests that run on each of them."""
 
-import asyncio
-import atexit
-import contextlib
-import functools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import psycopg
-from tests.postgres_server import fresh_database
+from tests.postgres_pool import open_empty_postgres
 
-from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_process import format_connection_name
 
 
@@ -71,28 +64,6 @@ def _open_sqlite(folder: Path) -> AbstractContextManager[str]:
 
 def _open_postgres(folder: Path) -> AbstractContextManager[str]:
     return open_empty_postgres()
-
-
-def open_empty_postgres() -> AbstractContextManager[str]:
-    """The URL of an empty store in a database of its own."""
-    return fresh_database(template=_make_postgres_template())
-
-
-@functools.cache
-def _make_postgres_template() -> str:
-    """A database in which a store has made its tables. To copy it takes less time than to make them again."""
-    databases = contextlib.ExitStack()
-    url = databases.enter_context(fresh_database())
-    atexit.register(databases.close)  # after the server was started, so that it runs before the server is removed
-    with ThreadPoolExecutor(1) as thread:  # this one may have an event loop
-        thread.submit(asyncio.run, _open_and_close(url)).result()
-    return urlsplit(url).path.removeprefix("/")
-
-
-async def _open_and_close(url: str) -> None:
-    store = PostgresStore(url)
-    await store.open()
-    await store.close()
 
 
 #: A new store of holdfast needs one line here.

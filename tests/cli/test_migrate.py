@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.cli.shell import Shell
-from tests.store_kinds import open_empty_postgres
+from tests.postgres_pool import open_new_postgres
 from tests.stores.postgres_fixture import restore
 from tests.stores.sqlite_fixture import FOLDER
 
@@ -37,7 +37,7 @@ async def test_a_check_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_postgresql_of_an_earlier_version_in_a_schema_of_the_url() -> None:
-    with open_empty_postgres() as url:
+    with open_new_postgres() as url:
         with psycopg.connect(url) as connection:
             connection.execute("drop schema holdfast cascade")
         restore(url, 1)

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from tests.cli.shell import Shell, kill, line_with
-from tests.store_kinds import open_empty_postgres
+from tests.postgres_pool import open_empty_postgres
 
 
 def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import psycopg
 import pytest
-from tests.store_kinds import open_empty_postgres
+from tests.postgres_pool import open_new_postgres
 from tests.stores.postgres_support import fail_after_timeout, open_store, wait_until
 
 from holdfast.checkpoint.errors import RunDamaged, StoreError, StoreFull, StorePermissionError, StoreUnavailable
@@ -33,7 +33,7 @@ SURPLUS = pack_segment(make_entries(3, b"two")).checksum
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with open_empty_postgres() as url:
+    with open_new_postgres() as url:
         yield url
 
 

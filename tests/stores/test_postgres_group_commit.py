@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import psycopg
 import pytest
-from tests.store_kinds import open_empty_postgres
+from tests.postgres_pool import open_empty_postgres
 from tests.stores.postgres_support import fail_after_timeout, open_store
 
 from holdfast.checkpoint.claim import Claim

@@ -9,7 +9,7 @@ from typing import LiteralString
 
 import psycopg
 import pytest
-from tests.store_kinds import open_empty_postgres
+from tests.postgres_pool import open_empty_postgres
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, wait_until
 
 from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, this_process

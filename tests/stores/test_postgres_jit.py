@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from tests.postgres_pool import open_new_postgres
 from tests.postgres_server import LocalServer, shared_server
-from tests.store_kinds import open_empty_postgres
 from tests.stores.postgres_support import open_store
 
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
@@ -31,7 +31,7 @@ where pronamespace = 'holdfast'::regnamespace and proconfig::text like '%enable_
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with open_empty_postgres() as url:
+    with open_new_postgres() as url:
         yield url
 
 

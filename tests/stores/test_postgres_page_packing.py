@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import psycopg
 import pytest
-from tests.store_kinds import open_empty_postgres
+from tests.postgres_pool import open_new_postgres
 from tests.stores.postgres_support import open_store, wait_until
 
 from holdfast.checkpoint.errors import RunDamaged
@@ -23,7 +23,7 @@ from holdfast.testing.store_suite.store_under_test import (
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with open_empty_postgres() as url:
+    with open_new_postgres() as url:
         yield url
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from tests.store_kinds import open_empty_postgres
+from tests.postgres_pool import open_new_postgres
 
 #: Three thousand of each, and three that are due. No process analyzes the tables so soon.
 FILL = """
@@ -29,7 +29,7 @@ READ = (
 
 @pytest.fixture(scope="module")
 def connection() -> Iterator[psycopg.Connection]:
-    with open_empty_postgres() as url, psycopg.connect(url) as connection:
+    with open_new_postgres() as url, psycopg.connect(url) as connection:
         connection.execute(FILL.encode())
         connection.commit()
         yield connection
