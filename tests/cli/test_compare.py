@@ -1,11 +1,15 @@
 """`holdfast compare`: live, stopped, killed, resumed, applied."""
 
+import asyncio
 import json
 import signal
 import subprocess
 from pathlib import Path
 
 from tests.cli.shell import COMMAND, Shell, kill, line_with, until
+
+from holdfast.cli.stores import open_store
+from holdfast.runtime.picks import record_pick
 
 TWO = ["--agent", "rivals:quick", "--agent", "rivals:slow"]
 
@@ -46,7 +50,16 @@ def test_a_comparison_prints_answers_and_figures(shell: Shell) -> None:
     assert "== rivals:quick\nquick says hello\n" in output
     row = next(line for line in output.splitlines() if line.startswith("rivals:slow"))
     assert row.split() == ["rivals:slow", "completed", *row.split()[2:4], "10", "2", "0", "$0.5000", "0", "0"]
-    assert shell.states() == {}
+    [(run_id, status)] = shell.states().items()
+    assert status == "done", "the answers stay readable"
+    asyncio.run(pick(shell, run_id, "rivals:quick"))
+    assert "picked   rivals:quick by ann, " in shell.ok("show", run_id)
+    assert shell.json("show", run_id)["pick"]["result"] == "rivals:quick"
+
+
+async def pick(shell: Shell, run_id: str, result: str) -> None:
+    async with open_store(f"sqlite:{shell.folder / 'runs.db'}") as store:
+        await record_pick(store, await store.get_record(run_id), result, by="ann")
 
 
 def test_a_failed_model_is_told_and_the_command_fails(shell: Shell) -> None:
@@ -133,7 +146,7 @@ def test_a_recipe_is_resumed_or_discarded_with_all_its_tasks(shell: Shell) -> No
     assert shell.states() != {}
     shell.ok("compare", "Something else.", *TWO, "--name", "greetings", "--fresh")
     assert not list(shell.folder.glob(".holdfast/compare/*.checkpoint.json"))
-    assert shell.states() == {}
+    assert set(shell.states().values()) == {"done"}, "only the answers of finished comparisons are left"
 
 
 def test_a_resume_finds_the_store_and_the_prompt_from_stdin(shell: Shell) -> None:

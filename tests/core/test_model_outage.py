@@ -227,7 +227,8 @@ async def test_a_retry_is_in_the_store_while_the_run_pauses() -> None:
     run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await clock.advance(timedelta(0))
     [record] = await host.list_records()
-    assert read_annotations(record)["retry"] == {"count": 1, "error": "Busy: full"}
+    due = (clock.now() + SECOND).timestamp()
+    assert read_annotations(record)["retry"] == {"count": 1, "error": "Busy: full", "next_at": due}
     await clock.advance(SECOND)
     await run
 

@@ -13,7 +13,8 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, Phase, Reply, System, Usage, User, tool
-from holdfast.checkpoint.errors import StoreClosed
+from holdfast.checkpoint.errors import RunNotFound, StoreClosed
+from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError, InvalidRunId, ModelUnavailable
 from holdfast.core.retry import Retry
 from holdfast.fanout import (
@@ -25,7 +26,10 @@ from holdfast.fanout import (
     SharedStore,
     Variant,
     load,
+    load_finished,
 )
+from holdfast.fanout.storage import AGENT_NAME
+from holdfast.runtime.picks import record_pick
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 
@@ -57,10 +61,12 @@ def fanout(at: Path, models: Any, prompt: str = "why?", **options: Any) -> Fanou
 
 
 async def runs_left(folder: Path) -> list[str]:
+    """All runs but finished fan-outs."""
     store = SqliteStore(folder / "runs.db")
     await store.open()
     try:
-        return [record.run_id async for record in store.list_runs()]
+        records = [record async for record in store.list_runs()]
+        return [each.run_id for each in records if (each.agent_name, each.status) != (AGENT_NAME, RunStatus.DONE)]
     finally:
         await store.close()
 
@@ -79,6 +85,45 @@ async def test_responses_come_in_the_order_of_the_models_and_one_failure_holds_n
     assert kept == [responses]
     assert load(tmp_path / "checkpoint.json") is None
     assert await runs_left(tmp_path) == []
+
+
+async def test_a_finished_fanout_stays_readable_with_what_a_person_picked(tmp_path: Path) -> None:
+    models = {"first": ScriptedModel("yes"), "second": ScriptedModel("no"), "broken": ScriptedModel(ValueError("?"))}
+    store = SharedStore(SqliteStore(tmp_path / "runs.db"))
+    async with contextlib.AsyncExitStack() as stack:
+        await store.open()
+        stack.push_async_callback(store.close)
+        fan = Fanout("why?", models, store=store, settings=NO_SIGNALS)
+        responses = await fan.run()
+        assert fan.finished_id is not None
+        finished = await load_finished(store, fan.finished_id)
+        assert (finished.prompt, finished.responses, finished.picked) == ("why?", tuple(responses), None)
+        record = await store.get_record(fan.finished_id)
+        assert (record.status, record.expires_at is not None) == (RunStatus.DONE, True)
+        for result in ("first", "second"):
+            await record_pick(store, record, result, by="ann")
+        finished = await load_finished(store, fan.finished_id)
+        assert finished.pick is not None
+        assert (finished.pick.result, finished.pick.by, finished.picked) == ("second", "ann", responses[1])
+        await record_pick(store, record, "", by="bob")
+        assert (await load_finished(store, fan.finished_id)).pick is None
+        # The same fan-out again asks the models again, and has a record of its own.
+        again = Fanout("why?", models, store=store, settings=replace(NO_SIGNALS, retention=timedelta(days=1)))
+        assert texts(await again.run()) == texts(responses)
+        assert again.finished_id not in (None, fan.finished_id)
+
+
+async def test_with_a_retention_of_zero_nothing_is_left(tmp_path: Path) -> None:
+    fan = fanout(tmp_path, {"a": ScriptedModel("x")}, retention=timedelta(0))
+    await fan.run()
+    assert fan.finished_id is None
+    async with contextlib.AsyncExitStack() as stack:
+        store = SqliteStore(tmp_path / "runs.db")
+        await store.open()
+        stack.push_async_callback(store.close)
+        assert [record async for record in store.list_runs()] == []
+        with pytest.raises(RunNotFound):
+            await load_finished(store, "fanout-1")
 
 
 async def test_variants_are_lenses_on_every_model(tmp_path: Path) -> None:

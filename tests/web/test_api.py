@@ -54,6 +54,16 @@ async def test_a_run_is_submitted_read_and_listed(ann: httpx.AsyncClient) -> Non
     assert [run["run_id"] for run in listed["runs"]] == ["api-1"]
 
 
+async def test_a_person_picks_one_of_several_results(ann: httpx.AsyncClient) -> None:
+    for run_id in ("pick-a", "pick-b"):
+        await submit(ann, run_id, "note")
+    assert (await ann.get("/runs/pick-a/pick")).json() == {"pick": None}
+    check_problem(await ann.post("/runs/pick-a/pick", json={"result": "missing"}), 404, "RunNotFound")
+    picked = (await ann.post("/runs/pick-a/pick", json={"result": "pick-b"})).json()["pick"]
+    assert (picked["run_id"], picked["result"], picked["by"]) == ("pick-a", "pick-b", "ann")
+    assert (await ann.get("/runs/pick-a/pick")).json() == {"pick": picked}
+
+
 async def test_a_run_without_a_key_gets_an_id(ann: httpx.AsyncClient) -> None:
     response = await ann.post("/runs", json={"agent": "clerk", "input": "note"})
     assert (await fetch_result(ann, response.json()["run_id"])).json()["output"] == "did | note"

@@ -40,6 +40,8 @@ ON_A_RUN = [
     Request("POST", "/runs/{run_id}/cancel", "control"),
     Request("POST", "/runs/{run_id}/resume", "control"),
     Request("POST", "/runs/{run_id}/fork", "start", {"at_step": 99}),
+    Request("GET", "/runs/{run_id}/pick", "read"),
+    Request("POST", "/runs/{run_id}/pick", "answer", {"result": ""}),
 ]
 #: All operations on one conversation. Another user's key is taken; their requests get 404.
 ON_A_CONVERSATION = [

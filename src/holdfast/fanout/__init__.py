@@ -11,6 +11,7 @@ from holdfast.fanout.errors import (
     WorkspaceChanged,
 )
 from holdfast.fanout.fanout import Fanout
+from holdfast.fanout.finished import FinishedFanout, load_finished
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.saver import IncrementalSaver, PendingFlush
 from holdfast.fanout.snapshot import ModelResponse, PartialResponse, ProposedWrite, Snapshot
@@ -25,6 +26,7 @@ __all__ = [
     "FanoutError",
     "FanoutMismatch",
     "FanoutSettings",
+    "FinishedFanout",
     "IncrementalSaver",
     "ModelResponse",
     "Overlay",
@@ -40,5 +42,6 @@ __all__ = [
     "build",
     "clear",
     "load",
+    "load_finished",
     "save",
 ]

@@ -173,6 +173,8 @@ class FanoutSettings:
     #: Log each step of each model at INFO level, with the logger `holdfast.fanout`. Stored in the checkpoint: a
     #: resumed fan-out is verbose if either of them is.
     verbose: bool = False
+    #: How long the responses of a finished fan-out stay readable in the store. Zero: they are not kept.
+    retention: timedelta = timedelta(days=7)
     #: Time that the models get to finish their step when the fan-out is stopped.
     shutdown_timeout: timedelta = timedelta(seconds=30)
     #: Stop on SIGINT and SIGTERM, unless the process has handlers for them.
@@ -188,6 +190,7 @@ class FanoutSettings:
         if self.bounds is not None:
             check_type("bounds", self.bounds, Bounds)
         check_text("fanout_id", self.fanout_id)
+        check_duration("retention", self.retention)
         check_duration("shutdown_timeout", self.shutdown_timeout)
         for name in ("retry_failed", "verbose", "handle_signals"):
             check_flag(name, getattr(self, name))

@@ -18,6 +18,7 @@ from holdfast.core.tool import Tool
 from holdfast.fanout.cells import Cell, CellSettings, FanoutSettings, ModelSpecs, Variant, build_cells, make_cell_run_id
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.errors import FanoutError, FanoutMismatch
+from holdfast.fanout.finished import keep_finished
 from holdfast.fanout.overlay import Overlay, make_file_tools
 from holdfast.fanout.progress import ProgressRecorder
 from holdfast.fanout.runner import CellRunner
@@ -89,6 +90,9 @@ class Fanout:
         if fanout_id := self._settings.fanout_id:
             for cell in self._cells:
                 check_run_id(cell.run_id(fanout_id))
+        #: Once `run` has returned and every model has finished: the run of the store that keeps the responses.
+        #: `load_finished` reads them.
+        self.finished_id: str | None = None
         #: The open App.
         self._app: App | None = None
         self._stopped = False
@@ -118,7 +122,7 @@ class Fanout:
             FanoutBusy: another process executes this fan-out.
             StoreError: the store failed.
         """
-        self._stopped = False
+        self._stopped, self.finished_id = False, None
         await self._store.open()
         try:
             location = self._make_location()
@@ -199,9 +203,18 @@ class Fanout:
             await shielded(saver.aclose())
 
     async def _complete(self, responses: Sequence[ModelResponse], saver: IncrementalSaver) -> None:
-        """Report the responses, then remove the runs and the checkpoint."""
+        """Report and keep the responses, then remove the runs and the checkpoint."""
         if self._on_complete is not None:
             await asyncio.to_thread(self._on_complete, responses)
+        if self._settings.retention:
+            checkpoint = FanoutCheckpoint(
+                fanout_id=saver.fanout_id,
+                prompt=self._prompt,
+                timestamp=saver.timestamp,
+                adapter_ids=self.adapter_ids,
+                snapshots=saver.snapshots,
+            )
+            self.finished_id = await keep_finished(self._store, checkpoint, self._settings.retention)
         for cell in self._cells:
             await self._store.remove(cell.run_id(saver.fanout_id))
         await saver.clear()

@@ -79,7 +79,9 @@ class IncrementalSaver:
         self.fanout_id: str = fanout_id or new_run_id()
         self._location, self._owns_location = _resolve_location(location, self.fanout_id)
         self.verbose = verbose
-        self._prompt, self._timestamp = prompt, timestamp or datetime.now(UTC)
+        self._prompt = prompt
+        #: When the fan-out started.
+        self.timestamp: datetime = timestamp or datetime.now(UTC)
         self._keep_finished = keep_finished
         self._newest: dict[str, Snapshot] = {}
         self._changed: set[str] = set()
@@ -214,7 +216,7 @@ class IncrementalSaver:
             version=VERSION,
             fanout_id=self.fanout_id,
             prompt=self._prompt,
-            timestamp=self._timestamp,
+            timestamp=self.timestamp,
             adapter_ids=self._adapter_ids,
             verbose=self.verbose,
             responses=[self._encoded.get(each) or _encode_not_started(each) for each in self._adapter_ids],

@@ -149,7 +149,7 @@ class CheckpointRun:
         meta = RunMeta(run_id=self._run_id, agent_name=AGENT_NAME)
         bodies = [
             (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
-            (EntryKind.PHASE, encode(_CheckpointPhase(output=msgspec.Raw(data)))),
+            (EntryKind.PHASE, encode_phase(data)),
         ]
         entries = [Entry(seq=self._next_seq + at, kind=kind, body=body) for at, (kind, body) in enumerate(bodies)]
         progress = encode(Progress())
@@ -198,6 +198,11 @@ class _CheckpointPhase(msgspec.Struct, kw_only=True):
     name: str = "fan-out"
     output: msgspec.Raw
     iteration: int = 0
+
+
+def encode_phase(data: bytes) -> bytes:
+    """Return the body of the entry that holds an encoded checkpoint."""
+    return encode(_CheckpointPhase(output=msgspec.Raw(data)))
 
 
 def read_stored_checkpoint(stored: StoredRun) -> FanoutCheckpoint:

@@ -9,6 +9,7 @@ from holdfast.core.message import Usage
 from holdfast.core.turn import TurnStatus
 from holdfast.core.waiting import Answer, Approve, Deny, Value, WaitingCall
 from holdfast.runtime.conversations.conversation import When
+from holdfast.runtime.picks import Pick
 
 #: The media type of errors (RFC 9457).
 PROBLEM_JSON = "application/problem+json"
@@ -103,6 +104,20 @@ class ForkRequest(_Body, frozen=True, kw_only=True):
     results: dict[str, Any] | None = None
     #: The id of the new run. A random one, if it is not given.
     run_id: str | None = None
+
+
+class PickRequest(_Body, frozen=True, kw_only=True):
+    """Which of several results a person has chosen."""
+
+    #: The id of a model, if the run is a fan-out, else the id of a run. Empty: none.
+    result: str
+
+
+class PickResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person has chosen among the results of a fan-out, of a run and its forks, or of the children of a run."""
+
+    #: The newest choice.
+    pick: Pick | None
 
 
 class TurnRequest(_Body, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ def paths(server: UIServer) -> list[str]:
         "/runs/axe-read?q=page",
         "/runs/axe-read/fork/1",
         "/runs/axe-doubt",
-        "/runs/axe-fanout/compare?pick=fake:one",
+        "/runs/axe-fanout/compare?base=fake:one",
         "/runs/none",
     ]
 

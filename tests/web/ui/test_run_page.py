@@ -168,15 +168,19 @@ def test_the_answers_of_a_fan_out_are_compared_and_one_is_picked(server: UIServe
     two = plain_page.get_by_role("region", name="fake:two")
     expect(two).to_contain_text("<b>I</b> print two.")
     expect(plain_page.get_by_role("region", name="fake:three").locator(".status")).to_have_text("interrupted")
-    two.get_by_role("link", name="Pick").click()
-    expect(two).to_contain_text("Picked")
+    two.get_by_role("button", name="Pick").click()
+    expect(two).to_contain_text("Picked by local")
     columns = plain_page.get_by_role("region", name="app.py").locator(".result")
     expect(columns.nth(0).locator(".removed")).to_have_text("-print(2)")
     expect(columns.nth(0).locator(".added")).to_have_text("+print(1)")
     expect(columns.nth(1).locator(".added, .removed")).to_have_count(0)
     expect(columns.nth(2)).to_contain_text("not changed")
     expect(plain_page.get_by_role("region", name="old.py").locator(".result").first).to_contain_text("deleted")
-    response = plain_page.goto(f"{server.url}/runs/fanout-1/compare?pick=nobody")
+    two.get_by_role("button", name="Undo").click()
+    expect(plain_page.locator(".card.result.picked")).to_have_count(0)
+    plain_page.get_by_role("region", name="fake:one").get_by_role("link", name="Differences to it").click()
+    expect(columns.nth(1).locator(".removed")).to_have_text("-print(1)")
+    response = plain_page.goto(f"{server.url}/runs/fanout-1/compare?base=nobody")
     assert response is not None
     assert response.status == 422
 
@@ -191,6 +195,10 @@ def test_a_run_is_compared_with_its_forks(server: UIServer, page: Page) -> None:
         page.get_by_role("link", name="Compare").click()
         expect(page.locator(".card.result .answer-text")).to_have_text(["Hello.", "Hello again."])
         expect(page.locator(".card.result h2")).to_have_text(["hello", fork])
+    page.get_by_role("region", name=fork).get_by_role("button", name="Pick").click()
+    expect(page.get_by_role("region", name=fork)).to_contain_text("Picked by local")
+    page.goto(f"{server.url}/runs/hello/compare")
+    expect(page.get_by_role("region", name=fork)).to_contain_text("Picked by local")
 
 
 def test_a_run_that_is_not_there_is_a_page_of_its_own(server: UIServer, page: Page) -> None:

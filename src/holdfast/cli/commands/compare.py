@@ -221,6 +221,8 @@ async def _run_task(
             responses = await fanout.run(resume=resume)
         finally:
             await handler.close()
+    if fanout.finished_id is not None:
+        print_diagnostic(f"to see the answers side by side, and pick one: holdfast ui, run {fanout.finished_id}")
     return await comparison.evaluate(task, responses), handler.stopped
 
 

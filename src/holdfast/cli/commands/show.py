@@ -17,6 +17,7 @@ from holdfast.cli.stores import open_store
 from holdfast.cli.transcript import TranscriptPrinter, format_call, format_time
 from holdfast.cli.waiting import PrintedCall, format_command
 from holdfast.runtime.attempts import Attempt, read_attempts
+from holdfast.runtime.picks import Pick, read_pick
 from holdfast.runtime.reading import RunSummary, describe_run, summarize_run
 from holdfast.runtime.transcript import Call, Transcript, TranscriptItem, read_record_waits
 
@@ -37,17 +38,18 @@ def show(
 
     No agent's code is needed. With --app it also shows the effects of the tools.
     """
-    stored, children = asyncio.run(_load(store, run))
+    stored, children, pick = asyncio.run(_load(store, run))
     transcript = Transcript(get_tool_effects(load_agents(app).get(stored.record.agent_name)))
     items = transcript.read(stored.entries)
     transcript.close(stored.record)
     summary = summarize_run(stored.record)
     waits = [PrintedCall.make(call, store) for call in read_record_waits(stored.record)]
     if as_json:
-        print_json({"run": describe_run(stored), **_describe_parts(items, transcript, children), "waits": waits})
+        parts = _describe_parts(items, transcript, children)
+        print_json({"run": describe_run(stored), **parts, "waits": waits, "pick": pick})
         return
     output = Output()
-    _print_summary(output, summary)
+    _print_summary(output, summary, pick)
     _print_attempts(output, read_attempts(stored.record))
     printer = TranscriptPrinter(output, full=full)
     for item in items:
@@ -61,11 +63,11 @@ def show(
         print_diagnostic(f"answer with: {_format_answer_command(run, waiting, store)}")
 
 
-async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary]]:
+async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary], Pick | None]:
     async with open_store(store_url) as store:
         stored = await store.load(run_id)
         children = [summarize_run(record) async for record in store.list_runs(RunFilter(parent_run_id=run_id))]
-        return stored, children
+        return stored, children, await read_pick(store, run_id)
 
 
 def _describe_parts(items: list[TranscriptItem], transcript: Transcript, children: list[RunSummary]) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def _describe_parts(items: list[TranscriptItem], transcript: Transcript, childre
     }
 
 
-def _print_summary(output: Output, run: RunSummary) -> None:
+def _print_summary(output: Output, run: RunSummary, pick: Pick | None) -> None:
     now = utc_now()
     expires = f"{format_time(run.expires_at)}, in {formatting.duration(run.expires_at - now)}" if run.expires_at else ""
     tokens, cost = formatting.number(run.usage.total_tokens), formatting.cost(run.usage.cost_usd)
@@ -114,6 +116,7 @@ def _print_summary(output: Output, run: RunSummary) -> None:
         ("strikes", str(run.strikes) if run.strikes else ""),
         ("retries", _format_retries(run, now)),
         ("cancel", "requested" if run.cancel_requested else ""),
+        ("picked", f"{pick.result} by {pick.by}, {format_time(pick.at)}" if pick else ""),
     ]
     for name, value in rows:
         if value:

@@ -7,7 +7,11 @@ from typing import Any
 from starlette.responses import Response
 
 from holdfast.checkpoint.errors import RunConflict, RunExists
+from holdfast.core.errors import DefinitionError
 from holdfast.core.events import Event
+from holdfast.fanout.storage import AGENT_NAME as FANOUT_AGENT
+from holdfast.fanout.storage import read_stored_checkpoint
+from holdfast.runtime.picks import read_pick, record_pick
 from holdfast.runtime.reading import RunDetails, RunList, summarize_run
 from holdfast.web.api.operation import Context, Operation, Parameter
 from holdfast.web.api.parameters import (
@@ -27,6 +31,8 @@ from holdfast.web.wire import (
     ForkRequest,
     MailReference,
     MessageRequest,
+    PickRequest,
+    PickResponse,
     RunReference,
     RunRequest,
     RunResult,
@@ -165,6 +171,24 @@ async def fork_run(context: Context) -> RunReference:
     return RunReference(run_id=new_id)
 
 
+async def get_pick(context: Context) -> PickResponse:
+    await context.find_run()
+    return PickResponse(pick=await read_pick(context.store, context.run_id))
+
+
+async def pick_result(context: Context) -> PickResponse:
+    record = await context.find_run()
+    body: PickRequest = context.body
+    if record.agent_name == FANOUT_AGENT:
+        known = read_stored_checkpoint(await context.store.load(record.run_id)).adapter_ids
+        if body.result and body.result not in known:
+            raise DefinitionError(f"{body.result!r:.80} is not a model of this fan-out: it has {', '.join(known)}")
+    elif body.result:
+        await context.find_visible(body.result)
+    await record_pick(context.store, record, body.result, by=context.principal.caller_id)
+    return await get_pick(context)
+
+
 async def complete_call(context: Context) -> None:
     await context.app.complete_call(context.request.path_params["token"], context.body)
 
@@ -289,6 +313,23 @@ RUN_OPERATIONS = (
         request=ForkRequest,
         response=RunReference,
         status=202,
+    ),
+    Operation(
+        method="GET",
+        path="/runs/{run_id}/pick",
+        handler=get_pick,
+        scope="read",
+        summary="Which result of a fan-out, of a run and its forks, or of its child runs a person has picked.",
+        response=PickResponse,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/pick",
+        handler=pick_result,
+        scope="answer",
+        summary="Pick one of several results.",
+        request=PickRequest,
+        response=PickResponse,
     ),
     Operation(
         method="POST",

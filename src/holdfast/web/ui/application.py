@@ -76,6 +76,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("POST", "/runs/{run_id}/unpark", actions.unpark, "control"),
     ("POST", "/runs/{run_id}/resume", actions.resume, "control"),
     ("GET", "/runs/{run_id}/compare", compare.show_comparison, "read"),
+    ("POST", "/runs/{run_id}/pick", compare.pick, "answer"),
     ("GET", "/runs/{run_id}/fork/{step:int}", fork.show_fork, "start"),
     ("POST", "/runs/{run_id}/fork", fork.fork, "start"),
     ("POST", "/runs/{run_id}/send", actions.send, "send"),

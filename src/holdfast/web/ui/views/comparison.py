@@ -13,6 +13,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.fanout.cells import make_cell_run_id
 from holdfast.fanout.snapshot import Snapshot
 from holdfast.fanout.storage import AGENT_NAME, read_stored_checkpoint
+from holdfast.runtime.picks import Pick, read_pick
 from holdfast.web.auth import Principal
 from holdfast.web.ui.views.formatting import format_value
 
@@ -49,7 +50,7 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
     """A file as one result has it."""
 
     name: str
-    #: Such as "same as the picked one"; empty if there are lines.
+    #: Such as "the same"; empty if there are lines.
     note: str = ""
     lines: Sequence[Line] = ()
 
@@ -57,17 +58,21 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Several answers to one prompt."""
 
+    #: The run whose results these are: the fan-out, the run that was forked, or the parent.
+    root: RunRecord
     prompt: str
     columns: Sequence[Column]
+    #: What a person has picked.
+    pick: Pick | None = None
 
     def find(self, name: str) -> Column | None:
         """Return the column of this name."""
         return next((column for column in self.columns if column.name == name), None)
 
-    def list_files(self, picked: Column | None) -> dict[str, list[FileView]]:
-        """Return by path what each result proposes: whole, or as a difference to the picked one."""
+    def list_files(self, base: Column | None) -> dict[str, list[FileView]]:
+        """Return by path what each result proposes: whole, or as a difference to `base`."""
         paths = sorted({path for column in self.columns for path in column.files})
-        return {path: [_view_file(column, path, picked) for column in self.columns] for path in paths}
+        return {path: [_view_file(column, path, base) for column in self.columns] for path in paths}
 
 
 def can_compare(record: RunRecord, forks: int, children: int) -> bool:
@@ -78,23 +83,32 @@ def can_compare(record: RunRecord, forks: int, children: int) -> bool:
 async def read_comparison(store: CheckpointStore, app: App, record: RunRecord, principal: Principal) -> Comparison:
     """Read the results around a run that exist for the principal."""
     if record.agent_name == AGENT_NAME:
-        return await _read_fanout(store, record)
+        root, prompt, columns = record, *await _read_fanout(store, record)
+    else:
+        root, prompt, columns = await _read_runs(store, app, record, principal)
+    return Comparison(root=root, prompt=prompt, columns=columns, pick=await read_pick(store, root.run_id))
+
+
+async def _read_runs(
+    store: CheckpointStore, app: App, record: RunRecord, principal: Principal
+) -> tuple[RunRecord, str, Sequence[Column]]:
+    """Read a run and its forks, or the children of a run: the run that they belong to, the prompt, the results."""
     origin = await _get_visible(store, record.labels.get("forked_from"), principal)
     root = origin or record
     runs = [root, *await _list_visible(store, RunFilter(labels={"forked_from": root.run_id}), principal)]
     if len(runs) < _MIN_RUNS:
-        runs = await _list_visible(store, RunFilter(parent_run_id=record.run_id), principal)
+        root, runs = record, await _list_visible(store, RunFilter(parent_run_id=record.run_id), principal)
     columns = [await _make_column(app, each) for each in runs[:_MAX_COLUMNS]]
-    return Comparison(prompt=(await app.get(root.run_id)).prompt, columns=columns)
+    return root, (await app.get(root.run_id)).prompt, columns
 
 
-async def _read_fanout(store: CheckpointStore, record: RunRecord) -> Comparison:
+async def _read_fanout(store: CheckpointStore, record: RunRecord) -> tuple[str, Sequence[Column]]:
     checkpoint = read_stored_checkpoint(await store.load(record.run_id))
     columns: list[Column] = []
     for snapshot in checkpoint.snapshots:
         run_id = make_cell_run_id(snapshot.model_id, checkpoint.fanout_id)
         columns.append(_make_cell(snapshot, run_id if await _exists(store, run_id) else None))
-    return Comparison(prompt=checkpoint.prompt, columns=columns)
+    return checkpoint.prompt, columns
 
 
 def _make_cell(snapshot: Snapshot, run_id: str | None) -> Column:
@@ -149,13 +163,13 @@ async def _list_visible(store: CheckpointStore, filter: RunFilter, principal: Pr
     return [record for record in page.records[::-1] if principal.can_see(record.run_id, record.caller_id)]
 
 
-def _view_file(column: Column, path: str, picked: Column | None) -> FileView:
+def _view_file(column: Column, path: str, base: Column | None) -> FileView:
     if path not in column.files:
         return FileView(name=column.name, note="not changed")
     content = column.files[path]
     if content is None:
         return FileView(name=column.name, note="deleted")
-    other = picked.files.get(path) if picked is not None and picked is not column else None
+    other = base.files.get(path) if base is not None and base is not column else None
     if other is None:
         return FileView(name=column.name, lines=[Line("", line) for line in content.splitlines()[:_MAX_DIFF_LINES]])
     if other == content:

@@ -122,13 +122,11 @@ def _list_bars(step: StepView) -> Iterator[Bar]:
 
 def _place(bars: Sequence[Bar], worked: timedelta) -> Iterator[Lane]:
     """Place the bars on an axis on which each pause is cut to the length of all the work."""
-    removed = [
-        (bar.end, bar.end - bar.start - worked) for bar in bars if bar.kind == "wait" and bar.end - bar.start > worked
-    ]
+    pauses = [bar for bar in bars if bar.kind == "wait" and bar.end - bar.start > worked]
     origin = bars[0].start
 
     def place(at: datetime) -> timedelta:
-        return at - origin - sum((length for end, length in removed if end <= at), timedelta(0))
+        return at - origin - sum((_cut_pause(pause, at, worked) for pause in pauses), timedelta(0))
 
     total = max(place(bar.end) for bar in bars) or timedelta(milliseconds=1)
     for bar in bars:
@@ -136,3 +134,9 @@ def _place(bars: Sequence[Bar], worked: timedelta) -> Iterator[Lane]:
         yield Lane(
             bar=bar, x=round(1000 * (start / total), 1), width=max(4.0, round(1000 * ((end - start) / total), 1))
         )
+
+
+def _cut_pause(pause: Bar, at: datetime, length: timedelta) -> timedelta:
+    """Return the time to cut before `at`, so that the pause takes `length`: all of it, or the part that has passed."""
+    passed = max(min(at, pause.end) - pause.start, timedelta(0))
+    return passed - length * (passed / (pause.end - pause.start))
