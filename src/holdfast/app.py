@@ -22,6 +22,7 @@ from holdfast.core.execution.shutdown import can_install_handlers, install_signa
 from holdfast.core.info import RunInfo, RunLabels, RunOptions
 from holdfast.core.observation.metrics import RunMetrics
 from holdfast.core.observation.telemetry import Telemetry
+from holdfast.core.observation.trace_context import annotate_submit
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
@@ -369,7 +370,7 @@ class App:
         info = RunInfo.create(resolve_agent(self.agents, agent), prompt, run_id=run_id, inputs=inputs, **labels)
         if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
-        annotations = None if self.ports.telemetry is None else self.ports.telemetry.submit(info)
+        annotations = annotate_submit(self.ports.telemetry, info)
         return await self._client.submit(info, not_before, connection, annotations=annotations)
 
     async def result(self, run_id: str, *, through_waits: bool = False) -> Result:

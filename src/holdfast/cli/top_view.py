@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.checkpoint.record import RunStatus
 from holdfast.cli import formatting
@@ -150,7 +150,10 @@ def _render_table(table: FrameTable, count: int) -> "RenderableType":
 
     grid = Table(box=None, pad_edge=False, header_style="dim")
     for column in table.columns:
-        grid.add_column(column, justify="right" if column in table.right else "left", no_wrap=True, overflow="ellipsis")
+        justify: Literal["left", "right"] = "right" if column in table.right else "left"
+        # Names give way in a narrow terminal, numbers do not.
+        width = len(column) if column in table.right else None
+        grid.add_column(column, justify=justify, min_width=width, no_wrap=True, overflow="ellipsis")
     for row in table.rows[:count]:
         grid.add_row(*(Text(sanitize(cell), style=STYLES.get(cell, "")) for cell in row))
     return grid

@@ -12,12 +12,9 @@ from holdfast.batteries.telemetry.instruments import Instruments
 from holdfast.clock import Clock
 from holdfast.core.info import RunInfo
 from holdfast.core.message import Usage
+from holdfast.core.observation.trace_context import TRACE_KEY
 from holdfast.core.state import RunState
 from holdfast.core.tool_context import ToolContext
-
-#: Among a run's annotations: the trace contexts of the `parent` of all attempts and of the `last` attempt, and
-#: `waiting_since` in nanoseconds.
-ANNOTATION_KEY = "otel"
 
 
 def to_carrier(span: Span) -> dict[str, str]:
@@ -156,10 +153,10 @@ class RunSpans:
         self._instruments.add_save(self._info.agent_name, took)
 
     def prepare_end(self, outcome: str) -> None:
-        kept = self._state.annotations.get(ANNOTATION_KEY)
+        kept = self._state.annotations.get(TRACE_KEY)
         if kept is not None and outcome == "wait":
             # A new object: a save compares annotations with those it saved last.
-            self._state.annotations[ANNOTATION_KEY] = {**kept, "waiting_since": self._now()}
+            self._state.annotations[TRACE_KEY] = {**kept, "waiting_since": self._now()}
 
     def close(self, outcome: str, error: BaseException | None) -> None:
         if error is not None:

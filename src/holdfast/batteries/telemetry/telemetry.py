@@ -9,11 +9,12 @@ from opentelemetry.trace import Link, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from holdfast.batteries.telemetry.instruments import Instruments
-from holdfast.batteries.telemetry.spans import ANNOTATION_KEY, RunSpans, make_run_attributes, to_carrier
+from holdfast.batteries.telemetry.spans import RunSpans, make_run_attributes, to_carrier
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.info import RunInfo
 from holdfast.core.observation.metrics import RunMetrics
 from holdfast.core.observation.telemetry import RunTelemetry
+from holdfast.core.observation.trace_context import TRACE_KEY, get_trace_context
 from holdfast.core.state import RunState
 
 
@@ -48,17 +49,20 @@ class OpenTelemetry:
     def submit(self, info: RunInfo) -> Mapping[str, Any]:
         """Record that the run was submitted, below the current span. Return annotations with the trace context."""
         span = self._tracer.start_span(
-            f"submit {info.agent_name}", kind=SpanKind.PRODUCER, attributes=make_run_attributes(info)
+            f"submit {info.agent_name}",
+            context=_find_caller_context(),
+            kind=SpanKind.PRODUCER,
+            attributes=make_run_attributes(info),
         )
         span.end()
         carrier = to_carrier(span)
-        return {ANNOTATION_KEY: {"parent": carrier}} if carrier else {}
+        return {TRACE_KEY: {"parent": carrier}} if carrier else {}
 
     def begin(self, info: RunInfo, state: RunState, *, inherits: bool, new_turn: bool) -> RunTelemetry:
         """Start the span of one attempt, and make it current in this task."""
-        known: dict[str, Any] = state.annotations.get(ANNOTATION_KEY) or {}
+        known: dict[str, Any] = state.annotations.get(TRACE_KEY) or {}
         if inherits:
-            above = otel_context.get_current()
+            above = _find_caller_context()
         elif new_turn or "parent" not in known:
             above = otel_context.Context()
         else:
@@ -75,11 +79,19 @@ class OpenTelemetry:
         # The parent of the next attempt: a run that no span started has its first attempt at the top of its trace.
         parent = to_carrier(trace.get_current_span(above)) or own
         if own:
-            state.annotations[ANNOTATION_KEY] = {"parent": parent, "last": own}
+            state.annotations[TRACE_KEY] = {"parent": parent, "last": own}
         spans = RunSpans(self._tracer, self._instruments, self._clock, info, state, span, above)
         if (since := known.get("waiting_since")) is not None and not new_turn:
             spans.add_wait(since)
         return spans
+
+
+def _find_caller_context() -> otel_context.Context:
+    """Return the current context. If it has no span: that of the caller outside this process, if there is one."""
+    current = otel_context.get_current()
+    if trace.get_current_span(current).get_span_context().is_valid:
+        return current
+    return TraceContextTextMapPropagator().extract(get_trace_context(), current)
 
 
 def _link_previous(known: Mapping[str, Any]) -> list[Link]:

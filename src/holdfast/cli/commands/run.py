@@ -1,6 +1,7 @@
 """holdfast run"""
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -37,6 +38,7 @@ from holdfast.cli.runner import (
 from holdfast.cli.stores import get_record
 from holdfast.cli.waiting import format_answer_command
 from holdfast.core.info import check_run_id, new_run_id
+from holdfast.core.observation.trace_context import continue_environment_trace
 from holdfast.core.result import Result
 from holdfast.core.waiting import RunWaiting, describe_waits
 
@@ -67,7 +69,7 @@ def run(
     """Run an agent in this process and print its answer.
 
     Ctrl-C stops it after the current step and prints the command that resumes it. `holdfast run --model openai:gpt-5
-    "prompt"` asks a model without an agent.
+    "prompt"` asks a model without an agent. The run belongs to the trace in TRACEPARENT, if there is one.
     """
     if model:
         code, prompt = "", _get_prompt_argument(code, prompt)
@@ -94,7 +96,8 @@ def run(
         execute = partial(app.run, name, text, inputs=data, run_id=run_id, caller_id=caller, labels=labels)
         if through_waits:
             execute = partial(_run_through_waits, execute, listener, store)
-        return await collect_result(app, run_id, execute, resume, store)
+        with continue_environment_trace(os.environ):
+            return await collect_result(app, run_id, execute, resume, store)
 
     on_force_quit = partial(print_diagnostic, f"stopped immediately. Resume with: {resume}")
     with listener:

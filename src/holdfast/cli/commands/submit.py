@@ -1,6 +1,7 @@
 """holdfast submit"""
 
 import asyncio
+import os
 import sys
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
@@ -26,6 +27,7 @@ from holdfast.cli.output import print_json
 from holdfast.cli.runner import CommandResult, make_waiting_result, print_result
 from holdfast.cli.stores import get_record, open_client
 from holdfast.core.info import RunInfo, new_run_id
+from holdfast.core.observation.trace_context import annotate_submit, continue_environment_trace
 from holdfast.core.waiting import RunWaiting
 from holdfast.runtime.client import RunClient
 from holdfast.runtime.reading import present_status, summarize_run
@@ -69,7 +71,8 @@ def submit(
 ) -> None:
     """Queue a run for a worker, and print its id.
 
-    Once the id is printed, the run is durable. The agent's code is needed only in the worker.
+    Once the id is printed, the run is durable. The agent's code is needed only in the worker. The run belongs to the
+    trace in the environment variable TRACEPARENT, if there is one.
     """
     info = RunInfo(
         run_id=run_id or new_run_id(),
@@ -95,7 +98,8 @@ async def _submit(
 ) -> CommandResult | RunStatus:
     """Submit the run, and return its result or its status."""
     async with open_client(store_url, create=True) as (client, store):
-        await client.submit(info, not_before)
+        with continue_environment_trace(os.environ):
+            await client.submit(info, not_before, annotations=annotate_submit(None, info))
         if wait:
             return await _wait_for_result(client, store, info.run_id, store_url)
         return present_status(await get_record(store, info.run_id))

@@ -14,6 +14,7 @@ from starlette.types import Lifespan
 
 from holdfast.app import App
 from holdfast.core.errors import DefinitionError
+from holdfast.core.observation.trace_context import continue_trace
 from holdfast.errors import HoldfastError
 from holdfast.runtime.prometheus import CONTENT_TYPE
 from holdfast.web.api.body import read_body
@@ -29,7 +30,7 @@ from holdfast.web.sse import encode_json
 #: All operations of the API, in the order of its description.
 OPERATIONS: tuple[Operation, ...] = (*RUN_OPERATIONS, *CONVERSATION_OPERATIONS)
 
-_CORS_HEADERS = ("authorization", "content-type", "idempotency-key", "last-event-id")
+_CORS_HEADERS = ("authorization", "content-type", "idempotency-key", "last-event-id", "traceparent", "tracestate")
 
 
 def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: Collection[str] = ()) -> Starlette:
@@ -113,7 +114,8 @@ class _Server:
     async def _serve(self, operation: Operation, request: Request) -> Response:
         principal = await self._authenticate(operation, request)
         body = None if operation.request is None else await read_body(request, operation.request)
-        result = await operation.handler(Context(self._app, principal, request, body))
+        with continue_trace(request.headers):
+            result = await operation.handler(Context(self._app, principal, request, body))
         if isinstance(result, Response):
             return result
         content = None if operation.response is None else encode_json(result)
