@@ -123,7 +123,7 @@ WORKLOADS = {
         m.SCALE,
     ),
     "w9": Workload("W9: watchers of one run", "watchers", {"holdfast": _STORES},
-                   (Size(0, 5, _200_STEPS), Size(1, 3, _200_STEPS), Size(100, 3, _200_STEPS)), m.WATCHERS),
+                   (Size(0, 3, _200_STEPS), Size(1, 3, _200_STEPS), Size(100, 3, _200_STEPS)), m.WATCHERS),
     "w10": Workload("W10: LangGraph's savers and ours", "runs", {"langgraph": _SAVERS},
                     (Size(128, 3, {"steps": 10}, short=False),), (m.RATE, m.PROCESSOR),
                     limit="langgraph {store}-langgraph"),

@@ -38,7 +38,7 @@ PLOTS = {
 #: Title, workload, size and measure of each column of the first table.
 _COLUMNS = (
     ("one durable step", "w1", 1000, "step"),
-    ("step 5,000 / step 1", "w1", 5000, "growth"),
+    ("growth over 5,000 steps", "w1", 5000, "growth"),
     ("disk / transcript", "w1", 1000, "disk"),
     ("steps a second, 128 runs", "w2", 128, "rate"),
     ("1,000 runs", "w2", 1000, "rate"),
