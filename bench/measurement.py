@@ -11,7 +11,7 @@ from bench.records import Record
 from bench.runner import Runner
 
 #: (seconds, repeats): a job that takes longer is repeated less often.
-_FEWER_REPEATS = ((25.0, 1), (10.0, 2))
+_FEWER_REPEATS = ((20.0, 1), (8.0, 2))
 
 #: Seconds that a job is expected to take if it was not measured before.
 _UNKNOWN = 5.0
@@ -47,12 +47,12 @@ def estimate(
     """Return the expected seconds by an earlier measurement, the number of jobs, and how many of them it has."""
     took: dict[tuple[str, int, Subject], list[float]] = defaultdict(list)
     for record in known:
-        took[record.workload, record.size, record.subject].append(record.took)
+        took[record.workload, record.size, record.subject].append(record.took / record.numbers.get("steps", 1))
     seconds, all_jobs, found = 0.0, 0, 0
     for workload, size in sizes:
         for job in jobs(workload, size, peers=peers):
             times = took.get((workload, size.number, job.subject))
-            once = statistics.median(times) if times else _UNKNOWN
+            once = statistics.median(times) * job.numbers.get("steps", 1) if times else _UNKNOWN
             seconds += once * min(repeats or size.repeats, _most_repeats(once))
             all_jobs, found = all_jobs + 1, found + bool(times)
     return seconds, all_jobs, found

@@ -71,7 +71,7 @@ _SAVERS = ("memory", "sqlite-langgraph", "sqlite-holdfast", "postgres-langgraph"
 _PEERS = {"langgraph": _DELTA, "dbos": _STORES, "restate": ("server",)}
 #: Their workers lease tasks: W3 would measure how long a lease lasts.
 _TASK_QUEUES = {"absurd": ("postgres",), "pgtask": ("postgres",)}
-_20_STEPS = {"steps": 20}
+_20_STEPS, _200_STEPS = {"steps": 20}, {"steps": 200}
 _FLEET = {"runs": 500, "steps": 20}
 
 WORKLOADS = {
@@ -123,7 +123,7 @@ WORKLOADS = {
         m.SCALE,
     ),
     "w9": Workload("W9: watchers of one run", "watchers", {"holdfast": _STORES},
-                   (Size(0, 5), Size(1), Size(100)), m.WATCHERS),
+                   (Size(0, 3, _200_STEPS), Size(1, 3, _200_STEPS), Size(100, 3, _200_STEPS)), m.WATCHERS),
     "w10": Workload("W10: LangGraph's savers and ours", "runs", {"langgraph": _SAVERS},
                     (Size(128, 3, {"steps": 10}, short=False),), (m.RATE, m.PROCESSOR),
                     limit="langgraph {store}-langgraph"),

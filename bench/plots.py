@@ -135,7 +135,7 @@ def _finish(axes: Axes, across: str, up: str) -> None:
     axes.set(xscale="log", yscale="log", xlabel=across, ylabel=up)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
     axes.grid(True, which="major")
     axes.tick_params(which="minor", length=0)

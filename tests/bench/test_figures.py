@@ -96,7 +96,7 @@ def test_the_duration_is_estimated_from_earlier_jobs_and_long_jobs_are_made_once
     assert seconds == 60.0 + 8 * 3 * 1.0
 
 
-def judge(*records: Record) -> dict[str, tuple[float, bool | None]]:
+def judge(*records: Record) -> dict[str, tuple[object, bool | None]]:
     """Return what was measured and whether it meets its target, of the targets that were measured."""
     found = outcomes(Figures(records))
     return {f"{each.words}: {each.what}": (each.measured, each.met) for each in found if each.measured is not None}

@@ -24,7 +24,7 @@ JOBS = [
     Job("w7", Size(2, 1, {"runs": 3, "steps": 3}), Subject("holdfast", "postgres")),
     Job("w8", Size(90), Subject("holdfast", "sqlite")),
     Job("w8", Size(90), Subject("holdfast", "postgres")),
-    Job("w9", Size(2), Subject("holdfast", "sqlite")),
+    Job("w9", Size(2, 1, FEW), Subject("holdfast", "sqlite")),
 ]
 
 #: What is idle, and what keeps nothing, may cost nothing.

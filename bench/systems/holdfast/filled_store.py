@@ -67,7 +67,7 @@ def _copy_in_postgres(url: str, copies: int) -> None:
         )
         rest = ", ".join(name for (name,) in found if name not in own)
         connection.execute(
-            f"insert into holdfast.run ({', '.join(own[1:])}, {rest})"  # type: ignore[arg-type]
+            f"insert into holdfast.run ({', '.join(own[1:])}, {rest})"
             f" select run_id || '-' || number, 'caller-' || number % {CALLERS},"
             f" created_at - number * interval '1 ms', {rest} from holdfast.run, generate_series(1, {copies}) number"
         )

@@ -14,8 +14,8 @@ from bench.systems.protocol import Job, Result
 
 from holdfast import App, CheckpointSettings, Retention
 
-#: Steps of a run, and the number of runs of each App, in turn.
-STEPS, PAIRS = 200, 5
+#: Runs of each App, in turn.
+PAIRS = 5
 
 _REMOVE_AT_END = CheckpointSettings(retention=Retention(done=timedelta(0)))
 
@@ -24,7 +24,7 @@ class WatchedAgent(BenchAgent):
     """An agent whose runs are watched from their first tool call on."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__({**job, "steps": STEPS})
+        super().__init__(job)
         self.begun = asyncio.Event()
 
     async def look(self, number: int) -> str:
@@ -41,7 +41,7 @@ async def watched_run(job: Job) -> Result:
         for number in range(PAIRS):
             plain.append(await _run(plain_app, agent, f"plain-{number}", watchers=0))
             watched.append(await _run(app, agent, f"watched-{number}", watchers=job["watchers"]))
-    return {"plain_step": statistics.median(plain) / STEPS, "step": statistics.median(watched) / STEPS}
+    return {"plain_step": statistics.median(plain) / job["steps"], "step": statistics.median(watched) / job["steps"]}
 
 
 async def _run(app: App, agent: WatchedAgent, run_id: str, *, watchers: int) -> float:

@@ -69,7 +69,8 @@ begin
             and r.status in ('queued', 'interrupted', 'waiting')
             and r.due_at is not null
             and r.priority < level
-        order by r.priority desc
+        -- By the time too: only the index of the agent has that order. By priority alone, the planner may read all lanes.
+        order by r.priority desc, r.due_at desc
         limit 1;
         exit when not found;
         return next level;
