@@ -12,7 +12,7 @@ from tests.cli.shell import Shell
         ("run sample note", 2, "'sample' is not an import path: write MODULE:ATTR, such as agents:app"),
         ("run nowhere:agent note", 2, "no module 'nowhere' in "),
         ("run sample:nobody note", 2, "sample has no nobody: it has helper, agent, other, phased, compacting, app"),
-        ("run sample:not_an_agent note", 2, "sample:not_an_agent is a int, neither an App nor an agent"),
+        ("run sample:not_an_agent note", 2, "sample:not_an_agent is neither an App nor an agent: its type is int"),
         ("run crooked:agent note", 1, "crooked cannot be imported: RuntimeError: no luck today (/"),
         ("run sample:agent", 2, "the prompt is missing"),
         ("run sample:agent note --model openai:gpt-5", 2, "give either MODULE:AGENT or --model, not both"),
@@ -113,4 +113,4 @@ def test_the_code_of_a_message_is_explained(shell: Shell) -> None:
     assert shell.json("explain", "[runnotfound]") == {"code": "RunNotFound", "explanation": explanation.strip()}
     unknown = shell.run("explain", "RunMissing")
     assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert "there is no error 'RunMissing': known are AddressInUse, AlreadyAnswered, " in unknown.stderr
+    assert "there is no error 'RunMissing': did you mean RunWaiting, " in unknown.stderr

@@ -113,7 +113,7 @@ def _to_agent_source(found: Any, path: str) -> AgentSource:
         from holdfast.adapters.pydantic_ai import durable
 
         return durable(found, name=found.name or path.partition(":")[2])
-    raise UsageError(f"{path} is a {type(found).__name__}, neither an App nor an agent")
+    raise UsageError(f"{path} is neither an App nor an agent: its type is {type(found).__name__}")
 
 
 def _is_pydantic_ai(found: Any) -> bool:

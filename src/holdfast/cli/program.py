@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from holdfast.cli.commands.answer import answer
 from holdfast.cli.commands.approve import approve
@@ -42,39 +43,27 @@ from holdfast.cli.commands.worker import worker
 from holdfast.cli.errors import DEBUG_VARIABLE, is_debug_enabled
 from holdfast.core.observation.log import LIFECYCLE_LOG
 
-#: In the order of `holdfast --help`.
-COMMANDS: tuple[Callable[..., None], ...] = (
-    demo,
-    run,
-    chat,
-    resume,
-    recover,
-    worker,
-    serve,
-    submit,
-    send,
-    signal,
-    pending,
-    approve,
-    deny,
-    answer,
-    cancel,
-    unpark,
-    fork,
-    rm,
-    ls,
-    show,
-    tail,
-    top,
-    export,
-    compare,
-    ui,
-    mcp,
-    doctor,
-    migrate,
-    grants,
-    explain,
-)
+#: The sections of `holdfast --help`.
+SECTIONS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Run agents": (demo, run, chat, resume, recover, worker, serve, submit, compare),
+    "Act on runs": (send, signal, pending, approve, deny, answer, cancel, unpark, fork, rm),
+    "Look at runs": (ls, show, tail, top, export, ui, mcp),
+    "Operate": (doctor, migrate, grants, explain),
+}
+
+COMMANDS: tuple[Callable[..., None], ...] = tuple(command for section in SECTIONS.values() for command in section)
+
+
+class _Program(typer.core.TyperGroup):
+    """Lists the commands in sections, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = {name: (name, self.commands[name].get_short_help_str(limit=1_000)) for name in self.list_commands(ctx)}
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([rows.pop(command.__name__) for command in commands], col_max=12)
+        with formatter.section("Groups of commands"):
+            formatter.write_dl(list(rows.values()), col_max=12)
 
 
 class _OneLineFormatter(logging.Formatter):
@@ -115,6 +104,7 @@ def build_program() -> Any:
     """Build the click command of the program."""
     # Without markup typer prints plain help and does not import rich.
     app = typer.Typer(
+        cls=_Program,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

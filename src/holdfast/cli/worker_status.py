@@ -1,5 +1,6 @@
 """The status server of a worker: `/healthz` and `/metrics`."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
@@ -34,5 +35,6 @@ async def serve_status(app: App, port: int, host: str) -> AsyncIterator[StatusSe
         try:
             await stack.enter_async_context(server)
         except OSError as exc:
-            raise CommandError(f"port {port} of {host} cannot be used: {exc}; choose another --health-port") from exc
+            reason = os.strerror(exc.errno) if exc.errno else str(exc)
+            raise CommandError(f"port {port} of {host} cannot be used: {reason}; choose another --health-port") from exc
         yield server

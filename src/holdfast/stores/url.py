@@ -37,7 +37,7 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
     if scheme == "file":
         raise StoreError("holdfast has no file store: use sqlite:PATH. `holdfast export` writes runs as JSON lines")
     if scheme != "sqlite":
-        raise StoreError(f"no store for {redact_url(url)!r}: use memory:, sqlite:PATH or postgresql://...")
+        raise StoreError(f"no store for {redact_url(url)!r}: write sqlite:PATH, postgresql://HOST/DATABASE or memory:")
     if not rest.removeprefix("//"):
         raise StoreError(f"{url!r} names no path: write {scheme}:./somewhere")
     try:

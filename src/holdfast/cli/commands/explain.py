@@ -1,5 +1,6 @@
 """holdfast explain"""
 
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -19,7 +20,9 @@ def explain(
     names = {name.lower(): name for name in explanations}
     name = names.get(code.strip("[]").lower())
     if name is None:
-        raise CommandError(f"there is no error {code!r}: known are {', '.join(explanations)}")
+        similar = get_close_matches(code, explanations, cutoff=0.5)
+        hint = f"did you mean {', '.join(similar)}?" if similar else f"known are {', '.join(explanations)}"
+        raise CommandError(f"there is no error {code!r}: {hint}")
     if as_json:
         print_json({"code": name, "explanation": explanations[name]})
     else:

@@ -23,7 +23,7 @@ from holdfast.cli.options import (
     parse_labels,
     read_prompt,
 )
-from holdfast.cli.output import print_json
+from holdfast.cli.output import print_diagnostic, print_json
 from holdfast.cli.runner import CommandResult, make_waiting_result, print_result
 from holdfast.cli.stores import get_record, open_client
 from holdfast.core.info import RunInfo, new_run_id
@@ -100,9 +100,12 @@ async def _submit(
     async with open_client(store_url, create=True) as (client, store):
         with continue_environment_trace(os.environ):
             await client.submit(info, not_before, annotations=annotate_submit(None, info))
-        if wait:
-            return await _wait_for_result(client, store, info.run_id, store_url)
-        return present_status(await get_record(store, info.run_id))
+        status = present_status(await get_record(store, info.run_id))
+        if not wait:
+            return status
+        if status is RunStatus.QUEUED:
+            print_diagnostic(f"run {info.run_id} is queued: it waits for a worker that has the agent {info.agent_name}")
+        return await _wait_for_result(client, store, info.run_id, store_url)
 
 
 async def _wait_for_result(client: RunClient, store: CheckpointStore, run_id: str, store_url: str) -> CommandResult:
