@@ -8,11 +8,12 @@ from contextlib import suppress
 from holdfast.errors import HoldfastError
 
 #: The modules that define errors. Those of an extra that is not installed are left out.
-_MODULES = (
+ERROR_MODULES = (
     "holdfast.batteries.audit.audit",
     "holdfast.batteries.budget.budget",
     "holdfast.batteries.critic.escalation",
     "holdfast.batteries.definitions.store",
+    "holdfast.batteries.limits.errors",
     "holdfast.batteries.persona",
     "holdfast.batteries.schedule.jobs",
     "holdfast.batteries.skill",
@@ -21,8 +22,11 @@ _MODULES = (
     "holdfast.cli.errors",
     "holdfast.compare.recipe",
     "holdfast.core.errors",
+    "holdfast.core.events",
+    "holdfast.core.turn",
     "holdfast.core.waiting",
     "holdfast.db.tables",
+    "holdfast.errors",
     "holdfast.fanout.errors",
     "holdfast.runtime.mailer",
     "holdfast.testing.crash.checks",
@@ -35,7 +39,7 @@ _MODULES = (
 
 def load_explanations() -> dict[str, str]:
     """Return the explanation of each error, by the name of its class, sorted."""
-    for module in _MODULES:
+    for module in ERROR_MODULES:
         with suppress(ModuleNotFoundError):
             importlib.import_module(module)
     errors = {kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in _walk(HoldfastError)}
