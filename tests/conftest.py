@@ -7,8 +7,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from tests.postgres_pool import DatabasePool
 from tests.postgres_proxy import CuttingProxy
-from tests.postgres_server import LocalServer, fresh_database
+from tests.postgres_server import LocalServer
 from tests.store_kinds import DURABLE, STORES
 
 # A shell ignores SIGINT in background jobs, and child processes inherit that.
@@ -45,10 +46,18 @@ def server() -> Iterator[LocalServer]:
     server.remove()
 
 
+@pytest.fixture(scope="module")
+def databases(server: LocalServer) -> Iterator[DatabasePool]:
+    """The databases on the server that the tests of a module use one after another."""
+    pool = DatabasePool(server)
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
-def url(server: LocalServer) -> Iterator[str]:
-    """The URL of an empty database on the server, without the proxy."""
-    with fresh_database(server) as url:
+def url(databases: DatabasePool) -> Iterator[str]:
+    """The URL of an empty store on the server, without the proxy."""
+    with databases.open_empty() as url:
         yield url
 
 

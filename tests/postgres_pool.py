@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import psycopg
-from tests.postgres_server import fresh_database
+from tests.postgres_server import LocalServer, fresh_database
 
 from holdfast.stores.postgres import PostgresStore
 
@@ -36,13 +36,15 @@ _LINGER = 1.0
 
 
 class DatabasePool:
-    """Databases of the shared server. Threads may share it."""
+    """Databases of a server, by default of the shared one. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: LocalServer | None = None) -> None:
+        self._server = server
         self._free: queue.SimpleQueue[tuple[str, contextlib.ExitStack]] = queue.SimpleQueue()
         #: By name. The truth is whether a table contains rows when no run was ever stored.
         self._relations: dict[str, bool] = {}
         self._template = ""
+        self._template_database = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def open_empty(self) -> Iterator[str]:
@@ -62,7 +64,7 @@ class DatabasePool:
 
     def open_new(self) -> contextlib.AbstractContextManager[str]:
         """The URL of a database with empty tables that no test used before, and none uses after this one."""
-        return fresh_database(template=self._make_template())
+        return fresh_database(self._server, template=self._make_template())
 
     def _clear(self, url: str) -> bool:
         """Empty the tables. Return whether the database can be used again."""
@@ -79,10 +81,8 @@ class DatabasePool:
     def _make_template(self) -> str:
         """A database in which a store has made its tables. To copy it takes less time than to make them again."""
         if not self._template:
-            databases = contextlib.ExitStack()
-            url = databases.enter_context(fresh_database())
-            atexit.register(databases.close)  # the server was started, so this comes before its removal
-            atexit.register(self._drop)
+            url = self._template_database.enter_context(fresh_database(self._server))
+            atexit.register(self.close)  # the server was started, so this comes before its removal
             with ThreadPoolExecutor(1) as thread:  # this one may have an event loop
                 thread.submit(asyncio.run, _open_and_close(url)).result()
             with psycopg.connect(url) as connection:
@@ -90,9 +90,12 @@ class DatabasePool:
             self._template = urlsplit(url).path.removeprefix("/")
         return self._template
 
-    def _drop(self) -> None:
+    def close(self) -> None:
+        """Drop the databases. Call it before the server is removed."""
+        atexit.unregister(self.close)
         while not self._free.empty():
             self._free.get()[1].close()
+        self._template_database.close()
 
 
 def _read_relations(connection: "psycopg.Connection[tuple[str, bool]]") -> dict[str, bool]:

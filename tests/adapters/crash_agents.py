@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAIAgent
 from pydantic_ai import BinaryContent, ModelRetry
 from pydantic_ai.exceptions import ToolFailed
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import FunctionToolset
@@ -16,6 +16,9 @@ from tests.adapters.scripted_model import ScriptedModel, call
 
 from holdfast import Agent, Phase, current_call
 from holdfast.adapters.pydantic_ai import durable
+
+# Each trial is a fork of the process that imports this module. Without this line each builds the adapter itself.
+ModelMessagesTypeAdapter.rebuild()
 
 tools: FunctionToolset[Any] = FunctionToolset()
 

@@ -3,8 +3,11 @@
 import asyncio
 import errno
 import fcntl
+import importlib
+import importlib.util
 import json
 import os
+import pkgutil
 import pty
 import re
 import select
@@ -16,6 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from tests.fork_server import ForkServer
 
 import holdfast
 from holdfast.cli.stores import open_store
@@ -38,6 +43,18 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": f"{MODULES}{os.pathsep}{SOURCE}", "PYTHONUNBUFFERED": "1", **more}
 
 
+def _find_modules() -> list[str]:
+    """The modules of every command, and those that the commands import late."""
+    package = importlib.import_module("holdfast.cli")
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, "holdfast.cli.")]
+    late = [name for name in ("typer._adapters", "typer.rich_utils") if importlib.util.find_spec(name)]
+    return ["holdfast.stores.sqlite", *names, *late]
+
+
+#: Runs the commands that a test only waits for. Those that it starts, and perhaps kills, have an interpreter each.
+_COMMANDS = ForkServer(_find_modules(), environment({}))
+
+
 class Shell:
     """A working directory with a store of its own, in which commands are run."""
 
@@ -48,10 +65,13 @@ class Shell:
 
     def run(self, *args: str, stdin: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
         """What the command gave, whatever its exit code."""
-        return subprocess.run(
-            [*COMMAND, *args], cwd=self.folder, env={**self.env, **env}, input=stdin, text=True,
-            capture_output=True, timeout=TIMEOUT, check=False,
-        )  # fmt: skip
+        both = {**self.env, **env}
+        if any(name.startswith("PYTHON") for name in env):  # for the interpreter itself
+            return subprocess.run(
+                [*COMMAND, *args], cwd=self.folder, env=both, input=stdin, text=True,
+                capture_output=True, timeout=TIMEOUT, check=False,
+            )  # fmt: skip
+        return _COMMANDS.run(["-m", "holdfast", *args], cwd=self.folder, env=both, stdin=stdin, timeout=TIMEOUT)
 
     def ok(self, *args: str, stdin: str = "") -> str:
         """The stdout of a command that has to succeed."""

@@ -3,10 +3,20 @@
 from typing import Any
 
 from pydantic_ai import Agent as PydanticAIAgent
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+)
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast.adapters.pydantic_ai import durable
+
+# Each trial is a fork of the process that imports this module. Without this line each builds the adapter itself.
+ModelMessagesTypeAdapter.rebuild()
 
 BATCHES = [["look"], ["book", "look", "reserve"], ["book"]]
 

@@ -1,6 +1,7 @@
 """Agents of the native loop survive a crash at every point, on every durable store.
 
-By default at every point on SQLite and at a sample of them on PostgreSQL; with HOLDFAST_CHAOS at every point on both.
+By default at one point of each kind on SQLite (before and after each kind of write, at the start and the end of each
+tool) and at some of them on PostgreSQL; with HOLDFAST_CHAOS at every point on both.
 """
 
 import itertools
@@ -12,6 +13,7 @@ from tests.crash import agents
 from tests.crash.trial_stores import TrialStore
 
 from holdfast.testing import crash_everywhere
+from holdfast.testing.crash.trials import get_point_kind
 
 #: Set by `make chaos`.
 EVERYTHING = bool(os.environ.get("HOLDFAST_CHAOS"))
@@ -21,6 +23,8 @@ STORES = ["sqlite", "postgres"]
 ALL_PAIRS = list(itertools.product(NAMES, STORES))
 #: A sample is the same each time, so that a test that passed fails only after a change.
 SEED = None if EVERYTHING else 1
+#: A process for the trials of an agent has to import it. The tests of a short run are concurrent themselves.
+CONCURRENCY = None if EVERYTHING else 1
 #: Every agent on one of the stores, in turn.
 PAIRS = ALL_PAIRS if EVERYTHING else list(zip(NAMES, itertools.cycle(STORES), strict=False))
 
@@ -30,16 +34,24 @@ PAIRS = ALL_PAIRS if EVERYTHING else list(zip(NAMES, itertools.cycle(STORES), st
 def test_it_resumes_after_a_crash_anywhere(
     name: str, trial_store: TrialStore, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
-    everywhere = EVERYTHING or request.node.callspec.params["trial_store"] == "sqlite"
+    every_kind = EVERYTHING or request.node.callspec.params["trial_store"] == "sqlite"
     report = crash_everywhere(
-        f"tests.crash.agents:{name}", "Porto", store=trial_store, sample=None if everywhere else 5, seed=SEED
+        f"tests.crash.agents:{name}",
+        "Porto",
+        store=trial_store,
+        sample=None if EVERYTHING else "kinds" if every_kind else 5,
+        seed=SEED,
+        max_concurrency=CONCURRENCY,
     )
     record_property("oracle", f"{report.crashes} crashes at {len(report.points)} points, {len(report.failed)} failed")
     print(report)
     assert not report.failed
     assert report.crashes == len(report.trials)
-    if everywhere:
-        assert {trial.planned for trial in report.trials} == set(report.points)
+    planned = {trial.planned for trial in report.trials}
+    if EVERYTHING:
+        assert planned == set(report.points)
+    if every_kind:
+        assert set(map(get_point_kind, planned)) == set(map(get_point_kind, report.points))
         ends = ("before end (done)", "after end (done)")
         kinds = ("before creation", "after creation", "at the start", "at the end", *ends)
         assert all(any(point.startswith(kind) for point in report.points) for kind in kinds)
@@ -57,6 +69,7 @@ def test_it_resumes_after_several_crashes(
         crashes=4,
         sample=30 if EVERYTHING else 3,
         seed=SEED,
+        max_concurrency=CONCURRENCY,
     )
     record_property("oracle", f"{report.crashes} crashes at {len(report.points)} points, {len(report.failed)} failed")
     print(report)
@@ -75,6 +88,7 @@ def test_it_resumes_with_throttled_saves(
         options=agents.throttled,
         sample=None if EVERYTHING else 4,
         seed=SEED,
+        max_concurrency=CONCURRENCY,
     )
     record_property("oracle", f"{report.crashes} crashes at {len(report.points)} points, {len(report.failed)} failed")
     print(report)
@@ -82,7 +96,7 @@ def test_it_resumes_with_throttled_saves(
 
 
 def test_a_call_in_doubt_is_reported_reconciled_or_parked() -> None:
-    report = crash_everywhere(agents.reconciled, "Porto", store="sqlite:{folder}/runs.db")
+    report = crash_everywhere(agents.reconciled, "Porto", store="sqlite:{folder}/runs.db", max_concurrency=CONCURRENCY)
     doubts = {call.partition("/")[2] for trial in report.trials for call in trial.in_doubt}
     assert doubts == {"send-0", "phone-10", "send-11", "sign-20"}
     by_point = {trial.planned: trial for trial in report.trials}

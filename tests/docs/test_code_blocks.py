@@ -1,11 +1,11 @@
-"""Every Python block in the documentation runs, page by page, in a process and a folder of its own."""
+"""Every Python block in the documentation runs in a process of its own, those of a page in one folder."""
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -14,6 +14,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"# not run: \S+")
 #: The pause in which a reader can kill a program. `test_readme` kills it.
 PAUSE = "time.sleep(2)"
+
+#: The process of a block has imported these already. Many blocks need them.
+LIBRARIES = ["holdfast", "pydantic_ai"]
+PROGRAMS = ForkServer(LIBRARIES, os.environ, ["-W", "error"])
 
 
 def _blocks(page: Path) -> list[str]:
@@ -34,9 +38,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for number, block in enumerate(_blocks(page)):
         script = tmp_path / f"block_{number}.py"
         script.write_text(block)
-        done = subprocess.run(
-            [sys.executable, "-W", "error", script.name], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
+        done = PROGRAMS.run([script.name], cwd=tmp_path, env=os.environ, stdin="", timeout=60)
         assert done.returncode == 0, f"{page.name}, block {number}:\n{block}\n{done.stdout}{done.stderr}"
 
 

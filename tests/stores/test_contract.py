@@ -1,6 +1,7 @@
 """Every store of holdfast passes the published suite. `-k sqlite` runs it for one of them."""
 
 import asyncio
+import os
 from datetime import timedelta
 
 import pytest
@@ -9,14 +10,20 @@ from tests.store_kinds import get_kind
 from holdfast.checkpoint.claim import ProcessIdentity
 from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
 
+#: How long each store is called at random. The suite multiplies it by ten in the thorough form: 30 seconds.
+SEQUENCE_SECONDS = 3 if "HOLDFAST_TEST_THOROUGH" in os.environ else 1
+
 
 class TestEveryStore(StoreSuite):
+    sequence_seconds = SEQUENCE_SECONDS
+
     @pytest.fixture
     def location(self, store_url: str) -> str:
         return store_url
 
 
 class TestEveryDurableStore(DurableStoreSuite):
+    sequence_seconds = SEQUENCE_SECONDS
     #: A fifth of the default lease timeout.
     heartbeat_interval = timedelta(seconds=6)
 

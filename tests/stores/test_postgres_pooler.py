@@ -1,7 +1,7 @@
 """Behind a transaction pooler: every transaction may come to another session."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -21,18 +21,10 @@ from holdfast.testing.store_suite.release import RemoveTests
 from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, load_bodies, make_append, make_run
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalServer]:
-    server = LocalServer()
-    yield server
-    server.remove()
-
-
 @pytest.fixture
-def direct(server: LocalServer) -> Iterator[str]:
+def direct(url: str) -> str:
     """Straight to the server."""
-    with fresh_database(server) as url:
-        yield url
+    return url
 
 
 @pytest_asyncio.fixture
@@ -60,6 +52,15 @@ class TestBehindATransactionPooler(AppendTests, FencingTests, RemoveTests, Claim
     @pytest.fixture
     def location(self, pooler: TransactionPooler, direct: str) -> str:
         return f"{pooler.url(database_of(direct))} {direct}"
+
+
+async def test_the_tables_are_created_through_the_pooler(server: LocalServer) -> None:
+    """The other tests have tables that were created without it."""
+    with fresh_database(server) as url:
+        pooler = TransactionPooler(server.socket, database_of(url))
+        async with pooler.running(), open_store(pooler.url(database_of(url)), listen_url=url) as store:
+            await store.create(make_run("run"))
+            assert await load_bodies(store, "run") == [b"begin"]
 
 
 async def test_one_connection_is_given_to_many_sessions(pooler: TransactionPooler, direct: str) -> None:

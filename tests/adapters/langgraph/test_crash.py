@@ -19,5 +19,6 @@ def test_a_graph_that_is_killed_anywhere_continues(name: str, kind: str) -> None
         "go",
         store=STORES[kind].open_empty,
         sample=None if THOROUGH else 3,
+        max_concurrency=None if THOROUGH else 1,
     )
     assert len(report.points) >= 30

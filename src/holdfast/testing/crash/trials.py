@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -69,6 +69,9 @@ class WorkerProcess:
 
 #: A URL in which `{folder}` is the folder of the trial, or a function from that folder to a context manager of a URL.
 TrialStore = str | Callable[[Path], contextlib.AbstractContextManager[str]]
+
+#: How many trials are made: a number, one of each kind of point, or one of each point.
+Sample = int | Literal["kinds"] | None
 
 #: How many attempts may miss a crash point before the trial fails. Only agents with timing of their own miss one.
 _MAX_TRIES = 3
@@ -231,7 +234,7 @@ def crash_everywhere(
     open_store: Any = store_from_url,
     options: Any = None,
     crashes: int = 1,
-    sample: int | None = None,
+    sample: Sample = None,
     seed: int | None = None,
     max_concurrency: int | None = None,
     folder: Path | None = None,
@@ -260,7 +263,9 @@ def crash_everywhere(
         options: further arguments for `App`, such as ports, as a mapping or a function that returns one; at the top of
             a module.
         crashes: with more than one, each trial crashes up to this many times, at random points.
-        sample: the number of trials, at random points. Without it there is one trial for each point.
+        sample: the number of trials, at random points of as many kinds as possible; or `"kinds"`, for one trial of
+            each kind. Points are of one kind if only steps, calls or child runs differ, such as the writes before
+            each step. Without a sample there is one trial for each point.
         seed: for the random choices. It is in the report.
         max_concurrency: how many trials run at the same time; by default one per processor, at most 8.
         folder: where the trials leave their logs. Without it they are deleted.
@@ -299,16 +304,32 @@ def crash_everywhere(
 
 
 def _choose_trials(
-    runner: TrialRunner, points: list[CrashPoint], crashes: int, sample: int | None, rng: random.Random
+    runner: TrialRunner, points: list[CrashPoint], crashes: int, sample: Sample, rng: random.Random
 ) -> list[Callable[[WorkerProcess], Trial]]:
     if crashes > 1:
-        plans = draw_plans(sample or len(points), crashes, len(points), rng)
+        trials = sample if isinstance(sample, int) else len(points)
+        plans = draw_plans(trials, crashes, len(points), rng)
         return [functools.partial(runner.crash_repeatedly, plan) for plan in plans]
-    if sample is None or sample >= len(points):
-        chosen = points
-    else:  # sorted, because concurrent tools reach their points in any order, and a seed chooses the same points
-        chosen = rng.sample(sorted(points, key=operator.attrgetter("name")), sample)
-    return [functools.partial(runner.crash_at, point) for point in chosen]
+    return [functools.partial(runner.crash_at, point) for point in choose_points(points, sample, rng)]
+
+
+def choose_points(points: Sequence[CrashPoint], sample: Sample, rng: random.Random) -> Sequence[CrashPoint]:
+    """Choose one point of each kind, then a second one of each, until there are enough."""
+    if sample is None:
+        return points
+    # Sorted, because concurrent tools reach their points in any order, and a seed chooses the same points.
+    shuffled = sorted(points, key=operator.attrgetter("name"))
+    rng.shuffle(shuffled)
+    kinds: dict[str, list[CrashPoint]] = {}
+    for point in shuffled:
+        kinds.setdefault(get_point_kind(point.name), []).append(point)
+    ranks = itertools.zip_longest(*kinds.values())
+    return [point for rank in ranks for point in rank if point][: len(kinds) if sample == "kinds" else sample]
+
+
+def get_point_kind(name: str) -> str:
+    """Return the name of a point without the words that contain a number: its step, call and child run."""
+    return " ".join(word for word in name.split() if not any(map(str.isdigit, word)))
 
 
 def _run_trials(trials: Sequence[Callable[[WorkerProcess], Trial]], processes: Sequence[WorkerProcess]) -> list[Trial]:
