@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,17 @@ from holdfast.core.retry import Retry
 from holdfast.fanout import (
     Fanout,
     FanoutBusy,
+    FanoutCheckpoint,
     FanoutMismatch,
     FanoutSettings,
     ModelResponse,
     SharedStore,
+    Snapshot,
     Variant,
     load,
     load_finished,
 )
+from holdfast.fanout.finished import keep_finished
 from holdfast.fanout.storage import AGENT_NAME
 from holdfast.runtime.picks import record_pick
 from holdfast.stores.memory import MemoryStore
@@ -111,6 +114,24 @@ async def test_a_finished_fanout_stays_readable_with_what_a_person_picked(tmp_pa
         again = Fanout("why?", models, store=store, settings=replace(NO_SIGNALS, retention=timedelta(days=1)))
         assert texts(await again.run()) == texts(responses)
         assert again.finished_id not in (None, fan.finished_id)
+
+
+async def test_a_finished_fanout_whose_process_died_before_the_checkpoint_was_removed_is_kept_once(
+    tmp_path: Path,
+) -> None:
+    checkpoint = FanoutCheckpoint(
+        fanout_id="f",
+        prompt="why?",
+        timestamp=datetime(2026, 1, 1, tzinfo=UTC),
+        adapter_ids=("a",),
+        snapshots=(Snapshot(model_id="a", text="x", completed=True),),
+    )
+    store = MemoryStore()
+    await store.open()
+    ids = {await keep_finished(store, checkpoint, timedelta(days=1)) for _ in range(2)}
+    assert {record.run_id async for record in store.list_runs()} == ids
+    assert [each.text for each in (await load_finished(store, ids.pop())).responses] == ["x"]
+    await store.close()
 
 
 async def test_with_a_retention_of_zero_nothing_is_left(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ journal.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -14,9 +14,6 @@ from holdfast.checkpoint.record import RunStatus
 
 #: The number of attempts that a run keeps.
 MAX_ATTEMPTS = 10
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 class StoredAttempt(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -33,11 +30,11 @@ class StoredAttempt(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def began_at(self) -> datetime | None:
-        return _EPOCH + self.began * _MILLISECOND if self.began else None
+        return datetime.fromtimestamp(self.began / 1000, UTC) if self.began else None
 
     @property
     def saved_at(self) -> datetime | None:
-        return _EPOCH + self.saved * _MILLISECOND if self.saved else None
+        return datetime.fromtimestamp(self.saved / 1000, UTC) if self.saved else None
 
 
 class AttemptLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +55,7 @@ class AttemptLog(msgspec.Struct, frozen=True, kw_only=True):
         number = kept[-1].number + 1 if kept else 1
         while len(kept) >= MAX_ATTEMPTS:
             kept.remove(next((attempt for attempt in kept if attempt.left == RunStatus.WAITING), kept[0]))
-        at = (now - _EPOCH) // _MILLISECOND
+        at = int(now.timestamp() * 1000)
         return cls(earlier=tuple(kept), present=StoredAttempt(number, worker_id, at, at))
 
     @classmethod
@@ -82,5 +79,5 @@ class AttemptLog(msgspec.Struct, frozen=True, kw_only=True):
         present = self.present
         if present is None:
             return self.earlier
-        at = (now - _EPOCH) // _MILLISECOND
+        at = int(now.timestamp() * 1000)
         return (*self.earlier, StoredAttempt(present.number, present.worker_id, present.began, at, left))

@@ -51,7 +51,7 @@ async def record_pick(store: CheckpointStore, compared: RunRecord, result: str, 
         run_id=f"pick-{new_run_id()}",
         agent_name=PICK_AGENT,
         caller_id=by,
-        prompt=f"{result or 'none'} of {compared.run_id}",
+        prompt=f"Pick {result or 'none'} of {compared.run_id}",
         labels={_LABEL: compared.run_id},
     )
     outcome = Outcome(output=msgspec.to_builtins(_Choice(result=result, by=by)))

@@ -7,6 +7,7 @@ from playwright.sync_api import Page, expect
 from tests.web.ui.server import UIServer
 
 from holdfast.app import App
+from holdfast.checkpoint.codec import read_begin
 from holdfast.config import WorkerSettings
 
 
@@ -15,6 +16,7 @@ def test_a_run_is_started_without_javascript(any_server: UIServer, plain_page: P
     plain_page.get_by_role("link", name="New run").click()
     plain_page.get_by_label("Agent").select_option("greeter")
     plain_page.get_by_label("Input").fill("Good morning,\nsay hello.")
+    plain_page.get_by_label("Data").fill('{"order": {"id": "A17", "lines": [1, 2]}}')
     plain_page.get_by_label("Labels").fill("tenant = acme\n\nnote=a=b")
     plain_page.get_by_role("button", name="Start the run").click()
     expect(plain_page.get_by_role("status")).to_contain_text("Queued.")
@@ -23,6 +25,9 @@ def test_a_run_is_started_without_javascript(any_server: UIServer, plain_page: P
     run = any_server.call(any_server.app.get(run_id))
     assert (run.agent, run.prompt) == ("greeter", "Good morning,\nsay hello.")
     assert run.labels == {"tenant": "acme", "note": "a=b"}
+    stored = any_server.call(any_server.app.store.load(run_id)) if any_server.app.store else None
+    assert stored is not None
+    assert read_begin(stored).meta.inputs == {"order": {"id": "A17", "lines": [1, 2]}}
 
 
 def test_what_is_not_valid_is_shown_on_the_form(server: UIServer, page: Page) -> None:
@@ -34,7 +39,8 @@ def test_what_is_not_valid_is_shown_on_the_form(server: UIServer, page: Page) ->
     expect(page.get_by_role("alert")).to_contain_text("write one a line, such as tenant=acme")
     expect(page.get_by_label("Input")).to_have_value("Read it.")
     expect(page.get_by_label("Labels")).to_have_value("acme")
-    for fields in ({"agent": "reader", "input": "  "}, {"agent": "nobody", "input": "x"}, {"input": "x"}):
+    data = {"agent": "reader", "input": "x", "data": "[1]"}
+    for fields in ({"agent": "reader", "input": "  "}, {"agent": "nobody", "input": "x"}, {"input": "x"}, data):
         refused = httpx.post(f"{server.url}/runs", data=fields)
         assert (refused.status_code, 'role="alert"' in refused.text) == (422, True)
     assert [run for run in server.call(server.app.list()).runs if run.agent != "greeter"] == []

@@ -1,5 +1,8 @@
 """The form that starts a run."""
 
+from typing import Any
+
+import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -50,11 +53,26 @@ async def _submit(site: Site, request: Request, form: dict[str, str]) -> str:
     return await site.app.submit(
         form.get("agent", ""),
         prompt,
+        inputs=_parse_data(form.get("data", "")),
         # Of the form: sent twice, it starts one run.
         run_id=form.get("run_id") or None,
         caller_id=get_principal(request).caller_id,
         labels=_parse_labels(form.get("labels", "")),
     )
+
+
+def _parse_data(text: str) -> dict[str, Any] | None:
+    """Parse the structured data of a run; `None` if there is none.
+
+    Raises:
+        DefinitionError: it is not a JSON object.
+    """
+    if not text.strip():
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as exc:
+        raise DefinitionError(f'the data is not a JSON object, such as {{"order": "A17"}}: {exc}') from None
 
 
 def _parse_labels(text: str) -> dict[str, str]:
@@ -83,7 +101,7 @@ async def _render(
         status=status,
         section="runs",
         agents=sorted(site.app.agents),
-        form={"agent": "", "input": "", "labels": ""} | form | {"run_id": new_run_id()},
+        form={"agent": "", "input": "", "data": "", "labels": ""} | form | {"run_id": new_run_id()},
         error=error,
         pending_count=await count_pending(site.store, get_principal(request)),
     )

@@ -36,7 +36,8 @@ def explain_run(run: RunSummary, waits: Sequence[WaitingCall], now: datetime) ->
             pieces = _explain_running(run, now)
         case RunStatus.DONE:
             kept = f", kept until {run.expires_at:%d %b}" if run.expires_at else ""
-            pieces = [Piece(f"finished after {format_count(run.steps, 'step')}{kept}")]
+            after = f" after {format_count(run.steps, 'step')}" if run.steps else ""
+            pieces = [Piece(f"finished{after}{kept}")]
         case RunStatus.CANCELLED:
             pieces = [Piece("cancelled")]
         case _:
@@ -88,11 +89,11 @@ def _explain_unowned(run: RunSummary, now: datetime) -> list[Piece]:
 
 def _explain_running(run: RunSummary, now: datetime) -> list[Piece]:
     phase = f" of phase {cut_text(run.phase, 40)}" if run.phase else ""
-    pieces = [Piece(f"step {run.steps + 1}{phase} · worker "), Piece(run.owner or "?", is_code=True)]
     if run.next_retry_at is not None and run.next_retry_at > now:
         error, pause = cut_text(run.retry_error, 100), format_duration(run.next_retry_at - now)
-        pieces.append(Piece(f" · retries after {error} in {pause}"))
-    elif run.retries:
+        return [Piece(f"retries after {error} in {pause} · step {run.steps + 1}{phase}")]
+    pieces = [Piece(f"step {run.steps + 1}{phase} · worker "), Piece(run.owner or "?", is_code=True)]
+    if run.retries:
         error = cut_text(run.retry_error, 60)
         pieces.append(Piece(f" · {format_count(run.retries, 'retry', 'retries')}, last after {error}"))
     return pieces
