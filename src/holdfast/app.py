@@ -26,7 +26,7 @@ from holdfast.core.observation.trace_context import annotate_submit
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
-from holdfast.core.validation import check_choice, check_duration, check_type
+from holdfast.core.validation import check_choice, check_duration, check_protocol, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.client import RunClient, find_agent
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
@@ -46,6 +46,18 @@ if TYPE_CHECKING:
     from holdfast.web.auth import Authorize
 
 _CHECKPOINT_DEFAULTS = CheckpointSettings()
+
+
+#: The ports among the parameters of an App.
+_PORT_PROTOCOLS: Mapping[str, type] = {
+    "audit": Audit,
+    "budget": Budget,
+    "provider_limits": ModelLimits,
+    "critic": Critic,
+    "listener": RunListener,
+    "extra_tools": ToolProvider,
+    "telemetry": Telemetry,
+}
 
 
 class AppOptions(TypedDict, total=False):
@@ -117,6 +129,8 @@ class App:
         if isinstance(worker, bool):
             worker = WorkerSettings(take_runs=worker)
         check_type("worker", worker, WorkerSettings)
+        check_type("limits", limits, Iterable, "a list of ConcurrencyLimit")
+        check_protocol("clock", clock, Clock)
         _check_exceptions("shutdown_exceptions", shutdown_exceptions)
         #: The agents, by name.
         self.agents: Final[Mapping[str, AgentSource]] = _index_agents(agents)
@@ -141,6 +155,7 @@ class App:
             limits=self._limits,
             clock=clock,
         )
+        _check_ports(self._options)
         if isinstance(store, type) or not isinstance(store, str | Closeable | None):
             raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
         opened = store_from_url(store or None) if isinstance(store, str) else store
@@ -644,6 +659,12 @@ class App:
 def _check_agent(agent: Any) -> None:
     if not isinstance(agent, AgentSource) or isinstance(agent, type) or not isinstance(agent.name, str):
         raise DefinitionError(f"{agent!r:.80} is no agent: give an Agent, durable(...) or another AgentSource")
+
+
+def _check_ports(options: Mapping[str, object]) -> None:
+    for name, protocol in _PORT_PROTOCOLS.items():
+        if options[name] is not None:
+            check_protocol(name, options[name], protocol)
 
 
 def _check_exceptions(name: str, value: object) -> None:
