@@ -26,7 +26,7 @@ from holdfast.core.observation.trace_context import annotate_submit
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
-from holdfast.core.validation import check_choice, check_duration, check_type
+from holdfast.core.validation import check_choice, check_duration, check_protocol, check_type
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.agents import find_agent, index_agents, resolve_agent
 from holdfast.runtime.client import RunClient
@@ -47,6 +47,18 @@ if TYPE_CHECKING:
     from holdfast.web.auth import Authorize
 
 _CHECKPOINT_DEFAULTS = CheckpointSettings()
+
+
+#: The ports among the parameters of an App.
+_PORT_PROTOCOLS: Mapping[str, type] = {
+    "audit": Audit,
+    "budget": Budget,
+    "provider_limits": ModelLimits,
+    "critic": Critic,
+    "listener": RunListener,
+    "extra_tools": ToolProvider,
+    "telemetry": Telemetry,
+}
 
 
 class AppOptions(TypedDict, total=False):
@@ -118,6 +130,8 @@ class App:
         if isinstance(worker, bool):
             worker = WorkerSettings(take_runs=worker)
         check_type("worker", worker, WorkerSettings)
+        check_type("limits", limits, Iterable, "a list of ConcurrencyLimit")
+        check_protocol("clock", clock, Clock)
         _check_exceptions("shutdown_exceptions", shutdown_exceptions)
         #: The agents, by name.
         self.agents: Final[Mapping[str, AgentSource]] = index_agents(agents)
@@ -142,6 +156,7 @@ class App:
             limits=self._limits,
             clock=clock,
         )
+        _check_ports(self._options)
         #: The store of this App, which redacts if the settings say so.
         self.store: Final = _open_store(store, checkpoint)
         self._checkpoints: StoreCheckpoints | None = None
@@ -636,6 +651,12 @@ def _open_store(store: CheckpointStore | str | None, settings: CheckpointSetting
     if opened is not None and settings.redact is not None:
         return RedactingStore(opened, settings.redact)
     return opened
+
+
+def _check_ports(options: Mapping[str, object]) -> None:
+    for name, protocol in _PORT_PROTOCOLS.items():
+        if options[name] is not None:
+            check_protocol(name, options[name], protocol)
 
 
 def _check_exceptions(name: str, value: object) -> None:

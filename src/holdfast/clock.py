@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Timer(Protocol):
@@ -15,6 +15,7 @@ class Timer(Protocol):
         ...
 
 
+@runtime_checkable
 class Clock(Protocol):
     """Tells the time and waits for it."""
 

@@ -5,6 +5,13 @@ import sqlite3
 from typing import Any
 
 from tests.cli.shell import Shell, kill
+from tests.scripted_model import ScriptedModel
+
+from holdfast import Agent, App
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.cli.doctor import Doctor
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.store_suite.store_under_test import add_worker, make_run
 
 
 def findings(shell: Shell, *args: str, code: int) -> dict[str, Any]:
@@ -92,3 +99,33 @@ def test_a_file_that_others_may_read_is_a_warning(shell: Shell) -> None:
     found = findings(shell, code=0)
     assert found["settings"]["level"] == "warning"
     assert f"chmod 600 {shell.folder / 'runs.db'}" in found["settings"]["detail"]
+
+
+async def test_of_many_queued_and_ended_runs_a_sample_is_read_and_of_the_others_all() -> None:
+    store = MemoryStore()
+    await store.open()
+    worker = await add_worker(store)
+    for number in range(20):
+        await store.create(make_run(f"queued-{number}", agent_name="known"))
+        claim = await store.create(make_run(f"parked-{number}", agent_name="unknown"), worker_id=worker)
+        assert claim is not None
+        await store.release(claim, Release(status=RunStatus.PARKED))
+    # No journal of these runs can be read.
+    found = {each.check: each for each in await Doctor(store, {}, sample=5).run()}
+    damaged = found["damage"].runs
+    assert [run_id for run_id in damaged if run_id.startswith("queued")] == [f"queued-{n}" for n in (3, 7, 11, 15, 19)]
+    assert len(damaged) == 25
+    assert len(found["agents"].runs) == 40, "the records of all runs are read"
+    everything = {each.check: each for each in await Doctor(store, None, sample=None).run()}
+    assert len(everything["damage"].runs) == 40
+
+
+async def test_doctor_says_how_many_journals_it_has_read(shell: Shell) -> None:
+    store = MemoryStore()
+    async with App([Agent(name="a", model=ScriptedModel())], store, worker=False) as app:
+        for _ in range(6):
+            await app.submit("a", "hello")
+        [damage] = [each for each in await Doctor(store, None, sample=2).run() if each.check == "damage"]
+    assert damage.detail == ("every run can be read (the journals of 2 of 6 queued and ended runs; --all reads all)")
+    shell.ok("submit", "sampler", "note")
+    assert findings(shell, "--all", code=0)["damage"]["detail"] == "every run can be read"

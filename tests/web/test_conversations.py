@@ -1,14 +1,23 @@
 """Conversations over HTTP."""
 
+import asyncio
+
 import httpx
 import pytest
+from tests.scripted_model import ScriptedModel
 from tests.web.conftest import Site
+from tests.web.site import authorize
 from tests.web.test_api import check_problem, wait_for_status
 
-from holdfast import RunWaiting
+from holdfast import Agent, App, RunWaiting
+from holdfast.checkpoint.claim import Claim
 from holdfast.checkpoint.errors import RunNotFound, TurnConflict
+from holdfast.checkpoint.record import NewRun
 from holdfast.client import AsyncClient, Client
 from holdfast.core.events import TurnFinished
+from holdfast.stores.memory import MemoryStore
+from holdfast.web.api import make_api
+from holdfast.web.server import serve_locally
 
 CHAT = "/conversations/talker/chat-1"
 
@@ -101,3 +110,35 @@ async def test_the_events_of_a_conversation_continue_between_turns(site: Site) -
                         break
         assert [event.output for event in finished] == ["you said one", "you said two"]
         await wait_for_status(browser, "chat:talker:chat-5", "waiting")
+
+
+class TogetherStore(MemoryStore):
+    """A store in which two runs are created at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = asyncio.Barrier(2)
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        await self._both.wait()
+        return await super().create(run, worker_id=worker_id)
+
+
+async def test_of_two_callers_who_begin_a_conversation_at_once_one_has_it() -> None:
+    app = App([Agent(name="talker", model=ScriptedModel())], TogetherStore(), worker=False)
+    assert app.store is not None
+    async with (
+        app,
+        serve_locally(make_api(app, authorize=authorize), 0) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        ann, bob = await asyncio.gather(
+            *(
+                client.post("/conversations/talker/new/messages", json={"content": user}, headers={"x-user": user})
+                for user in ("ann", "bob")
+            )
+        )
+        assert {ann.status_code, bob.status_code} == {202, 404}
+        record = await app.get("chat:talker:new")
+        assert record.caller == ("ann" if ann.is_success else "bob")
+        assert len(await app.store.read_mail(record.run_id)) == 1

@@ -8,7 +8,8 @@ import msgspec
 
 from holdfast.checkpoint.codec import Checkpoint, read_checkpoint
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound, StoreError
-from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.fleet import count_runs
+from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import CheckpointStore, SupportsHealthCheck
 from holdfast.cli import formatting
 from holdfast.cli.errors import format_error
@@ -79,6 +80,11 @@ def _list_pending_calls(agent: Agent, checkpoint: Checkpoint) -> list[PendingCal
 
 Level = Literal["ok", "warning", "wrong"]
 
+#: Runs that have not begun, or have ended. If there are many, the journals of some are read.
+_SAMPLED_STATUSES = frozenset({RunStatus.QUEUED, *TERMINAL_STATUSES})
+#: How many of them.
+SAMPLE_SIZE = 2000
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one check."""
@@ -90,11 +96,20 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Doctor:
-    """Checks a store and each of its runs once."""
+    """Checks a store, the records of all runs, and the journals of those under way and of a sample of the others."""
 
-    def __init__(self, store: CheckpointStore, agents: Mapping[str, AgentSource] | None) -> None:
-        """Check `store`; with `agents`, also whether these can resume its runs."""
-        self._store, self._agents = store, agents
+    def __init__(
+        self, store: CheckpointStore, agents: Mapping[str, AgentSource] | None, *, sample: int | None = SAMPLE_SIZE
+    ) -> None:
+        """Check `store`; with `agents`, also whether these can resume its runs.
+
+        Args:
+            sample: how many journals of queued and ended runs are read at most. `None`: all.
+        """
+        self._store, self._agents, self._sample = store, agents, sample
+        #: Of the queued and ended runs, the journal of every n-th is read.
+        self._stride = 1
+        self._sampled = 0
         self._statuses: Counter[str] = Counter()
         self._size = 0
         self._owners: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
@@ -109,11 +124,23 @@ class Doctor:
         """Run all checks."""
         findings = await self._check_store()
         try:
+            if self._sample is not None:
+                counts = await count_runs(self._store)
+                total = sum(each.count for each in counts if each.status in _SAMPLED_STATUSES)
+                self._stride = max(1, -(-total // self._sample))
             async for record in self._store.list_runs():
-                await self._check_run(record)
+                self._check_record(record)
+                if self._is_journal_wanted(record):
+                    await self._check_journal(record)
         except StoreError as exc:
             return [*findings, Finding(check="runs", level="wrong", detail=f"the runs cannot be listed: {exc}")]
         return [*findings, *self._make_run_findings(), *self._make_code_findings()]
+
+    def _describe_sample(self) -> str:
+        if self._stride == 1:
+            return ""
+        read = formatting.number(self._sampled // self._stride)
+        return f" (the journals of {read} of {formatting.number(self._sampled)} queued and ended runs; --all reads all)"
 
     async def _check_store(self) -> list[Finding]:
         if not isinstance(self._store, SupportsHealthCheck):
@@ -135,13 +162,26 @@ class Doctor:
             findings.append(Finding(check="settings", level="warning", detail="; ".join(health.warnings)))
         return findings
 
-    async def _check_run(self, record: RunRecord) -> None:
+    def _check_record(self, record: RunRecord) -> None:
         self._statuses[present_status(record)] += 1
         self._size += record.size
         if record.status is RunStatus.RUNNING and record.owner is not None:
             self._owners[record.owner_alive][record.owner] += 1
         if record.status is RunStatus.PARKED:
             self._parked[record.run_id] = record.reason
+        # The agent of a child run is known only to the tool that starts it.
+        needs_agent = not record.is_terminal and record.parent_run_id is None
+        if self._agents is not None and needs_agent and record.agent_name not in self._agents:
+            known = ", ".join(sorted(self._agents))
+            self._missing_agents[record.run_id] = f"no agent {record.agent_name} among {known}"
+
+    def _is_journal_wanted(self, record: RunRecord) -> bool:
+        if record.status not in _SAMPLED_STATUSES:
+            return True
+        self._sampled += 1
+        return self._sampled % self._stride == 0
+
+    async def _check_journal(self, record: RunRecord) -> None:
         try:
             stored = await self._store.load(record.run_id)
             read_checkpoint(stored, ANY_MESSAGE_CODEC)
@@ -165,11 +205,6 @@ class Doctor:
             transcript.close(record)
             in_doubt = [call for call in transcript.unanswered if call.state == "in doubt"]
             preflight = PreflightResult(in_doubt=[f"{call.tool} {call.call_id}" for call in in_doubt])
-            # The agent of a child run is known only to the tool that starts it.
-            if self._agents is not None and record.parent_run_id is None:
-                self._missing_agents[record.run_id] = (
-                    f"no agent {record.agent_name} among {', '.join(sorted(self._agents))}"
-                )
         if preflight.problem:
             self._not_resumable[record.run_id] = preflight.problem
         if preflight.in_doubt and (record.is_interrupted or record.status is RunStatus.PARKED):
@@ -187,7 +222,7 @@ class Doctor:
                 level="warning" if dead else "ok",
                 detail=f"{len(alive)} alive with {alive.total()} runs, {len(dead)} dead with {dead.total()} runs",
             ),
-            _make_finding("damage", "wrong", self._damaged, "every run can be read"),
+            _make_finding("damage", "wrong", self._damaged, f"every run can be read{self._describe_sample()}"),
         ]
         if self._parked:
             findings.append(_make_finding("parked", "warning", self._parked, ""))

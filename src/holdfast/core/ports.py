@@ -141,6 +141,7 @@ class Recorder(Protocol):
     def close(self, status: str, usage: Usage, error: BaseException | None) -> None: ...
 
 
+@runtime_checkable
 class Audit(Protocol):
     """Keeps a record of every run."""
 
@@ -149,6 +150,7 @@ class Audit(Protocol):
         ...
 
 
+@runtime_checkable
 class Budget(Protocol):
     """Decides whether a run may spend more."""
 
@@ -174,6 +176,7 @@ class ModelPermit:
     tokens: int
 
 
+@runtime_checkable
 class ModelLimits(Protocol):
     """Decides when runs may call their models."""
 
@@ -224,6 +227,7 @@ class Watch(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class Critic(Protocol):
     """Watches runs for activity."""
 
@@ -258,6 +262,7 @@ class Watchers(Protocol):
         ...
 
 
+@runtime_checkable
 class RunListener(Protocol):
     """Receives the events, the output and the error of a run, in the executing process. Its events have no cursor."""
 
@@ -268,6 +273,7 @@ class RunListener(Protocol):
     async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
 
 
+@runtime_checkable
 class ToolProvider(Protocol):
     """Other agents and skills that a run may call as tools."""
 

@@ -13,6 +13,14 @@ def check_type(name: str, value: Any, kind: type, advice: str = "") -> None:
         raise DefinitionError(f"{name} is {value!r:.80}: give {advice or _with_article(kind.__name__)}")
 
 
+def check_protocol(name: str, value: Any, protocol: type) -> None:
+    """Refuse a value that lacks methods of a runtime-checkable protocol, and a class in place of an object."""
+    if isinstance(value, type) or not isinstance(value, protocol):
+        methods = ", ".join(method for method in vars(protocol) if not method.startswith("_"))
+        kind = _with_article(protocol.__name__)
+        raise DefinitionError(f"{name} is {value!r:.80}: give {kind}, an object with the methods {methods}")
+
+
 def check_text(name: str, value: Any) -> None:
     """Refuse a value that is not text."""
     check_type(name, value, str, "text")

@@ -10,7 +10,7 @@ import typer
 from holdfast.app import App
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.cli.doctor import Doctor, Finding
+from holdfast.cli.doctor import SAMPLE_SIZE, Doctor, Finding
 from holdfast.cli.errors import CommandError, format_error
 from holdfast.cli.loading import load_agents, load_object
 from holdfast.cli.options import JsonOption, StoreOption
@@ -25,6 +25,9 @@ def doctor(
         str,
         typer.Argument(metavar="MODULE:APP", help="Also check that this code can resume the runs.", show_default=False),
     ] = "",
+    all_runs: Annotated[
+        bool, typer.Option("--all", help="Read the journals of all runs, also of many that are queued or have ended.")
+    ] = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -36,7 +39,7 @@ def doctor(
     found = load_object(code) if code else None
     own = found.store if isinstance(found, App) and not store else None
     where = "the App's own store" if own is not None else redact_url(resolve_store_url(store))
-    findings = asyncio.run(_run_checks(own, store, where, load_agents(code) if code else None))
+    findings = asyncio.run(_run_checks(own, store, where, load_agents(code) if code else None, all_runs))
     if as_json:
         print_json(findings)
     else:
@@ -47,7 +50,11 @@ def doctor(
 
 
 async def _run_checks(
-    own: CheckpointStore | None, store_url: str, where: str, agents: Mapping[str, AgentSource] | None
+    own: CheckpointStore | None,
+    store_url: str,
+    where: str,
+    agents: Mapping[str, AgentSource] | None,
+    all_runs: bool,
 ) -> list[Finding]:
     try:
         store = own if own is not None else make_store(store_url)
@@ -58,7 +65,7 @@ async def _run_checks(
     try:
         return [
             Finding(check="store", level="ok", detail=f"{where} can be opened"),
-            *await Doctor(store, agents).run(),
+            *await Doctor(store, agents, sample=None if all_runs else SAMPLE_SIZE).run(),
         ]
     finally:
         await store.close()

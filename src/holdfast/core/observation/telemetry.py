@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from holdfast.core.info import RunInfo
 from holdfast.core.observation.metrics import RunMetrics
@@ -58,6 +58,7 @@ class RunTelemetry(Protocol):
         ...
 
 
+@runtime_checkable
 class Telemetry(Protocol):
     """Exports what runs do."""
 

@@ -107,6 +107,10 @@ class Conversation(Generic[OutputT]):
 
     # -- sending ------------------------------------------------------------------------------------------------
 
+    async def begin(self) -> None:
+        """Put the conversation into the store, unless it is there. `send` and `post` do so too."""
+        await self._client.create(self._info)
+
     async def send(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> Turn[OutputT]:
         """Send a message, and wait for the turn that answers it, in whichever process it is executed.
 
@@ -156,7 +160,7 @@ class Conversation(Generic[OutputT]):
         while True:
             record = await self._find_record()
             if record is None:
-                await self._client.create(self._info)
+                await self.begin()
             else:
                 progress = decode(record.progress, Progress)
                 if is_present(progress, mail.mail_id) or mail.mail_id in progress.recent_turns:

@@ -8,7 +8,8 @@ from starlette.responses import Response
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
 from holdfast.checkpoint.turns import JournaledTurn, read_turns
 from holdfast.core.execution.native import get_loop
-from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
+from holdfast.core.prompt import Prompt
+from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation, When
 from holdfast.runtime.reading import RunList
 from holdfast.web.api.operation import Context, Operation, Parameter
 from holdfast.web.api.parameters import DEFAULT_WAIT, LIST_PARAMETERS, MAX_WAIT, describe_number, read_number
@@ -43,6 +44,20 @@ async def open_conversation(context: Context, agent: str, key: str) -> Conversat
     return conversation
 
 
+async def post_message(
+    context: Context, conversation: Conversation[Any], content: Prompt, *, id: str | None = None, when: When = "queue"
+) -> str:
+    """Send a message to a conversation that `open_conversation` has returned, and return the id of the message.
+
+    Raises:
+        RunNotFound: another caller began it at the same time.
+    """
+    if not await _exists(context, conversation.run_id):
+        await conversation.begin()
+    await context.find_visible(conversation.run_id)
+    return await conversation.post(content, id=id, when=when)
+
+
 async def _exists(context: Context, run_id: str) -> bool:
     try:
         await context.store.get_record(run_id)
@@ -67,7 +82,7 @@ async def send_turn(context: Context) -> TurnReference:
     body: TurnRequest = context.body
     parameters = context.request.path_params
     conversation = await open_conversation(context, parameters["agent"], parameters["key"])
-    turn_id = await conversation.post(body.content, id=body.id, when=body.when)
+    turn_id = await post_message(context, conversation, body.content, id=body.id, when=body.when)
     return TurnReference(run_id=conversation.run_id, turn_id=turn_id)
 
 

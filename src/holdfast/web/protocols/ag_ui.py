@@ -41,7 +41,7 @@ class AGUIServer:
         app, run_id = self._chat.app, conversation.run_id
         turns = await read_history(app, run_id)
         if message is not None:
-            await conversation.post(message.text, id=message.id)
+            await self._chat.post(request, principal, conversation, message.text, message.id)
         turn_id = message.id if message is not None else await find_present_turn(app, run_id, turns)
         answered = set(answers.approvals) if answers is not None else set()
         if answered and turn_id is None and turns:

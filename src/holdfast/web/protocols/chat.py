@@ -16,7 +16,7 @@ from holdfast.core.waiting import Answer, Approve, Deny
 from holdfast.runtime.conversations.conversation import Conversation
 from holdfast.runtime.mailer import AlreadyAnswered, NotWaiting
 from holdfast.web.api.body import InvalidBody, read_body
-from holdfast.web.api.conversations import open_conversation
+from holdfast.web.api.conversations import open_conversation, post_message
 from holdfast.web.api.operation import Context
 from holdfast.web.auth import Authorize, Principal, Scope, authenticate
 
@@ -44,6 +44,13 @@ class ChatServer:
         """Return the conversation of the agent in the path with this key. Raises `RunNotFound`."""
         context = Context(self.app, principal, request, None)
         return await open_conversation(context, request.path_params["agent"], key)
+
+    async def post(
+        self, request: Request, principal: Principal, conversation: Conversation[Any], text: str, id: str
+    ) -> str:
+        """Send a message, and return its id. Raises `RunNotFound`."""
+        context = Context(self.app, principal, request, None)
+        return await post_message(context, conversation, text, id=id)
 
     async def answer(self, conversation: Conversation[Any], principal: Principal, given: DeferredToolResults) -> None:
         """Give the approvals of a request. Those that were given before change nothing."""

@@ -36,7 +36,7 @@ class VercelAIServer:
         adapter = VercelAIAdapter(agent=cast(Any, None), run_input=data, sdk_version=_SDK_VERSION)
         message = _find_new_message(data.messages)
         if message is not None:
-            turn_id: str | None = await conversation.post(message.text, id=message.id)
+            turn_id = await self._chat.post(request, principal, conversation, message.text, message.id)
             return self._respond(conversation, turn_id, set())
         answers = adapter.deferred_tool_results
         if answers is None:
