@@ -13,6 +13,7 @@ _MODULES = (
     "holdfast.batteries.budget.budget",
     "holdfast.batteries.critic.escalation",
     "holdfast.batteries.definitions.store",
+    "holdfast.batteries.limits.errors",
     "holdfast.batteries.persona",
     "holdfast.batteries.schedule.jobs",
     "holdfast.batteries.skill",
@@ -21,8 +22,11 @@ _MODULES = (
     "holdfast.cli.errors",
     "holdfast.compare.recipe",
     "holdfast.core.errors",
+    "holdfast.core.events",
+    "holdfast.core.turn",
     "holdfast.core.waiting",
     "holdfast.db.tables",
+    "holdfast.errors",
     "holdfast.fanout.errors",
     "holdfast.runtime.mailer",
     "holdfast.testing.crash.checks",
@@ -38,8 +42,11 @@ def load_explanations() -> dict[str, str]:
     for module in _MODULES:
         with suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    errors = {kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in _walk(HoldfastError)}
-    return dict(sorted(errors.items()))
+    # Only those of the list: other modules may be loaded or not.
+    errors = [kind for kind in _walk(HoldfastError) if kind.__module__ in _MODULES]
+    return {
+        kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in sorted(errors, key=lambda kind: kind.__name__)
+    }
 
 
 def _walk(kind: type[HoldfastError]) -> Iterator[type[HoldfastError]]:
