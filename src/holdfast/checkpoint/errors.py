@@ -14,7 +14,7 @@ class CheckpointError(HoldfastError):
 class StoreError(CheckpointError):
     """The store could not do the operation. Earlier acknowledged writes are safe.
 
-    What to do: The message has the driver's error. The same call may be made again.
+    What to do: Act on the message, such as a wrong URL or the driver's error. The same call may then be made again.
     """
 
 

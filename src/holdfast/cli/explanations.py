@@ -42,8 +42,11 @@ def load_explanations() -> dict[str, str]:
     for module in ERROR_MODULES:
         with suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    errors = {kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in _walk(HoldfastError)}
-    return dict(sorted(errors.items()))
+    # Only those of the list: other modules may be loaded or not.
+    errors = [kind for kind in _walk(HoldfastError) if kind.__module__ in _MODULES]
+    return {
+        kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in sorted(errors, key=lambda kind: kind.__name__)
+    }
 
 
 def _walk(kind: type[HoldfastError]) -> Iterator[type[HoldfastError]]:
