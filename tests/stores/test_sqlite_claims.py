@@ -16,7 +16,7 @@ import apsw
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claim import WorkerIdentity, find_process, this_process
+from holdfast.checkpoint.claim import WorkerIdentity, find_process, is_process_alive, this_process
 from holdfast.checkpoint.errors import RunBusy
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -273,6 +273,28 @@ async def test_a_zombie_is_dead(tmp_path: Path) -> None:
             await store.claim("run-1", other)
         _kill_without_reaping(process)
         assert (await store.claim("run-1", other)).run_id == "run-1"
+    process.communicate()
+
+
+#: Ends its main thread, but not its other one, as a killed process does for a moment.
+_HALF_ENDED = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only /proc shows the main thread as the process")
+def test_a_process_lives_until_its_last_thread_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", _HALF_ENDED], stdin=subprocess.PIPE)
+    identity = find_process(process.pid)
+    assert identity is not None
+    state = Path(f"/proc/{process.pid}/stat")
+    while state.read_text().rpartition(")")[2].split()[0] != "Z":
+        pass
+    assert is_process_alive(identity)
+    _kill_without_reaping(process)
+    assert not is_process_alive(identity)
     process.communicate()
 
 

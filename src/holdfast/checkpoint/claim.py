@@ -31,15 +31,19 @@ def _host_id() -> str:
 
 
 def _process_start_time(pid: int) -> str | None:
-    """Return the start time of a live process; `None` if there is none, or if it is a zombie."""
+    """Return the start time of a live process; `None` if there is none, or if it is a zombie.
+
+    A killed process whose main thread has ended, and whose other threads are ending, is shown as a zombie too. It is
+    not one: it still holds its files and locks.
+    """
     if Path("/proc/self/stat").exists():
         try:
             # The process name, in parentheses, may hold spaces and parentheses: split after the last one.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        state, started = fields[0], fields[19]
-        return None if state in ("Z", "X") else started
+        state, threads, started = fields[0], int(fields[17]), fields[19]
+        return None if state in ("Z", "X") and threads <= 1 else started
     shown = subprocess.run(
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
