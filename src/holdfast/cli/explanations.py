@@ -43,7 +43,7 @@ def load_explanations() -> dict[str, str]:
         with suppress(ModuleNotFoundError):
             importlib.import_module(module)
     # Only those of the list: other modules may be loaded or not.
-    errors = [kind for kind in _walk(HoldfastError) if kind.__module__ in _MODULES]
+    errors = [kind for kind in _walk(HoldfastError) if kind.__module__ in ERROR_MODULES]
     return {
         kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in sorted(errors, key=lambda kind: kind.__name__)
     }
