@@ -42,11 +42,11 @@ postgresql:
 		|| echo "PostgreSQL could not be installed: the tests use the embedded one"; \
 	fi
 
-# Tests of the web page use Debian's browser. Where it cannot be installed, they fail and say how.
+# Tests of the web UI use Debian's browser. Where it cannot be installed, they fail and say how.
 chromium:
 	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes chromium; } >/dev/null 2>&1 \
-		|| echo "chromium could not be installed: the tests of the web page fail"; \
+		|| echo "chromium could not be installed: the tests of the web UI fail"; \
 	fi
 
 # One worker more than two cores: many tests wait for processes, timeouts and disks. A test that failed in that crowd is run
@@ -93,7 +93,7 @@ bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machi
 bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (40 minutes)
 	$(BIN)/python -m bench --peers --report
 
-screenshots: $(READY) chromium ## Render the pictures of the web page for the docs
+screenshots: $(READY) chromium ## Render the pictures of the web UI for the docs
 	$(BIN)/python -m tests.web.ui.screenshots docs/images
 
 docs: $(READY) ## Build the documentation into site/

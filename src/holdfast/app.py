@@ -631,7 +631,7 @@ class App:
     # -- web ----------------------------------------------------------------------------------------------------
 
     def web(self, *, authorize: "Authorize | None" = None, schedule: "Schedule | None" = None) -> "Starlette":
-        """Return the web page of this App at `/`, and its HTTP API at `/api`. Needs the extra `web`.
+        """Return the web UI of this App at `/`, and its HTTP API at `/api`. Needs the extra `web`.
 
         Mount it under any path while the App is open, or serve it alone: then it opens the App.
 

@@ -21,7 +21,7 @@ class FinishedFanout(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: str
     responses: tuple[ModelResponse, ...]
-    #: What a person has picked on the web page or over the HTTP API.
+    #: What a person has picked on the web UI or over the HTTP API.
     pick: Pick | None = None
 
     @property

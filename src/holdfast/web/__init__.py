@@ -1,1 +1,1 @@
-"""Runs over HTTP: the API, front-end protocols and the web page. Needs the extra `web`."""
+"""Runs over HTTP: the API, front-end protocols and the web UI. Needs the extra `web`."""

@@ -1,4 +1,4 @@
-"""The web page and the HTTP API of an App as one ASGI application."""
+"""The web UI and the HTTP API of an App as one ASGI application."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -32,7 +32,7 @@ def demo(
 
     It needs no key and no server: the model follows a script and the store is a temporary SQLite file. SIGKILL comes
     at random times. At the end a ledger outside the store shows what was lost and what was repeated. Exits with 0 only
-    if nothing was. With --ui it serves the web page of a store with runs in every status until Ctrl-C.
+    if nothing was. With --ui it serves the web UI of a store with runs in every status until Ctrl-C.
     """
     seed = secrets.randbelow(10_000) if seed is None else seed
     output = Output()

@@ -35,7 +35,7 @@ def ui(
     try:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as exc:
-        raise CommandError('the web page needs its extra: pip install "holdfast[web]"') from exc
+        raise CommandError('the web UI needs its extra: pip install "holdfast[web]"') from exc
     url: str | None = resolve_store_url(store)
     if target:
         found = load_object(target)
