@@ -4,7 +4,7 @@ import asyncio
 import builtins
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.fleet import count_runs
@@ -26,19 +26,19 @@ from holdfast.core.observation.trace_context import annotate_submit
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
 from holdfast.core.prompt import Prompt
 from holdfast.core.result import OutputT, Result
-from holdfast.core.validation import check_choice, check_duration, check_protocol, check_type
+from holdfast.core.validation import check_choice, check_duration
 from holdfast.core.waiting import Answer, WaitingCall
 from holdfast.runtime.agents import find_agent, index_agents, resolve_agent
 from holdfast.runtime.client import RunClient
 from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.events.hub import EventHub
 from holdfast.runtime.fork import Fork
+from holdfast.runtime.options import AppOptions, check_limits, check_options, find_store
 from holdfast.runtime.parts import StoreParts
 from holdfast.runtime.prometheus import render_metrics
 from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.worker import RecoveryReport
-from holdfast.stores.redacting import RedactingStore
-from holdfast.stores.url import resolve_url, store_from_url
+from holdfast.stores.url import resolve_url
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -47,37 +47,6 @@ if TYPE_CHECKING:
     from holdfast.web.auth import Authorize
 
 _CHECKPOINT_DEFAULTS = CheckpointSettings()
-
-
-#: The ports among the parameters of an App.
-_PORT_PROTOCOLS: Mapping[str, type] = {
-    "audit": Audit,
-    "budget": Budget,
-    "provider_limits": ModelLimits,
-    "critic": Critic,
-    "listener": RunListener,
-    "extra_tools": ToolProvider,
-    "telemetry": Telemetry,
-}
-
-
-class AppOptions(TypedDict, total=False):
-    """The parameters of `App`, for `App.replace`."""
-
-    agents: Iterable[AgentSource]
-    store: CheckpointStore | str | None
-    checkpoint: CheckpointSettings
-    worker: WorkerSettings | bool
-    audit: Audit | None
-    budget: Budget | None
-    provider_limits: ModelLimits | None
-    critic: Critic | None
-    listener: RunListener | None
-    extra_tools: ToolProvider | None
-    telemetry: Telemetry | None
-    shutdown_exceptions: tuple[type[BaseException], ...]
-    limits: Iterable[ConcurrencyLimit]
-    clock: Clock
 
 
 class App:
@@ -126,20 +95,13 @@ class App:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
             StoreError: the URL names no store.
         """
-        check_type("checkpoint", checkpoint, CheckpointSettings)
         if isinstance(worker, bool):
             worker = WorkerSettings(take_runs=worker)
-        check_type("worker", worker, WorkerSettings)
-        check_type("limits", limits, Iterable, "a list of ConcurrencyLimit")
-        check_protocol("clock", clock, Clock)
-        _check_exceptions("shutdown_exceptions", shutdown_exceptions)
         #: The agents, by name.
         self.agents: Final[Mapping[str, AgentSource]] = index_agents(agents)
         self.checkpoint_settings: Final = checkpoint
         self.worker_settings: Final = worker
-        self._limits = tuple(limits)
-        for limit in self._limits:
-            check_type("limits", limit, ConcurrencyLimit)
+        self._limits = check_limits(limits)
         self._options = AppOptions(
             agents=tuple(self.agents.values()),
             store=store,
@@ -156,9 +118,9 @@ class App:
             limits=self._limits,
             clock=clock,
         )
-        _check_ports(self._options)
+        check_options(self._options)
         #: The store of this App, which redacts if the settings say so.
-        self.store: Final = _open_store(store, checkpoint)
+        self.store: Final = find_store(store, checkpoint)
         self._checkpoints: StoreCheckpoints | None = None
         self._hub: EventHub | None = None
         if self.store is not None:
@@ -642,26 +604,3 @@ class App:
         from holdfast.web.combined import make_web
 
         return make_web(self, authorize=authorize, schedule=schedule)
-
-
-def _open_store(store: CheckpointStore | str | None, settings: CheckpointSettings) -> CheckpointStore | None:
-    if isinstance(store, type) or not isinstance(store, str | Closeable | None):
-        raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
-    opened = store_from_url(store or None) if isinstance(store, str) else store
-    if opened is not None and settings.redact is not None:
-        return RedactingStore(opened, settings.redact)
-    return opened
-
-
-def _check_ports(options: Mapping[str, object]) -> None:
-    for name, protocol in _PORT_PROTOCOLS.items():
-        if options[name] is not None:
-            check_protocol(name, options[name], protocol)
-
-
-def _check_exceptions(name: str, value: object) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(kind, type) for kind in value):
-        raise DefinitionError(f"{name} is {value!r:.80}: give a tuple of exception classes")
-    for kind in value:
-        if not issubclass(kind, BaseException):
-            raise DefinitionError(f"{name} contains {kind.__name__}, which is no exception class")

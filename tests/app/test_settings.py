@@ -9,9 +9,9 @@ import pytest
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, CheckpointSettings, Reply, Retention, WorkerSettings
-from holdfast.app import AppOptions
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError
+from holdfast.runtime.options import AppOptions
 from holdfast.stores.memory import MemoryStore
 
 AGENT = Agent(name="a", model=ScriptedModel("done"))

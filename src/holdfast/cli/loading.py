@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.app import App, AppOptions
+from holdfast.app import App
 from holdfast.cli.errors import CommandError, UsageError, format_error, is_debug_enabled
 from holdfast.cli.stores import make_store
 from holdfast.config import WorkerSettings
@@ -16,6 +16,7 @@ from holdfast.core.agent import Agent, AgentSource
 from holdfast.core.events import Event
 from holdfast.core.info import RunInfo
 from holdfast.core.ports import RunListener
+from holdfast.runtime.options import AppOptions
 
 
 def load_object(path: str) -> Any:

@@ -1,0 +1,97 @@
+"""The parameters of an App, checked."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypedDict
+
+from holdfast.checkpoint.limits import ConcurrencyLimit
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.clock import Clock
+from holdfast.config import CheckpointSettings, WorkerSettings
+from holdfast.core.agent import AgentSource
+from holdfast.core.errors import DefinitionError
+from holdfast.core.observation.telemetry import Telemetry
+from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, RunListener, ToolProvider
+from holdfast.core.validation import check_protocol, check_type
+from holdfast.stores.redacting import RedactingStore
+from holdfast.stores.url import store_from_url
+
+
+class AppOptions(TypedDict, total=False):
+    """The parameters of `App`, for `App.replace`."""
+
+    agents: Iterable[AgentSource]
+    store: CheckpointStore | str | None
+    checkpoint: CheckpointSettings
+    worker: WorkerSettings | bool
+    audit: Audit | None
+    budget: Budget | None
+    provider_limits: ModelLimits | None
+    critic: Critic | None
+    listener: RunListener | None
+    extra_tools: ToolProvider | None
+    telemetry: Telemetry | None
+    shutdown_exceptions: tuple[type[BaseException], ...]
+    limits: Iterable[ConcurrencyLimit]
+    clock: Clock
+
+
+_PORTS: Mapping[str, type] = {
+    "audit": Audit,
+    "budget": Budget,
+    "provider_limits": ModelLimits,
+    "critic": Critic,
+    "listener": RunListener,
+    "extra_tools": ToolProvider,
+    "telemetry": Telemetry,
+}
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Check the types of settings and ports, of which those that are `None` are not used.
+
+    Raises:
+        DefinitionError: one has a wrong type.
+    """
+    check_type("checkpoint", options["checkpoint"], CheckpointSettings)
+    check_type("worker", options["worker"], WorkerSettings)
+    check_protocol("clock", options["clock"], Clock)
+    for name, protocol in _PORTS.items():
+        if options[name] is not None:
+            check_protocol(name, options[name], protocol)
+    _check_exceptions("shutdown_exceptions", options["shutdown_exceptions"])
+
+
+def check_limits(limits: Iterable[ConcurrencyLimit]) -> tuple[ConcurrencyLimit, ...]:
+    """Return the limits.
+
+    Raises:
+        DefinitionError: one is no limit.
+    """
+    check_type("limits", limits, Iterable, "a list of ConcurrencyLimit")
+    checked = tuple(limits)
+    for limit in checked:
+        check_type("limits", limit, ConcurrencyLimit)
+    return checked
+
+
+def find_store(store: CheckpointStore | str | None, settings: CheckpointSettings) -> CheckpointStore | None:
+    """Return the store that an App uses, which redacts if the settings say so.
+
+    Raises:
+        DefinitionError: it is neither a store nor a URL.
+        StoreError: the URL names no store.
+    """
+    if isinstance(store, type) or not isinstance(store, str | Closeable | None):
+        raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
+    found = store_from_url(store or None) if isinstance(store, str) else store
+    if found is not None and settings.redact is not None:
+        return RedactingStore(found, settings.redact)
+    return found
+
+
+def _check_exceptions(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(kind, type) for kind in value):
+        raise DefinitionError(f"{name} is {value!r:.80}: give a tuple of exception classes")
+    for kind in value:
+        if not issubclass(kind, BaseException):
+            raise DefinitionError(f"{name} contains {kind.__name__}, which is no exception class")
