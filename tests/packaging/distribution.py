@@ -38,7 +38,8 @@ def build_distribution(folder: Path) -> Distribution:
     """Build both files in `folder`. Needs hatchling in this environment, and no network."""
     sdist = _build("sdist", ROOT, folder)
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+        archive.extractall(folder / "unpacked")
     unpacked = folder / "unpacked" / sdist.name.removesuffix(".tar.gz")
     return Distribution(sdist, _build("wheel", unpacked, folder))
 
