@@ -12,6 +12,9 @@ from holdfast.stores.sqlite.transaction import Transaction
 
 #: Lanes that one scan takes up at least. If more wait, the next scan continues behind them.
 _LANES_PER_SCAN = 256
+#: Runs of a dead worker, and waiting runs whose time has come, that one scan reads at least: the oldest. A worker that
+#: recovers 1,000 runs makes some 1,000 scans.
+_OTHERS_PER_SCAN = 32
 
 
 class FairQueue:
@@ -38,7 +41,7 @@ class FairQueue:
         if limit <= 0:
             return (), None
         slots = read_slots(self._liveness, transaction.execute)
-        scan = CandidateScan(agents, slots, transaction, self._liveness, max(limit, _LANES_PER_SCAN))
+        scan = CandidateScan(agents, slots, transaction, self._liveness, max(limit, _OTHERS_PER_SCAN))
         chosen: list[Candidate] = []
         for priority in scan.find_priorities(None if cursor is None else cursor.priority):
             cursor = cursor or ScanCursor(priority, self._position, self._position)
