@@ -53,8 +53,13 @@ def _process_start_time(pid: int) -> str | None:
 
 def this_process() -> ProcessIdentity:
     """Return the identity of the calling process."""
-    started = _process_start_time(os.getpid())
-    return ProcessIdentity(host=_host_id(), pid=os.getpid(), started=started or "unknown")
+    return _identify_own(os.getpid())
+
+
+@functools.cache
+def _identify_own(pid: int) -> ProcessIdentity:
+    """Cached by the pid, because the process may fork."""
+    return ProcessIdentity(host=_host_id(), pid=pid, started=_process_start_time(pid) or "unknown")
 
 
 def find_process(pid: int) -> ProcessIdentity | None:
@@ -67,6 +72,8 @@ def is_process_alive(process: ProcessIdentity) -> bool | None:
     """Whether the process runs (a stopped one does); `None` if that cannot be known from this host."""
     if process.host != _host_id():
         return None
+    if process == this_process():
+        return True
     return _process_start_time(process.pid) == process.started
 
 

@@ -1,7 +1,5 @@
 """Whether a worker is alive: by its process on this host, by its heartbeat elsewhere."""
 
-import functools
-import os
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -18,12 +16,6 @@ from holdfast.stores.sqlite.transaction import Execute, from_micros
 
 #: Rows of workers whose heartbeat has not changed for this many lease timeouts are deleted.
 _FORGET_AFTER_LEASES = 1000
-
-
-@functools.cache
-def _own_process(pid: int) -> ProcessIdentity:
-    """Return the identity of this process, cached by its id, because it may fork."""
-    return this_process()
 
 
 class WorkerRow(NamedTuple):
@@ -101,10 +93,7 @@ class Liveness:
     def _is_process_alive(self, row: WorkerRow) -> bool | None:
         """Return whether the process runs; `None` if that cannot be known from here."""
         process = row.process
-        own = _own_process(os.getpid())
-        if process == own:
-            return True
-        if _is_earlier_boot(process.host, own.host):
+        if _is_earlier_boot(process.host, this_process().host):
             return False
         return is_process_alive(process)
 
