@@ -19,7 +19,7 @@ from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claim import WorkerIdentity, this_process
-from holdfast.checkpoint.codec import Checkpoint, RunMeta, Step, decode, read_checkpoint
+from holdfast.checkpoint.codec import Checkpoint, RunMeta, Step, decode, encode, read_checkpoint
 from holdfast.checkpoint.errors import StoreClosed, StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
@@ -248,7 +248,7 @@ class Journal(RuleBasedStateMachine):
         stored = self.do(self.inner.load("r"))
         steps = [place for place, entry in enumerate(stored.entries) if entry.kind is EntryKind.STEP]
         if steps:
-            progress = bytes(decode(stored.entries[steps[-1]].body, Step).progress)
+            progress = encode(decode(stored.entries[steps[-1]].body, Step).progress)
             record = msgspec.structs.replace(stored.record, progress=progress)
             state = read_checkpoint(
                 StoredRun(record=record, entries=stored.entries[: steps[-1] + 1]), NATIVE_CODEC

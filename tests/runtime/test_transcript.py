@@ -9,7 +9,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, ApprovalRequest, Approve, Deny, RunWaiting, sleep, tool
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.checkpoint.codec import Progress, Step, decode
+from holdfast.checkpoint.codec import Step, decode
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.clock import SYSTEM_CLOCK
@@ -86,5 +86,5 @@ async def test_an_expired_wait_stays_on_record_and_other_waits_leave_none() -> N
         assert expired.decision.at is not None
         assert expired.decision.at <= SYSTEM_CLOCK.now()
         steps = [decode(entry.body, Step) for entry in (await store.load("r1")).entries if entry.kind is EntryKind.STEP]
-        first, last = (decode(bytes(step.progress), Progress).annotations for step in steps)
+        first, last = (step.progress.annotations for step in steps)
         assert ([*first["waits"]], last) == (["1"], {})

@@ -176,8 +176,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """Body of a `STEP` entry."""
 
     at: datetime
-    #: An encoded `Progress`.
-    progress: msgspec.Raw
+    progress: Progress
     #: Not in journals of versions that did not measure them.
     times: StepTimes | None = None
 

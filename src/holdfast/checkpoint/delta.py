@@ -1,6 +1,7 @@
 """The difference between a run and its last successful save. Its cost does not grow with the transcript."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -10,8 +11,7 @@ from holdfast.checkpoint.attempts import StoredAttempt
 from holdfast.checkpoint.codec import Begin, Progress, RecordedResult, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.turns import NO_TURNS, StoredTurns, TurnDelta
-from holdfast.clock import Clock
-from holdfast.core.state import History, RunState
+from holdfast.core.state import History, RunState, StepEnd
 
 #: For bodies that hold only plain data, so that encoding cannot fail.
 _encode = msgspec.json.Encoder().encode
@@ -76,7 +76,7 @@ class Delta:
         watermark: Watermark,
         state: RunState,
         meta: RunMeta,
-        clock: Clock,
+        now: datetime,
         attempts: tuple[StoredAttempt, ...],
     ) -> None:
         history = state.history
@@ -112,29 +112,22 @@ class Delta:
         recent = dict(turns.stored.recent) if turns is not None else {}
         self.progress: bytes = _encode(msgspec.structs.replace(progress, recent_turns=recent, attempts=attempts))
         if self.step_finished:
-            bodies.insert(len(bodies) - later, (_STEP, self._encode_step(progress, state, clock)))
+            bodies.insert(len(bodies) - later, (_STEP, _encode_step(progress, state.step_end, now)))
         if state.notes:
             bodies += [(EntryKind.NOTE, body) for before, body in state.notes if before > start]
         if state.results:
             bodies += _encode_new_results(saved, since.steps, state)
         if turns is not None:
             bodies += turns.after
-        self.entries: list[Entry] = [
-            Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies, watermark.next_seq)
-        ]
-        self.next_watermark: Watermark = make_watermark(
-            state,
-            watermark.next_seq + len(bodies),
-            since.size + sum(len(body) for _, body in bodies),
-            turns.stored if turns is not None else NO_TURNS,
-        )
+        self.entries: list[Entry] = []
+        seq, size = watermark.next_seq, since.size
+        for kind, body in bodies:
+            self.entries.append(Entry(seq=seq, kind=kind, body=body))
+            seq += 1
+            size += len(body)
+        stored_turns = turns.stored if turns is not None else NO_TURNS
+        self.next_watermark: Watermark = make_watermark(state, seq, size, stored_turns)
         self.consumed: tuple[str, ...] = tuple(state.consumed)
-
-    def _encode_step(self, progress: Progress, state: RunState, clock: Clock) -> bytes:
-        then = progress.at_step_end(state.step_end)
-        if then.turn is not None:  # it is in the journal
-            then = msgspec.structs.replace(then, turn=None)
-        return _encode(Step(at=clock.now(), progress=msgspec.Raw(_encode(then)), times=state.step_end.times))
 
     def is_empty(self, watermark: Watermark) -> bool:
         """Whether there is nothing to write."""
@@ -144,6 +137,13 @@ class Delta:
             and not self.consumed
             and self.next_watermark.annotations == watermark.annotations
         )
+
+
+def _encode_step(progress: Progress, end: StepEnd, now: datetime) -> bytes:
+    then = progress.at_step_end(end)
+    if then.turn is not None:  # it is in the journal
+        then = msgspec.structs.replace(then, turn=None)
+    return _encode(Step(at=now, progress=then, times=end.times))
 
 
 def _encode_messages(

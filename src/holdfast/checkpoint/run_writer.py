@@ -72,19 +72,20 @@ class RunWriter:
 
     async def write(self, state: RunState, *, retry: bool) -> None:
         """Write the delta since the last successful write. The first write creates the run, claimed by the worker."""
-        known = self._attempts
-        attempts = known.at_create() if self.claim is None else known.at_save(self._clock.now())
-        delta = Delta(self.watermark, state, self._meta, self._clock, attempts)
+        now = self._clock.now()
+        attempts = self._attempts.at_create() if self.claim is None else self._attempts.at_save(now)
+        delta = Delta(self.watermark, state, self._meta, now, attempts)
         if self.claim is not None and delta.is_empty(self.watermark):
             return
         limit = self._settings.max_transcript_bytes
         if limit is not None and delta.next_watermark.size > limit:
             raise TranscriptTooLarge(self._meta.run_id, delta.next_watermark.size, limit)
-        send = partial(self._send, delta)
-        await (self.retry_until_timeout(send) if retry else send())
+        await (self.retry_until_timeout(partial(self._send, delta)) if retry else self._send(delta))
         self.watermark, self.progress = delta.next_watermark, delta.progress
-        _forget_consumed(state, delta.consumed)
-        del state.notes[: delta.note_count]  # more may have been added during the write
+        if delta.consumed:
+            _forget_consumed(state, delta.consumed)
+        if delta.note_count:
+            del state.notes[: delta.note_count]  # more may have been added during the write
         self.progressed = self.progressed or delta.step_finished
         self._claim_checked_at = self._sent_at
         self.saved_at = self._clock.monotonic()
@@ -146,8 +147,9 @@ class RunWriter:
         **options: Unpack[ReleaseOptions],
     ) -> None:
         """End the claim, and add what is `unsaved` and the outcome to the journal in the same write."""
-        attempts = self._attempts.at_save(self._clock.now(), options["status"])
-        delta = None if unsaved is None else self._unsaved_delta(unsaved, attempts)
+        now = self._clock.now()
+        attempts = self._attempts.at_save(now, options["status"])
+        delta = None if unsaved is None else self._unsaved_delta(unsaved, now, attempts)
         progress = delta.progress if delta is not None else self._end_attempt(attempts)
         entries = [] if delta is None else list(delta.entries)
         if outcome is not None:
@@ -171,10 +173,10 @@ class RunWriter:
             return None
         return encode(msgspec.structs.replace(decode(self.progress, Progress), attempts=attempts))
 
-    def _unsaved_delta(self, state: RunState, attempts: tuple[StoredAttempt, ...]) -> Delta | None:
+    def _unsaved_delta(self, state: RunState, now: datetime, attempts: tuple[StoredAttempt, ...]) -> Delta | None:
         """Return what is new since the last save; `None` if it cannot be appended."""
         try:
-            delta = Delta(self.watermark, state, self._meta, self._clock, attempts)
+            delta = Delta(self.watermark, state, self._meta, now, attempts)
         except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
             log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
             return None
@@ -207,5 +209,4 @@ class RunWriter:
 
 def _forget_consumed(state: RunState, mail_ids: Sequence[str]) -> None:
     """Forget mail that the store has consumed. More may have been taken during the write."""
-    if mail_ids:
-        state.consumed[:] = [mail_id for mail_id in state.consumed if mail_id not in mail_ids]
+    state.consumed[:] = [mail_id for mail_id in state.consumed if mail_id not in mail_ids]

@@ -73,7 +73,7 @@ class _Forker:
     def _find_step(self, step: int) -> tuple[int, Progress]:
         """Return the position of the end of a step, and the progress then."""
         steps = [
-            (position, decode(bytes(decode(entry.body, Step).progress), Progress))
+            (position, decode(entry.body, Step).progress)
             for position, entry in enumerate(self._entries)
             if entry.kind is EntryKind.STEP
         ]

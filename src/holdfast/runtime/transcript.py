@@ -158,9 +158,8 @@ class Transcript:
                 yield from self._read_message(entry.seq, bytes(recorded.message), recorded.call)
             case EntryKind.STEP:
                 step = decode(entry.body, Step)
-                progress = decode(bytes(step.progress), Progress)
-                self._record_decisions(progress.annotations)
-                yield _make_step_item(entry.seq, step, progress)
+                self._record_decisions(step.progress.annotations)
+                yield _make_step_item(entry.seq, step)
             case EntryKind.PHASE:
                 phase = decode(entry.body, PhaseOutput)
                 yield TranscriptItem(
@@ -247,7 +246,8 @@ class Transcript:
             call.result = content
 
 
-def _make_step_item(seq: int, step: Step, progress: Progress) -> TranscriptItem:
+def _make_step_item(seq: int, step: Step) -> TranscriptItem:
+    progress = step.progress
     return TranscriptItem(
         seq=seq,
         kind="step",

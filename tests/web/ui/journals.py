@@ -34,7 +34,7 @@ async def store_long_run(
     for number in range(1, steps + 1):
         call = ToolCall(id=f"c{number}", name="walk", arguments={"to": number})
         progress = Progress(steps=number, own_usage=Usage(input_tokens=100 * number, cost_usd=0.001 * number))
-        ended = Step(at=_START + timedelta(seconds=number), progress=msgspec.Raw(encode(progress)))
+        ended = Step(at=_START + timedelta(seconds=number), progress=progress)
         result = ToolResult(call_id=call.id, tool="walk", content="." * size)
         bodies += [
             (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=f"thought {number}", tool_calls=[call]))),
@@ -131,7 +131,7 @@ async def store_hostile_run(store: CheckpointStore | None, run_id: str) -> list[
     )
     waits = {WAITS_KEY: {call.id: msgspec.to_builtins(asked)}}
     progress = Progress(steps=1, phase=_HOSTILE[0], annotations=waits)
-    ended = Step(at=_START, progress=msgspec.Raw(encode(Progress(steps=1))))
+    ended = Step(at=_START, progress=Progress(steps=1))
     bodies = [
         (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(System(text=text))),

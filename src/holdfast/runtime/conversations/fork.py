@@ -63,6 +63,6 @@ def _cut(run_id: str, entries: Sequence[Entry], at_turn: int, *, include: bool) 
 def _make_progress(entries: Sequence[Entry]) -> Progress:
     """Return the progress of a conversation with these entries."""
     steps = [entry.body for entry in entries if entry.kind is EntryKind.STEP]
-    progress = decode(bytes(decode(steps[-1], Step).progress), Progress) if steps else Progress()
+    progress = decode(steps[-1], Step).progress if steps else Progress()
     turns = sum(entry.kind is EntryKind.TURN for entry in entries)
     return msgspec.structs.replace(progress, turns=turns, turn=None, recent_turns=index_turns(entries, first_seq=1))

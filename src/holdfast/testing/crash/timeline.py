@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.checkpoint.codec import Progress, RecordedResult, Step, decode
+from holdfast.checkpoint.codec import RecordedResult, Step, decode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.message import NATIVE_CODEC, Reply, ToolResult
@@ -79,7 +79,7 @@ def read_results(entries: Sequence[Entry], steps: int = 0) -> dict[StepCallKey, 
         elif entry.kind is EntryKind.MESSAGE:
             group.append((decode_message(entry.body), entry.body))
         elif entry.kind is EntryKind.STEP:
-            step = decode(bytes(decode(entry.body, Step).progress), Progress).steps
+            step = decode(entry.body, Step).progress.steps
             results.update(_read_group_results(group, step))
             group = []
     results.update(_read_group_results(group, max(step, steps) + 1))

@@ -158,4 +158,4 @@ def _find_step(entries: Sequence[Entry], step: int) -> int:
 
 
 def _read_number(entry: Entry) -> int:
-    return decode(bytes(decode(entry.body, Step).progress), Progress).steps
+    return decode(entry.body, Step).progress.steps
