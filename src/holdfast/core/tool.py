@@ -195,7 +195,7 @@ class Tool:
 
     def request_approval(self, arguments: dict[str, Any]) -> ApprovalRequest | None:
         """Return what a person has to approve before the call is made; `None` if it needs no approval."""
-        return request_approval(self._approval, arguments)
+        return request_approval(self._approval, arguments) if self.may_need_approval else None
 
     @property
     def may_need_approval(self) -> bool:

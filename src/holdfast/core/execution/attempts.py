@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from holdfast.clock import Clock
@@ -100,14 +101,16 @@ def call_tool(
     Args:
         start: starts one attempt.
     """
+    if tool.retry is None:
+        return _attempt(run, tool, start)
+    return retry_call(run, tool.retry, tool.name, call_id, partial(_attempt, run, tool, start))
 
-    def attempt() -> Awaitable[Any]:
-        work = start()
-        if tool.timeout is not None:
-            work = _run_within_timeout(tool, tool.timeout, work, run.clock)
-        return run.await_uninterruptible(work) if tool.in_thread else work
 
-    return attempt() if tool.retry is None else retry_call(run, tool.retry, tool.name, call_id, attempt)
+def _attempt(run: RunExecution, tool: Tool, start: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+    work = start()
+    if tool.timeout is not None:
+        work = _run_within_timeout(tool, tool.timeout, work, run.clock)
+    return run.await_uninterruptible(work) if tool.in_thread else work
 
 
 async def retry_call(

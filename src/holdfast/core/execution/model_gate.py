@@ -15,10 +15,12 @@ MAX_PAUSE = timedelta(seconds=5)
 class ModelGate:
     """The permits of the model calls of one conversation. A loop enters before each call."""
 
-    __slots__ = ("_last_tokens", "_limits", "_permit", "_run")
+    __slots__ = ("_last_tokens", "_limits", "_permit", "_run", "has_limits")
 
     def __init__(self, run: RunExecution) -> None:
         self._run, self._limits = run, run.ports.model_limits
+        #: Without them there is nothing to enter.
+        self.has_limits: bool = self._limits is not None
         #: Of the call under way, until its usage is known.
         self._permit: ModelPermit | None = None
         usage = run.state.own_usage
@@ -54,8 +56,9 @@ class ModelGate:
 
     def on_usage(self, usage: Usage) -> None:
         """Settle the call that `enter` has let pass. A reply without a count of tokens keeps the reservation."""
-        permit, self._permit = self._permit, None
-        self.settle(permit, usage.total_tokens)
+        if self._permit is not None:
+            self.settle(self._permit, usage.total_tokens)
+            self._permit = None
 
     def settle(self, permit: ModelPermit | None, tokens: int) -> None:
         """Replace the reserved tokens of a call with those that it has used."""

@@ -186,9 +186,10 @@ class _Conversation:
 
     async def _request_reply(self, model: Model) -> Reply:
         """Call the model until it replies, as the agent's `Retry` says."""
-        retries, gate, name = self._context.model_retries, self._context.model_gate, get_model_name(model)
+        retries, gate = self._context.model_retries, self._context.model_gate
         while True:
-            await gate.enter(name)
+            if gate.has_limits:
+                await gate.enter(get_model_name(model))
             CURRENT_REPLY.set(self._context)
             try:
                 reply = await model(self._history, self._schemas)
@@ -214,14 +215,15 @@ class _Conversation:
         if not resumed:
             self._context.calls.add_approvals(requests)
         await self._context.calls.announce(requests, resumed=resumed)
-        results = await self._call_side_by_side(requests)
-        if any(result is WAITING for result in results):
+        if len(requests) == 1:
+            results = [await self._context.calls.try_execute(requests[0])]
+        else:
+            results = await self._call_side_by_side(requests)
+        if WAITING in results:
             raise self._context.waits.make_error()
         return results
 
     async def _call_side_by_side(self, requests: Sequence["_Call"]) -> list[Any]:
-        if len(requests) == 1:
-            return [await self._context.calls.try_execute(requests[0])]
         tasks = [asyncio.create_task(self._context.calls.try_execute(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))

@@ -387,17 +387,15 @@ class RunExecution:
             saved = False
         else:
             saved = True
-            self._count_save(self.clock.monotonic() - started_at)
+            took = self.clock.monotonic() - started_at
+            self.metrics.saves.add(took)
+            if self.trace is not None:
+                self.trace.add_save(timedelta(seconds=took))
             if self.ports.watchers is not None:
                 self.ports.watchers.on_save(self.info.run_id)
         if own_task and self.stop_state.is_stopped:
             raise asyncio.CancelledError
         return saved
-
-    def _count_save(self, seconds: float) -> None:
-        self.metrics.saves.add(seconds)
-        if self.trace is not None:
-            self.trace.add_save(timedelta(seconds=seconds))
 
     async def _write_in_background(self, write: Coroutine[Any, Any, None]) -> None:
         """Finish the write even if the task that asks for it is cancelled."""

@@ -137,7 +137,8 @@ class ToolCalls:
             if has_waited and request.effect is _ONCE:
                 # The answer is consumed, and the call counts as started, before it is.
                 await run.save(must_succeed=True)
-            result = await self._execute(request, context, children)
+            start = self._start_in_thread if request.in_thread else self._start_call
+            result = await start(request, context, children)
             if result is WAITING:
                 return WAITING
         if self._outstanding > 0:  # the last result of a batch is saved with the step
@@ -176,10 +177,8 @@ class ToolCalls:
             state.child_usage = state.child_usage + children.usage
         self._outstanding -= 1
 
-    async def _execute(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
-        """Make the call. One that runs in a thread waits for its slot first, and verifies the claim after that."""
-        if not request.in_thread:
-            return await self._start_call(request, context, children)
+    async def _start_in_thread(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
+        """Wait for a slot first. The claim is verified after that."""
         with await self._run.services.threads.reserve(context, self._run) as slot:
             context = msgspec.structs.replace(context, threads=slot)
             try:
