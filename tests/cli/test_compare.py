@@ -46,15 +46,26 @@ def work(shell: Shell) -> Path:
 
 def test_a_comparison_prints_answers_and_figures(shell: Shell) -> None:
     shell.open_gate()
-    output = shell.ok("compare", "Say hello.", *TWO)
+    done = shell.run("compare", "Say hello.", *TWO)
+    output = done.stdout
     assert "== rivals:quick\nquick says hello\n" in output
     row = next(line for line in output.splitlines() if line.startswith("rivals:slow"))
     assert row.split() == ["rivals:slow", "completed", *row.split()[2:4], "10", "2", "0", "$0.5000", "0", "0"]
     [(run_id, status)] = shell.states().items()
-    assert status == "done", "the answers stay readable"
+    assert (done.returncode, status) == (0, "done"), "the answers stay readable"
+    assert f"pick one: holdfast ui, run {run_id}" in done.stderr
+    assert "picked" not in output
     asyncio.run(pick(shell, run_id, "rivals:quick"))
     assert "picked   rivals:quick by ann, " in shell.ok("show", run_id)
-    assert shell.json("show", run_id)["pick"]["result"] == "rivals:quick"
+    pick_shown = shell.json("show", run_id)["pick"]
+    assert pick_shown["result"] == "rivals:quick"
+    asked = requests(shell)
+    again = shell.run("compare", "--resume")
+    assert "\npicked rivals:quick by ann, " in again.stdout
+    assert "pick one" not in again.stderr
+    report = shell.json("compare", "--resume")
+    assert (report["run_id"], report["pick"]) == (run_id, pick_shown)
+    assert requests(shell) == asked, "the models are not asked again"
 
 
 async def pick(shell: Shell, run_id: str, result: str) -> None:

@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import pytest
 from tests.web.conftest import Site
+from tests.web.ui.journals import store_fanout
 
-from holdfast import Approve, Deny, RunWaiting, Value
+from holdfast import Approve, Deny, RunWaiting, Value, store_from_url
 from holdfast.checkpoint.errors import RunConflict, RunEnded, RunNotFound
 from holdfast.client import AsyncClient, Client, ServerUnavailable
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed
@@ -91,6 +92,37 @@ async def test_a_cancelled_run_has_no_result(site: Site) -> None:
         for answer in (Deny(reason="no"), Value(1)):
             with pytest.raises(Exception, match="no call c9"):
                 await client.answer("client-3", "c9", answer)
+
+
+async def test_a_result_of_a_fan_out_is_picked(site: Site) -> None:
+    store = store_from_url(site.store)
+    await store.open()
+    await store_fanout(store, "client-4")
+    await store.close()
+    async with AsyncClient(site.url, token=site.issue_token("client-4", "read", "answer")) as client:
+        assert await client.get_pick("client-4") is None
+        with pytest.raises(DefinitionError, match="it has fake:one, fake:two, fake:three"):
+            await client.pick("client-4", "fake:four")
+        picked = await client.pick("client-4", "fake:two")
+        assert picked is not None
+        assert (picked.run_id, picked.result) == ("client-4", "fake:two")
+        assert await client.get_pick("client-4") == picked
+        assert await client.pick("client-4", "") is None
+        assert await client.get_pick("client-4") is None
+        with pytest.raises(RunNotFound):
+            await client.pick("another", "fake:two")
+
+
+def test_the_sync_client_picks_too(site: Site) -> None:
+    with Client(site.url, token=site.issue_token("client-5", "read", "start", "answer")) as client:
+        client.submit("clerk", "note", run_id="client-5")
+        picked = client.pick("client-5", "client-5")
+        assert picked is not None
+        assert client.get_pick("client-5") == picked
+    with Client(site.url, token=site.issue_token("client-5", "read")) as reader:
+        with pytest.raises(Forbidden):
+            reader.pick("client-5", "")
+        assert reader.get_pick("client-5") == picked
 
 
 async def test_a_wrong_token_and_a_server_that_is_not_there(site: Site) -> None:

@@ -15,6 +15,7 @@ from holdfast.checkpoint.errors import RunNotFound, TurnConflict
 from holdfast.checkpoint.record import NewRun
 from holdfast.client import AsyncClient, Client
 from holdfast.core.events import TurnFinished
+from holdfast.runtime.mailer import MAX_MAIL_BYTES
 from holdfast.stores.memory import MemoryStore
 from holdfast.web.api import make_api
 from holdfast.web.server import serve_locally
@@ -66,6 +67,28 @@ async def test_a_conversation_is_forked_and_erased(ann: httpx.AsyncClient) -> No
     check_problem(taken, 409, "RunConflict")
     assert (await ann.delete(chat)).status_code == 204
     check_problem(await ann.get(chat), 404, "RunNotFound")
+
+
+#: Messages that are refused for their content, their id, or their size.
+REFUSED = [
+    {"content": []},
+    {"content": [7]},
+    {"content": "hello", "id": "answer:c1"},
+    {"content": "x" * (MAX_MAIL_BYTES + 1)},
+]
+
+
+async def test_a_refused_message_leaves_no_conversation(ann: httpx.AsyncClient) -> None:
+    chat = "/conversations/talker/chat-8"
+    for message in REFUSED:
+        assert (await ann.post(f"{chat}/messages", json=message)).status_code == 422
+        check_problem(await ann.get(chat), 404, "RunNotFound")
+    await ann.post(f"{chat}/messages", json={"content": "hello", "id": "m1"})
+    await ann.get(f"{chat}/turns/m1")
+    edited = "x" * (MAX_MAIL_BYTES + 1)
+    refused = await ann.post(f"{chat}/fork", json={"at_turn": 1, "edited": edited, "key": "chat-9"})
+    check_problem(refused, 422, "PayloadError")
+    check_problem(await ann.get("/conversations/talker/chat-9"), 404, "RunNotFound")
 
 
 async def test_a_client_converses(site: Site) -> None:

@@ -12,6 +12,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.cli.errors import CommandError, UsageError, format_error
 from holdfast.cli.loading import load_object
 from holdfast.cli.progress import ProgressListener
+from holdfast.cli.stores import open_store
 from holdfast.compare.criteria import Check, check_response
 from holdfast.compare.preferences import Preference, append_preference
 from holdfast.compare.recipe import Recipe, Task
@@ -19,6 +20,7 @@ from holdfast.compare.report import Report, build_report
 from holdfast.fanout import Fanout, FanoutSettings, ModelResponse, Variant, Workspace, load
 from holdfast.fanout.atomic_file import remove_file, write_atomically
 from holdfast.fanout.fanout import discard
+from holdfast.runtime.picks import Pick, read_pick
 
 #: Beside the default store.
 COMPARE_DIR = Path(".holdfast") / "compare"
@@ -35,6 +37,8 @@ class TaskResults(msgspec.Struct, frozen=True, kw_only=True):
     #: The workspace; empty if there was none.
     folder: str
     responses: list[ModelResponse]
+    #: The run of the store that keeps the responses.
+    run_id: str | None = None
 
 
 class CompareArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,22 +187,37 @@ class Comparison:
         folder = str(self._workspace.resolve()) if self._workspace is not None else ""
         self.task_files(task).save_results(TaskResults(prompt=task.prompt, folder=folder, responses=list(responses)))
 
-    def load_finished(self, task: Task, cells: Sequence[str]) -> list[ModelResponse] | None:
-        """Return the responses of a task that finished before the comparison was interrupted."""
+    def save_run_id(self, task: Task, run_id: str) -> None:
+        """Add the run that keeps the responses to the results of a task, so that `--resume` finds what was picked."""
+        files = self.task_files(task)
+        if (results := files.load_results()) is not None:
+            files.save_results(msgspec.structs.replace(results, run_id=run_id))
+
+    def load_finished(self, task: Task, cells: Sequence[str]) -> TaskResults | None:
+        """Return the results of a task that has finished."""
         files = self.task_files(task)
         results = None if files.is_interrupted else files.load_results()
         if results is None or results.prompt != task.prompt:
             return None
-        return results.responses if [response.model_id for response in results.responses] == list(cells) else None
+        return results if [response.model_id for response in results.responses] == list(cells) else None
 
-    async def evaluate(self, task: Task, responses: Sequence[ModelResponse]) -> Report:
-        """Check the responses against the criteria of the recipe and of the task."""
+    async def evaluate(self, task: Task, responses: Sequence[ModelResponse], run_id: str | None) -> Report:
+        """Check the responses against the criteria of the recipe and of the task, and read what a person has picked.
+
+        Args:
+            run_id: the run of the store that keeps the responses.
+        """
         criteria = [*self._recipe.success, *task.success]
         checks: dict[str, list[Check]] = {}
         for response in responses:
             if criteria and response.ok:
                 checks[response.model_id] = await check_response(response, criteria, self._workspace or Path())
-        return build_report(task.prompt, responses, checks)
+        pick = await self._read_pick(run_id) if run_id is not None else None
+        return build_report(task.prompt, responses, checks, run_id=run_id, pick=pick)
+
+    async def _read_pick(self, run_id: str) -> Pick | None:
+        async with open_store(self._store, create=True) as store:
+            return await read_pick(store, run_id)
 
 
 def apply_response(files: TaskFiles, cell: str) -> list[str]:

@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.errors import UsageError
 from holdfast.cli.stores import open_store
+from holdfast.runtime.reading import list_records
 
 #: Runs that shell completion looks at.
 _MAX_COMPLETIONS = 1000
@@ -24,7 +25,7 @@ def complete_run(ctx: Any, incomplete: str) -> list[str]:
 
     async def find() -> list[str]:
         async with open_store(ctx.params.get("store") or "") as store:
-            newest = (await store.list_page(limit=_MAX_COMPLETIONS)).records
+            newest = (await list_records(store, limit=_MAX_COMPLETIONS)).records
             return sorted(record.run_id for record in newest if record.run_id.startswith(incomplete))
 
     try:

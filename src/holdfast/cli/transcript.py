@@ -6,6 +6,7 @@ from datetime import datetime
 from holdfast.cli import formatting
 from holdfast.cli.output import STYLES, Output, format_value, one_line
 from holdfast.core.waiting import describe_decision
+from holdfast.runtime.picks import Pick
 from holdfast.runtime.transcript import Call, TranscriptItem
 
 _MAX_TEXT_LENGTH = 2_000
@@ -97,6 +98,12 @@ def format_call(call: Call, *, full: bool = False) -> str:
     else:
         arguments = one_line(format_value(call.arguments), sys.maxsize if full else _MAX_CONTENT_LENGTH)
     return f"{call.tool}({arguments}) {call.effect + ' ' if call.effect else ''}{call.call_id}"
+
+
+def format_pick(pick: Pick) -> str:
+    """Format what was picked, by whom and when."""
+    by = f" by {pick.by}" if pick.by else ""
+    return f"{pick.result}{by}, {format_time(pick.at)}"
 
 
 def format_time(at: datetime) -> str:

@@ -17,6 +17,7 @@ from holdfast.client.sse import read_frames
 from holdfast.core.events import Event
 from holdfast.core.info import new_run_id
 from holdfast.core.waiting import Answer, Approve, Deny
+from holdfast.runtime.picks import Pick
 from holdfast.runtime.reading import RunDetails, RunList
 from holdfast.web.wire import (
     AnswerRequest,
@@ -25,6 +26,8 @@ from holdfast.web.wire import (
     ForkRequest,
     MailReference,
     MessageRequest,
+    PickRequest,
+    PickResponse,
     RunReference,
     RunRequest,
     RunResult,
@@ -210,6 +213,25 @@ class AsyncClient:
             run_id=new_id,
         )
         return (await self._requests.post(f"{_make_path(run_id)}/fork", body, RunReference)).run_id
+
+    # -- several results ----------------------------------------------------------------------------------------
+
+    async def pick(self, run_id: str, result: str) -> Pick | None:
+        """Pick one of several results, and return the pick. The server records who it was.
+
+        Args:
+            run_id: a fan-out, a run with forks, or the parent of several runs.
+            result: the id of a model of the fan-out, or the id of a run. Empty: none of them; then returns `None`.
+
+        Raises:
+            RunNotFound: there is no such run. DefinitionError: the fan-out has no such model.
+        """
+        body = PickRequest(result=result)
+        return (await self._requests.post(f"{_make_path(run_id)}/pick", body, PickResponse)).pick
+
+    async def get_pick(self, run_id: str) -> Pick | None:
+        """Return the newest pick among the results of a run; `None` if a person has picked none."""
+        return (await self._requests.get(f"{_make_path(run_id)}/pick", PickResponse)).pick
 
 
 def _make_path(run_id: str) -> str:

@@ -14,6 +14,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.events import Event
 from holdfast.core.waiting import Answer
 from holdfast.runtime.conversations.conversation import When
+from holdfast.runtime.picks import Pick
 from holdfast.runtime.reading import RunDetails, RunList
 from holdfast.web.wire import RunResult, TurnSummary
 
@@ -148,6 +149,14 @@ class Client:
         """Queue a new run that starts with the state of `run_id` after `at_step`. Arguments as for `App.fork`."""
         call = partial(self._client.fork, run_id, at_step, edited=edited, results=results, new_id=new_id)
         return self._open_portal.call(call)
+
+    def pick(self, run_id: str, result: str) -> Pick | None:
+        """Pick one of several results, and return the pick. Arguments as for `AsyncClient.pick`."""
+        return self._open_portal.call(self._client.pick, run_id, result)
+
+    def get_pick(self, run_id: str) -> Pick | None:
+        """Return the newest pick among the results of a run; `None` if a person has picked none."""
+        return self._open_portal.call(self._client.get_pick, run_id)
 
 
 class Conversation:

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.compare.criteria import Check
 from holdfast.fanout.snapshot import ModelResponse, ResponseStatus, Snapshot
+from holdfast.runtime.picks import Pick
 
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: str
     rows: list[ReportRow]
+    #: The run of the store that keeps the responses. `None` while a model has not finished.
+    run_id: str | None = None
+    #: The response that a person has picked.
+    pick: Pick | None = None
 
     @property
     def ok(self) -> bool:
@@ -42,12 +47,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_report(
-    prompt: str, responses: Sequence[ModelResponse], checks: Mapping[str, Sequence[Check]] | None = None
+    prompt: str,
+    responses: Sequence[ModelResponse],
+    checks: Mapping[str, Sequence[Check]] | None = None,
+    *,
+    run_id: str | None = None,
+    pick: Pick | None = None,
 ) -> Report:
     """Build the report on `responses`. `checks` are by model id."""
-    return Report(
-        prompt=prompt, rows=[_build_row(response, (checks or {}).get(response.model_id, ())) for response in responses]
-    )
+    rows = [_build_row(response, (checks or {}).get(response.model_id, ())) for response in responses]
+    return Report(prompt=prompt, rows=rows, run_id=run_id, pick=pick)
 
 
 def _build_row(response: ModelResponse, checks: Sequence[Check]) -> ReportRow:

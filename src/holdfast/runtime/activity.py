@@ -10,6 +10,7 @@ from holdfast.checkpoint.claim import WorkerHeartbeat
 from holdfast.checkpoint.fleet import RunCount, count_runs, list_workers
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.picks import PICK_AGENT
 from holdfast.runtime.reading import summarize_run
 
 #: Records of running, interrupted and parked runs that are read at most, each.
@@ -89,7 +90,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_activity(store: CheckpointStore, now: datetime) -> Activity:
     """Read what the runs of a store do now. Changes nothing."""
-    counts = await count_runs(store)
+    picks = (PICK_AGENT, RunStatus.DONE)
+    counts = [each for each in await count_runs(store) if (each.agent_name, each.status) != picks]
     running, more_running = await _read(store, RunStatus.RUNNING)
     interrupted, more_interrupted = await _read(store, RunStatus.INTERRUPTED)
     parked, more_parked = await _read(store, RunStatus.PARKED)

@@ -1,7 +1,7 @@
 """Picks: which of several results a person has chosen.
 
-A run that has ended cannot be changed. So each pick is a small run of its own, done from its beginning, and the newest
-one counts.
+A run that has ended cannot be changed, and takes no mail. So each pick is a small run of its own, done from its
+beginning, and the newest one counts. Listings leave picks out, unless they ask for their agent.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -27,6 +27,7 @@ from holdfast.cli.output import Output, print_diagnostic, print_json
 from holdfast.cli.progress import LivePanels, ProgressListener
 from holdfast.cli.runner import SignalHandler
 from holdfast.cli.stores import make_store, resolve_store_url
+from holdfast.cli.transcript import format_pick
 from holdfast.compare.preferences import compute_scores
 from holdfast.compare.recipe import Recipe, Task, read_recipe
 from holdfast.compare.report import COLUMNS, NUMERIC_COLUMNS, Report, format_rows
@@ -102,6 +103,8 @@ def compare(
         listener = _make_listener(comparison, each, quiet=quiet, verbose=arguments.verbose)
         report, stopped = asyncio.run(_run_task(comparison, each, listener, resume_command, resume=resume))
         reports.append(report)
+        if report.run_id is not None and report.pick is None:
+            print_diagnostic(f"to see the answers side by side, and pick one: holdfast ui, run {report.run_id}")
         if not as_json:
             _print_report(each, report)
         if stopped:
@@ -209,7 +212,7 @@ async def _run_task(
     fanout = comparison.build_fanout(task, listener)
     finished = comparison.load_finished(task, fanout.adapter_ids) if resume else None
     if finished is not None:
-        return await comparison.evaluate(task, finished), False
+        return await comparison.evaluate(task, finished.responses, finished.run_id), False
 
     def report_force_quit() -> None:
         print_diagnostic(f"stopped immediately. Resume with: {resume_command}")
@@ -222,8 +225,8 @@ async def _run_task(
         finally:
             await handler.close()
     if fanout.finished_id is not None:
-        print_diagnostic(f"to see the answers side by side, and pick one: holdfast ui, run {fanout.finished_id}")
-    return await comparison.evaluate(task, responses), handler.stopped
+        comparison.save_run_id(task, fanout.finished_id)
+    return await comparison.evaluate(task, responses, fanout.finished_id), handler.stopped
 
 
 def _format_resume_command(name: str, store: str) -> str:
@@ -249,6 +252,8 @@ def _print_report(task: Task, report: Report) -> None:
             )
     output.print_line()
     output.print_table(COLUMNS, format_rows(report), right=NUMERIC_COLUMNS)
+    if report.pick is not None:
+        output.print_line(f"picked {format_pick(report.pick)}", "bold")
 
 
 def _print_applied(changed: list[str], cell: str, *, as_json_text: bool) -> int:

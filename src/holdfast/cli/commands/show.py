@@ -14,7 +14,7 @@ from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import STYLES, Output, format_value, one_line, print_diagnostic, print_json
 from holdfast.cli.stores import open_store
-from holdfast.cli.transcript import TranscriptPrinter, format_call, format_time
+from holdfast.cli.transcript import TranscriptPrinter, format_call, format_pick, format_time
 from holdfast.cli.waiting import PrintedCall, format_command
 from holdfast.runtime.attempts import Attempt, read_attempts
 from holdfast.runtime.picks import Pick, read_pick
@@ -116,7 +116,7 @@ def _print_summary(output: Output, run: RunSummary, pick: Pick | None) -> None:
         ("strikes", str(run.strikes) if run.strikes else ""),
         ("retries", _format_retries(run, now)),
         ("cancel", "requested" if run.cancel_requested else ""),
-        ("picked", f"{pick.result} by {pick.by}, {format_time(pick.at)}" if pick else ""),
+        ("picked", format_pick(pick) if pick else ""),
     ]
     for name, value in rows:
         if value:

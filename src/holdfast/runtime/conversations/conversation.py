@@ -111,6 +111,15 @@ class Conversation(Generic[OutputT]):
         """Put the conversation into the store, unless it is there. `send` and `post` do so too."""
         await self._client.create(self._info)
 
+    def check_message(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> None:
+        """Check a message as `send` and `post` do, without sending it. Needs no conversation in the store.
+
+        Raises:
+            DefinitionError: the agent does not accept the content, or an argument is not valid.
+            PayloadError: the message is too large.
+        """
+        self._make_mail(content, id, when)
+
     async def send(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> Turn[OutputT]:
         """Send a message, and wait for the turn that answers it, in whichever process it is executed.
 
@@ -291,6 +300,8 @@ class Conversation(Generic[OutputT]):
             attacher=self._attacher,
             janitor=self._janitor,
         )
+        if edited is not None:  # before the fork is in the store
+            fork.check_message(edited)
         turn_id = await copy_turns(self._client, self.run_id, fork._info, at_turn, include=edited is None)
         if edited is not None:
             await fork.post(edited, id=turn_id)

@@ -13,7 +13,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.clock import Clock
 from holdfast.core.events import StatusChanged
 from holdfast.runtime.events.changes import ChangeSignal
-from holdfast.runtime.reading import present_status
+from holdfast.runtime.reading import is_listed, present_status
 
 log = logging.getLogger("holdfast.events")
 
@@ -66,7 +66,8 @@ class StatusWatch:
     ) -> dict[str, RunRecord]:
         since = max((each for each in (created_after, self._filter.created_after) if each is not None), default=None)
         wanted = msgspec.structs.replace(self._filter, statuses=statuses, created_after=since)
-        return {record.run_id: record async for record in self._store.list_runs(wanted)}
+        records = self._store.list_runs(wanted)
+        return {record.run_id: record async for record in records if is_listed(record, wanted)}
 
     def _compare(self, record: RunRecord) -> StatusChanged | None:
         self._note_newest(record)

@@ -51,8 +51,10 @@ async def post_message(
 
     Raises:
         RunNotFound: another caller began it at the same time.
+        DefinitionError, PayloadError: the message is not valid. It begins no conversation.
     """
     if not await _exists(context, conversation.run_id):
+        conversation.check_message(content, id=id, when=when)
         await conversation.begin()
     await context.find_visible(conversation.run_id)
     return await conversation.post(content, id=id, when=when)

@@ -11,7 +11,7 @@ from holdfast.checkpoint.fleet import list_workers
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.activity import WorkerRuns, join_workers
-from holdfast.runtime.reading import RunSummary, summarize_run
+from holdfast.runtime.reading import RunSummary, is_listed, summarize_run
 from holdfast.web.auth import Principal
 from holdfast.web.ui.views.listing import StatusCounts, count_all
 
@@ -84,7 +84,8 @@ async def _list(store: CheckpointStore, principal: Principal, filter: RunFilter)
     cursor: str | None = None
     while len(found) < _MAX_RECORDS:
         page = await store.list_page(filter, limit=_PAGE, cursor=cursor)
-        found += [record for record in page.records if principal.can_see(record.run_id, record.caller_id)]
+        listed = [record for record in page.records if is_listed(record, filter)]
+        found += [record for record in listed if principal.can_see(record.run_id, record.caller_id)]
         cursor = page.cursor
         if cursor is None:
             return found, False

@@ -11,6 +11,7 @@ from holdfast.checkpoint.fleet import count_by_status
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.core.waiting import PERSON_KINDS, WaitingCall
+from holdfast.runtime.picks import PICK_AGENT
 from holdfast.runtime.reading import RunQuery, RunSummary, list_records, summarize_run
 from holdfast.runtime.transcript import read_record_waits
 from holdfast.web.auth import Principal
@@ -119,13 +120,15 @@ async def count_statuses(store: CheckpointStore, filter: RunsFilter, principal: 
 
 
 async def count_all(store: CheckpointStore, limit: int) -> StatusCounts | None:
-    """Count all runs, up to `limit` of each status. `None` if the store cannot."""
+    """Count all runs but picks, up to `limit` of each status. `None` if the store cannot."""
     counted = await count_by_status(store, limit)
     if counted is None:
         return None
+    picks = await list_records(store, limit=limit, agent=PICK_AGENT, status=RunStatus.DONE)
+    counts = {status.value: count for status, count in counted.items()}
+    counts["done"] = max(0, counts.get("done", 0) - len(picks.records))
     return StatusCounts(
-        counts={status.value: count for status, count in counted.items()},
-        more=frozenset(status.value for status, count in counted.items() if count >= limit),
+        counts=counts, more=frozenset(status.value for status, count in counted.items() if count >= limit)
     )
 
 
