@@ -198,7 +198,7 @@ async def test_what_stops_a_run_before_its_step_does_not_take_what_was_steered_i
         await executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "hint"))), tools=[hint]), "go", run_id="r"
         )
-    assert steered[0].take_messages() == ["mind the gap"]
+    assert steered[0].messages.take() == ["mind the gap"]
 
 
 async def test_a_run_that_is_not_live_cannot_be_steered() -> None:

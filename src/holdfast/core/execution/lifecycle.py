@@ -166,7 +166,7 @@ class _Pipeline:
     async def _drop_messages(self) -> None:
         """Consume the messages of a run whose last phase was saved as finished: no conversation could read them."""
         run = self._run
-        if texts := run.take_messages():
+        if texts := run.messages.take():
             log.warning("run %s: messages came after its last phase, and are not read: %s", run.info.run_id, texts)
             await run.save(force=True)
 

@@ -1,9 +1,8 @@
 """One run that this process executes: its state, its writes to the store, and its stop."""
 
 import asyncio
-import functools
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -25,25 +24,22 @@ from holdfast.core.errors import (
 from holdfast.core.events import Event, NotedEvent
 from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.loop import Loop
+from holdfast.core.execution.messages import Messages
+from holdfast.core.execution.pauses import Pauses
 from holdfast.core.execution.stop_state import StopCause, StopState
 from holdfast.core.info import AgentDetails, RunInfo
-from holdfast.core.json_value import to_json_value
-from holdfast.core.mail import MESSAGE_TOPIC, Mailbox, decode_message
+from holdfast.core.mail import Mailbox
 from holdfast.core.observation.metrics import RunMetrics
 from holdfast.core.observation.telemetry import RunTelemetry
 from holdfast.core.ports import Checkpointer, DraftWriter, Ports, Recorder, Resumption, Watch
 from holdfast.core.result import CheckpointAction, Result, classify_error
 from holdfast.core.state import RunState
 from holdfast.core.tool_threads import ToolThreads
-from holdfast.core.turn import TurnMessage
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 
 #: What happens to a run when the task that awaits it is cancelled: it continues, or it is cancelled too.
 OnCancel = Literal["detach", "cancel"]
-
-#: Among a run's annotations: messages that were steered in and that no step has taken yet.
-STEERING_KEY = "steering"
 
 
 class RunSupervisor(Protocol):
@@ -103,7 +99,9 @@ class RunExecution:
         self.ports: Ports = services.ports
         self.clock: Clock = services.clock
         self.stop_state: StopState = StopState()
+        self.pauses: Pauses = Pauses(self.clock, self.stop_state)
         self.mailbox: Mailbox = Mailbox(self.state.consumed, () if resumption is None else resumption.mail)
+        self.messages: Messages = Messages(self.state, self.mailbox)
         #: It may have started child runs that are not terminal, in this process or an earlier one.
         self.may_have_children: bool = self.resumed
         self.recorder: Recorder | None = None
@@ -123,10 +121,6 @@ class RunExecution:
         self._writing = False
         #: Writes that other tasks than the run's own have started.
         self._background_writes: set[asyncio.Task[None]] = set()
-        #: Tool calls that were started and whose results are not recorded.
-        self.calls_in_progress = 0
-        #: Each is resolved when its pause ends: True if a shutdown ends it.
-        self._pauses: list[asyncio.Future[bool]] = []
         #: When the run would have started if it had never been interrupted.
         self._started_at = self.clock.monotonic() - self.state.elapsed.total_seconds()
         self._steps_at_start = self.state.steps
@@ -223,17 +217,7 @@ class RunExecution:
     def drain(self) -> None:
         """Stop the run at its next step boundary, or at once if it only pauses before a retry: the host shuts down."""
         self.stop_state.draining = True
-        self.end_pauses()
-
-    def end_pauses(self) -> None:
-        """End the pauses of a draining run.
-
-        But while other calls of the run are in progress they continue: stopping those could leave a `once` call in
-        doubt.
-        """
-        if self.stop_state.draining and self.calls_in_progress <= len(self._pauses):
-            for over in self._pauses:
-                _resolve(over, True)
+        self.pauses.end_if_draining()
 
     async def pause(self, delay: timedelta) -> None:
         """Wait before a retry. A stop of the run ends the pause at once.
@@ -241,16 +225,7 @@ class RunExecution:
         Raises:
             Shutdown: the host shuts down, and the run only pauses.
         """
-        over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        timer = self.clock.call_later(delay, functools.partial(_resolve, over, False))
-        self._pauses.append(over)
-        self.end_pauses()
-        try:
-            ended_by_shutdown = await over
-        finally:
-            timer.cancel()
-            self._pauses.remove(over)
-        if ended_by_shutdown:
+        if await self.pauses.wait(delay):
             self.raise_if_stopped()
 
     @property
@@ -276,42 +251,9 @@ class RunExecution:
     def is_child(self) -> bool:
         return self._parent is not None
 
-    # -- steering -----------------------------------------------------------------------------------------------
-
     def steer(self, text: str) -> None:
-        """Put a message before the next step. It is saved with the run and survives a resume.
-
-        Raises:
-            PayloadError: no store could keep the text, such as half a surrogate pair. Nothing was changed.
-        """
-        # A new list each time: a save compares annotations with those it saved last.
-        self.state.annotations[STEERING_KEY] = [*self.steering, to_json_value(text, "the message")]
-
-    def peek_messages(self) -> list[str | list[Any]]:
-        """Return the messages and nudges that the next step takes."""
-        return [*self.steering, *(decode_message(mail) for mail in self.mailbox.find(MESSAGE_TOPIC))]
-
-    def take_messages(self) -> list[str | list[Any]]:
-        """Return and remove the messages: text, or content parts as plain data.
-
-        The loop puts them into the history before it awaits anything.
-        """
-        nudges = self.state.annotations.pop(STEERING_KEY, ())
-        messages = self.mailbox.take_all(MESSAGE_TOPIC)
-        if messages and (turn := self.state.turn) is not None:
-            joined = {mail.mail_id: TurnMessage.from_mail(mail).digest for mail in messages}
-            self.state.turn = msgspec.structs.replace(turn, joined={**turn.joined, **joined})
-        return [*nudges, *map(decode_message, messages)]
-
-    @property
-    def steering(self) -> Sequence[str]:
-        steered: Sequence[str] = self.state.annotations.get(STEERING_KEY, ())
-        return steered
-
-    @property
-    def has_messages(self) -> bool:
-        """Whether a message or a nudge waits: the run takes another step even if the reply is an answer."""
-        return STEERING_KEY in self.state.annotations or self.mailbox.has(MESSAGE_TOPIC)
+        """Put a message before the next step: for critics. Raises as `Messages.add_nudge` does."""
+        self.messages.add_nudge(text)
 
     # -- the store ----------------------------------------------------------------------------------------------
 
@@ -458,11 +400,6 @@ class RunExecution:
 async def _not_durable() -> bool:
     """The save of a run without a checkpointer."""
     return True
-
-
-def _resolve(over: "asyncio.Future[bool]", value: bool) -> None:
-    if not over.done():
-        over.set_result(value)
 
 
 def _mark_retrieved(task: asyncio.Task[Any]) -> None:

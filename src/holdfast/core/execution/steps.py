@@ -109,12 +109,12 @@ class StepContext:
         if prepare is not None:
             await prepare()
         # Taken last: an error before this point must not lose the messages.
-        if not run.has_messages:
+        if run.messages.is_empty:
             return []
-        for content in run.peek_messages():
+        for content in run.messages.peek():
             text = summarize_prompt(content)
             await run.emit(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
-        return run.take_messages()
+        return run.messages.take()
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
@@ -183,7 +183,7 @@ class StepContext:
     @property
     def has_messages(self) -> bool:
         """Whether a message waits: the run takes another step even if the reply is an answer."""
-        return self.run.has_messages
+        return not self.run.messages.is_empty
 
     async def close(self) -> None:
         """End the phase or turn: no timer and no save of it stays behind."""

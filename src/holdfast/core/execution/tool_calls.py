@@ -206,7 +206,7 @@ class ToolCalls:
                 await run.verify_claim()
         started_at = run.clock.monotonic()
         self._not_started.discard(request.call_id)
-        run.calls_in_progress += 1
+        run.pauses.calls_in_progress += 1
         try:
             if run.trace is None:
                 result = await self._await_result(request, context, children)
@@ -218,8 +218,8 @@ class ToolCalls:
             self._record_result(request, result, children, ONE_TOOL_CALL)
             self._times.add_call(request.call_id, started_at)
         finally:
-            run.calls_in_progress -= 1
-        run.end_pauses()
+            run.pauses.calls_in_progress -= 1
+        run.pauses.end_if_draining()
         if run.recorder is not None:
             took = timedelta(seconds=run.clock.monotonic() - started_at)
             run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
