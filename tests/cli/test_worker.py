@@ -50,7 +50,7 @@ def test_a_run_that_a_worker_drives_is_cancelled_by_asking_it(shell: Shell) -> N
     refused = shell.run("rm", "--force", "r1")
     assert refused.returncode == 1
     assert "owned by the live worker" in refused.stderr
-    assert shell.json("cancel", "r1")["status"] == "cancelling"
+    assert shell.json("cancel", "r1")["status"] in ("cancelling", "cancelled")  # the worker may be quick
     line_with(worker.stderr, "r1 (sampler) run r1 was cancelled")
     assert shell.states() == {"r1": "cancelled"}
     worker.send_signal(signal.SIGTERM)
