@@ -87,7 +87,7 @@ chaos-ha: $(READY) postgresql pgbouncer ## Kill, switch over and cut off the lea
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group ha
 	$(BIN)/python -m tests.chaos.ha
 
-bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machine and compare with the baseline (about 10 minutes)
+bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machine and compare with the baseline (9 minutes)
 	$(BIN)/python -m bench --guard
 
 bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (40 minutes)
