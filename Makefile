@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.bench-ready
 FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
-.PHONY: help demo postgresql pgbouncer chromium front-end-clients test quick check public-types wheel-check chaos chaos-ha bench \
+.PHONY: help demo postgresql pgbouncer chromium front-end-clients test tests quick check public-types wheel-check chaos chaos-ha bench \
 	bench-peers screenshots docs clean
 
 help: ## List the targets
@@ -49,10 +49,12 @@ chromium:
 		|| echo "chromium could not be installed: the tests of the web UI fail"; \
 	fi
 
+test: $(READY) postgresql chromium front-end-clients ## Check and run all tests
+	$(MAKE) --no-print-directory --jobs 2 check tests
+
 # One worker more than two cores: many tests wait for processes, timeouts and disks. A test that failed in that crowd is run
 # once more, alone, and has to pass then. The first failure is shown too: it is a bug to be found, in the test or in the code.
-test: $(READY) postgresql chromium front-end-clients ## Check and run all tests
-	$(MAKE) --no-print-directory check
+tests: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 # 110 seconds of processor time. It starts no server and no browser.
