@@ -39,22 +39,35 @@ class Outcome:
         self.left: list[str] = []
 
 
+def open_app(workers: Fleet) -> App:
+    """Return an App that submits runs and executes none."""
+    return App([chaos_agent(workers.ledger, 0)], open_store(workers.url), worker=False)
+
+
 async def submit(workers: Fleet, runs: int) -> list[str]:
-    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), worker=False) as app:
-        return [await app.submit("chaos", f"order {number}", caller_id=f"c{number % 5}") for number in range(runs)]
+    async with open_app(workers) as app:
+        return await submit_to(app, runs)
+
+
+async def submit_to(app: App, runs: int) -> list[str]:
+    return [await app.submit("chaos", f"order {number}", caller_id=f"c{number % 5}") for number in range(runs)]
 
 
 async def collect(workers: Fleet, submitted: list[str]) -> Outcome:
     """Wait for all results, then remove them."""
+    async with open_app(workers) as app:
+        return await collect_from(app, submitted)
+
+
+async def collect_from(app: App, submitted: list[str]) -> Outcome:
     outcome = Outcome()
     outcome.submitted = submitted
-    async with App([chaos_agent(workers.ledger, 0)], open_store(workers.url), worker=False) as app:
-        for run_id in submitted:
-            outcome.outputs[run_id] = await get_output(app, run_id, outcome)
-        assert app.store is not None
-        for run_id in submitted:
-            await app.store.remove(run_id)
-        outcome.left = [record.run_id async for record in app.store.list_runs()]
+    for run_id in submitted:
+        outcome.outputs[run_id] = await get_output(app, run_id, outcome)
+    assert app.store is not None
+    for run_id in submitted:
+        await app.store.remove(run_id)
+    outcome.left = [record.run_id async for record in app.store.list_runs()]
     return outcome
 
 
@@ -86,11 +99,13 @@ async def _run_chaos(
 ) -> Outcome:
     print(f"seed {SEED}: repeat with HOLDFAST_CHAOS_SEED={SEED}")
     chaos = Chaos(workers, SEED, restart_server)
-    submitted = await submit(workers, RUNS)
-    waiting = asyncio.create_task(collect(workers, submitted))
-    await disrupt_while(chaos, waiting, seconds=300 if LONG else 12)
-    workers.wake(all_workers=True)
-    outcome = await waiting
+    # Opened before the server is restarted: a server that was never reached is not waited for.
+    async with open_app(workers) as app:
+        submitted = await submit_to(app, RUNS)
+        waiting = asyncio.create_task(collect_from(app, submitted))
+        await disrupt_while(chaos, waiting, seconds=300 if LONG else 12)
+        workers.wake(all_workers=True)
+        outcome = await waiting
     taken_over = _count_taken_over(workers.ledger.read())
     unknown = sum(output.count("unknown") for output in outcome.outputs.values())
     record_property(
