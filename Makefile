@@ -80,7 +80,7 @@ wheel-check: $(READY) ## Install the wheel and the sdist in clean environments o
 chaos: $(READY) postgresql ## Run the long crash, chaos, power-loss and property tests (under two hours)
 	HOLDFAST_CHAOS=1 HOLDFAST_TEST_THOROUGH=1 HOLDFAST_LONG_TESTS=1 HOLDFAST_POWER_LOSS_ROUNDS=20 HOLDFAST_CRASH_ROUNDS=20 \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 \
-		tests/chaos tests/crash tests/stores tests/checkpoint tests/fanout
+		tests/chaos tests/testing/crash tests/stores tests/checkpoint tests/fanout
 
 pgbouncer:
 	@command -v pgbouncer >/dev/null || { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes pgbouncer; } >/dev/null

@@ -33,7 +33,7 @@ from holdfast import (
     tool,
 )
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
-from holdfast.runtime.mailer import AlreadyAnswered, NotWaiting
+from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 
 #: How long a client waits for a reply before it has to ask again.
 WAIT = timedelta(seconds=20)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from holdfast import Agent, App, Bounds, Message, Reply, System, ToolSchema, User
-from holdfast.batteries.critic import Critic, Decision, IdleRun
+from holdfast.batteries.critic import Critic, CriticAction, IdleRun
 
 INSTRUCTIONS = "A run is idle. Answer with one word, WAIT, NUDGE or KILL, and a reason."
 
@@ -18,16 +18,16 @@ async def judge(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
     return Reply(text="KILL it waits for a page that does not answer")
 
 
-async def escalator(idle_run: IdleRun) -> Decision | None:
+async def escalator(idle_run: IdleRun) -> CriticAction | None:
     """Ask the judge and return its decision."""
     report = f"Agent {idle_run.info.agent_name}, step {idle_run.state.steps + 1}, prompt {idle_run.info.prompt!r}."
     verdict = (await judge([System(INSTRUCTIONS), User(report)], ())).text
     word, _, reason = verdict.partition(" ")
     print(f"the judge says {word}: {reason}")
     if word == "KILL":
-        return Decision(kill=True, reason=reason)
+        return CriticAction(kill=True, reason=reason)
     if word == "NUDGE":
-        return Decision(nudge="You have been idle for a while. Continue, or say what you are waiting for.")
+        return CriticAction(nudge="You have been idle for a while. Continue, or say what you are waiting for.")
     return None
 
 

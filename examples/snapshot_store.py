@@ -16,7 +16,15 @@ from typing import Any
 import msgspec
 
 from holdfast import ConcurrencyLimit
-from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, backoff, is_process_alive
+from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, backoff, is_process_alive
+from holdfast.checkpoint.concurrency_limits import (
+    LimitKind,
+    LimitName,
+    LimitUsage,
+    Slots,
+    choose_fairly,
+    list_limit_names,
+)
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -32,12 +40,12 @@ from holdfast.checkpoint.errors import (
     UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry
-from holdfast.checkpoint.limits import LimitKind, LimitName, LimitUsage, Slots, choose_fairly, list_limit_names
-from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     TERMINAL_STATUSES,
+    Mail,
     NewRun,
+    Receipt,
     Release,
     RunFilter,
     RunPage,

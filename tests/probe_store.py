@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.claims import Claim, WorkerIdentity
+from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
-from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
+    Mail,
     NewRun,
+    Receipt,
     Release,
     RunFilter,
     RunPage,
@@ -19,7 +20,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 
 #: Awaited before each call, with the method's name. What it raises, the caller gets, and nothing is done.
 Before = Callable[[str], Awaitable[None]]
@@ -32,7 +33,7 @@ class ProbeStore:
 
     durable = False
 
-    def __init__(self, inner: CheckpointStore, *, before: Before | None = None, loop_turns: int = 0) -> None:
+    def __init__(self, inner: RunStore, *, before: Before | None = None, loop_turns: int = 0) -> None:
         """Watch `inner`.
 
         Args:

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from holdfast.core.message import Message, Reply, ToolCall, Usage
-from holdfast.core.tool import ToolSchema
+from holdfast.core.agents.tool import ToolSchema
+from holdfast.core.run.messages import Message, Reply, ToolCall, Usage
 
 #: One turn of a script: a reply, an answer, an error to raise, or a function of the conversation.
 Turn = Reply | str | BaseException | Callable[[Sequence[Message]], Awaitable[Reply]]

@@ -8,14 +8,14 @@ from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.config import CheckpointSettings, Retention
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.execution.executor import Executor
-from holdfast.core.execution.native import get_loop
+from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.ports import Ports, Resumption
-from holdfast.core.result import Result
+from holdfast.core.run.result import Result
 from holdfast.stores.memory import MemoryStore
 
 #: A run is removed when it ends: a store without runs says that all have ended.
@@ -33,7 +33,7 @@ class SimulatedHost:
 
     def __init__(
         self,
-        inner: CheckpointStore | None = None,
+        inner: RunStore | None = None,
         *,
         settings: CheckpointSettings = _DEFAULTS,
         clock: Clock = SYSTEM_CLOCK,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psycopg
 from tests.postgres_pool import open_empty_postgres
 
-from holdfast.testing.store_process import format_connection_name
+from holdfast.testing.store_processes.store_process import format_connection_name
 
 
 class StoreKind(NamedTuple):

@@ -14,8 +14,8 @@ from pydantic_ai import Agent as PydanticAIAgent
 
 from holdfast import Agent, App, Model, Result
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.core.agent import AgentSource
-from holdfast.core.info import RunInfo
+from holdfast.core.agents.agent import AgentSource
+from holdfast.core.run.info import RunInfo
 
 
 @dataclass

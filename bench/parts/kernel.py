@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.core.agent import Agent, Bounds
+from holdfast.core.agents.agent import Agent, Bounds
+from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.execution.executor import Executor
-from holdfast.core.message import Message, Reply, ToolCall, Usage
 from holdfast.core.ports import Ports
-from holdfast.core.tool import ToolSchema, tool
+from holdfast.core.run.messages import Message, Reply, ToolCall, Usage
 from holdfast.stores.memory import MemoryStore
 
 STEPS, WARM = 10_000, 20

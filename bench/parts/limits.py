@@ -13,12 +13,12 @@ from pathlib import Path
 
 from tests.postgres_server import LocalServer, fresh_database
 
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
+from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.limits import ConcurrencyLimit
 from holdfast.checkpoint.record import NewRun
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.stores.url import store_from_url
+from holdfast.checkpoint.store import RunStore
+from holdfast.stores.from_url import store_from_url
 
 RUNS, CALLERS, KEYS, LIMITS, FULL = 200_000, 50, 1000, 200, 150
 #: Writes that are under way at once while the store is filled.
@@ -37,7 +37,7 @@ def block_older_half(number: int) -> str:
 CASES: dict[str, Callable[[int], str]] = {"keys spread": spread_keys, "older half blocked": block_older_half}
 
 
-async def fill(store: CheckpointStore, get_key: Callable[[int], str]) -> None:
+async def fill(store: RunStore, get_key: Callable[[int], str]) -> None:
     async def create(number: int) -> None:
         entry = Entry(seq=0, kind=EntryKind.BEGIN, body=b"{}")
         run = NewRun(
@@ -70,7 +70,7 @@ async def measure(url: str, get_key: Callable[[int], str]) -> dict[int, float]:
         await store.close()
 
 
-async def measure_claims(store: CheckpointStore, worker_id: str, room: int) -> float:
+async def measure_claims(store: RunStore, worker_id: str, room: int) -> float:
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()

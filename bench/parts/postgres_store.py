@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 import psycopg
 from tests.postgres_server import LocalServer, fresh_database
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunFilter
 from holdfast.stores.postgres import PostgresStore

@@ -28,11 +28,11 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Bounds, Executor, Ports, RunInfo, StoreCheckpoints
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.adapters.pydantic_ai.codec import CODEC
+from holdfast.adapters.pydantic_ai.message_codec import CODEC
 from holdfast.checkpoint.factory import NullCheckpoints
-from holdfast.core.info import new_run_id
-from holdfast.core.state import RunState
-from holdfast.stores.url import store_from_url
+from holdfast.core.run.info import new_run_id
+from holdfast.core.run.state import RunState
+from holdfast.stores.from_url import store_from_url
 
 MOST_STEPS = 1000
 #: In place of a size: only what comes before the runs that are counted.

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 
 import apsw
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunFilter
 from holdfast.stores.sqlite import SqliteStore

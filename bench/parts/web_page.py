@@ -13,7 +13,7 @@ from holdfast.app import App
 from holdfast.checkpoint.codec import Begin, Progress, RunMeta, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.config import WorkerSettings
 from holdfast.web.ui import make_ui
 
@@ -60,7 +60,7 @@ async def _measure(client: httpx.AsyncClient, path: str) -> float:
     return statistics.median(times)
 
 
-async def _create(store: CheckpointStore, number: int) -> None:
+async def _create(store: RunStore, number: int) -> None:
     meta = RunMeta(
         run_id=f"run-{number:06}",
         agent_name=f"agent{number % 7}",

@@ -6,39 +6,39 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 
+from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.fleet import count_runs
-from holdfast.checkpoint.limits import ConcurrencyLimit
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import close_with_timeout
 from holdfast.config import CheckpointSettings, WorkerSettings
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
-from holdfast.core.events import Event, StatusChanged
+from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
-from holdfast.core.execution.run import OnCancel
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
-from holdfast.core.info import RunInfo, RunLabels, RunOptions
-from holdfast.core.observation.metrics import RunMetrics
-from holdfast.core.observation.telemetry import Telemetry
-from holdfast.core.observation.trace_context import annotate_submit
-from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, Ports, RunListener, ToolProvider
-from holdfast.core.prompt import Prompt
-from holdfast.core.result import OutputT, Result
+from holdfast.core.metrics import RunMetrics
+from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RateLimiter, RunListener, ToolProvider
+from holdfast.core.run.info import RunInfo, RunLabels, RunOptions
+from holdfast.core.run.prompt import Prompt
+from holdfast.core.run.result import OutputT, Result
+from holdfast.core.run.run_events import Event, StatusChanged
+from holdfast.core.run.waiting import Answer, WaitingCall
+from holdfast.core.telemetry_port import Telemetry
+from holdfast.core.trace_context import annotate_submit
 from holdfast.core.validation import check_choice, check_duration
-from holdfast.core.waiting import Answer, WaitingCall
-from holdfast.runtime.agents import find_agent, index_agents, resolve_agent
-from holdfast.runtime.client import RunClient
-from holdfast.runtime.conversations.conversation import CONVERSATION_LABEL, Conversation
-from holdfast.runtime.events.hub import EventHub
-from holdfast.runtime.fork import Fork
+from holdfast.runtime.agent_registry import find_agent, index_agents, resolve_agent
+from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
+from holdfast.runtime.operations.forking import Fork
+from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.options import AppOptions, check_limits, check_options, find_store
 from holdfast.runtime.parts import StoreParts
-from holdfast.runtime.prometheus import render_metrics
-from holdfast.runtime.reading import RunDetails, RunList, RunQuery, get_run, list_runs
+from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery, get_run, list_runs
+from holdfast.runtime.status_server import render_metrics
+from holdfast.runtime.streams.hub import EventHub
 from holdfast.runtime.worker import RecoveryReport
-from holdfast.stores.url import resolve_url
+from holdfast.stores.from_url import resolve_url
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -60,13 +60,13 @@ class App:
     def __init__(
         self,
         agents: Iterable[AgentSource],
-        store: CheckpointStore | str | None = "",
+        store: RunStore | str | None = "",
         *,
         checkpoint: CheckpointSettings = _CHECKPOINT_DEFAULTS,
         worker: WorkerSettings | bool = True,
         audit: Audit | None = None,
         budget: Budget | None = None,
-        provider_limits: ModelLimits | None = None,
+        rate_limits: RateLimiter | None = None,
         critic: Critic | None = None,
         listener: RunListener | None = None,
         extra_tools: ToolProvider | None = None,
@@ -84,7 +84,7 @@ class App:
             checkpoint: how runs are saved.
             worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
                 runs, and executes only what `run`, `resume` and `recover` ask for.
-            provider_limits: decides when runs may call their models, such as `ProviderLimits`.
+            rate_limits: decides when runs may call their models, such as `RateLimits`.
             telemetry: traces and metrics: `holdfast.batteries.telemetry.OpenTelemetry()`.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
                 model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
@@ -109,7 +109,7 @@ class App:
             worker=worker,
             audit=audit,
             budget=budget,
-            provider_limits=provider_limits,
+            rate_limits=rate_limits,
             critic=critic,
             listener=listener,
             extra_tools=extra_tools,
@@ -131,7 +131,7 @@ class App:
             checkpoints=self._checkpoints,
             audit=audit,
             budget=budget,
-            model_limits=provider_limits,
+            rate_limiter=rate_limits,
             critic=critic,
             listener=listener,
             watchers=self._hub,
@@ -204,7 +204,7 @@ class App:
             await self._parts.worker.close()
             await self._parts.health.close()
             await self._parts.hub.close()
-        ports: tuple[object, ...] = (self.ports.audit, self.ports.budget, self.ports.model_limits)
+        ports: tuple[object, ...] = (self.ports.audit, self.ports.budget, self.ports.rate_limiter)
         for port in ports:
             if isinstance(port, Closeable):
                 await close_with_timeout(type(port).__name__, port.close, self._clock)
@@ -601,6 +601,6 @@ class App:
             authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
             schedule: the page shows its jobs.
         """
-        from holdfast.web.combined import make_web
+        from holdfast.web.server import make_web
 
         return make_web(self, authorize=authorize, schedule=schedule)

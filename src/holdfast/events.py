@@ -1,6 +1,6 @@
 """The events of `App.events` and of listeners."""
 
-from holdfast.core.events import (
+from holdfast.core.run.run_events import (
     CallDecided,
     CallsWaiting,
     ChildFinished,

@@ -15,8 +15,8 @@ from tests.probe_store import ProbeStore
 from holdfast import Agent as DurableAgent
 from holdfast import App, Approve, Deny, RunWaiting, current_call
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.runtime.mailer import NotWaiting
-from holdfast.stores.url import store_from_url
+from holdfast.runtime.operations.mailing import NotWaiting
+from holdfast.stores.from_url import store_from_url
 
 RUN = "r"
 BATCH = [

@@ -5,9 +5,9 @@ from typing import Any
 
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.core.agent import Agent
-from holdfast.core.result import Result
+from holdfast.checkpoint.store import RunStore
+from holdfast.core.agents.agent import Agent
+from holdfast.core.run.result import Result
 
 RUN = "r1"
 
@@ -41,14 +41,14 @@ class CrashSimulator:
             await asyncio.Event().wait()
 
     async def run(
-        self, agent: Agent, *, then: Agent | None = None, store: CheckpointStore | None = None, **options: Any
+        self, agent: Agent, *, then: Agent | None = None, store: RunStore | None = None, **options: Any
     ) -> Result:
         """Run the agent, host after host, to its end. After the first crash `then` replaces it."""
         host = self._host = SimulatedHost(store, **options)
         running = asyncio.create_task(host.executor.run(agent, "go", run_id=RUN))
         return await self._run_to_end(running, host, then or agent, options)
 
-    async def resume(self, agent: Agent, *, store: CheckpointStore, **options: Any) -> Result:
+    async def resume(self, agent: Agent, *, store: RunStore, **options: Any) -> Result:
         """The same for a run that somebody else left in the store."""
         host = self._host = SimulatedHost(store, **options)
         return await self._run_to_end(asyncio.create_task(host.resume(agent, RUN)), host, agent, options)

@@ -15,10 +15,10 @@ from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
 from holdfast import Agent, App, current_call
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.core.effects import NOT_EXECUTED, Completed, Reconciliation
+from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Reconciliation
+from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import RunParked
-from holdfast.core.result import Result
-from holdfast.core.tool_context import ToolContext
+from holdfast.core.run.result import Result
 
 RUN = "errands"
 SERVER = Path(__file__).with_name("mcp_server.py")

@@ -33,8 +33,8 @@ from holdfast import (
 )
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.waiting import Answer
-from holdfast.runtime.mailer import AlreadyAnswered, NotWaiting
+from holdfast.core.run.waiting import Answer
+from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 from holdfast.stores.memory import MemoryStore
 
 BATCH = [call("c1", "look"), call("c2", "delete", path="a"), call("c3", "transfer", amount=7), call("c4", "survey")]

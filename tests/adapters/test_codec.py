@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from holdfast.adapters.pydantic_ai.codec import CODEC, make_output_codec
+from holdfast.adapters.pydantic_ai.message_codec import CODEC, make_output_codec
 from holdfast.core.errors import PayloadError
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -6,7 +6,7 @@ from pydantic_ai.models.test import TestModel
 from tests.adapters.scripted_model import call
 
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.core.execution.native import get_loop
+from holdfast.core.execution.native_loop import get_loop
 
 
 def result(call_id: str, content: str, *, failed: bool = False) -> ModelRequest:

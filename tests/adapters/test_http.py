@@ -16,9 +16,9 @@ from tests.core.null_listener import NullListener
 
 from holdfast import App, Executor, ModelUnavailable, Ports, Retry, RunInfo
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.events import Event, RetryScheduled
-from holdfast.core.message import Usage
-from holdfast.testing.clock import ManualClock
+from holdfast.core.run.messages import Usage
+from holdfast.core.run.run_events import Event, RetryScheduled
+from holdfast.testing.manual_clock import ManualClock
 
 TURNS = (
     [("c1", "look", {"city": "Lyon"}), ("c2", "pay", {"city": "Lyon"})],
@@ -27,7 +27,7 @@ TURNS = (
     "both are paid",
 )
 #: No attempt but the first.
-ONCE = Retry(attempts=1)
+ONCE = Retry(max_tries=1)
 DONE = ["look Lyon", "pay Lyon", "look Faro", "pay Faro"]
 
 

@@ -15,10 +15,10 @@ from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from holdfast import App, Bounds, RunInfo, Usage
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
-from holdfast.core.events import Event, ReplyAdded, TextDelta
-from holdfast.core.ports import RunControl, Watch
-from holdfast.core.state import RunState
-from holdfast.testing.clock import ManualClock
+from holdfast.core.ports import AttemptControl, Watch
+from holdfast.core.run.run_events import Event, ReplyAdded, TextDelta
+from holdfast.core.run.state import RunState
+from holdfast.testing.manual_clock import ManualClock
 
 TURNS: list[Any] = [
     ModelResponse(parts=[TextPart("let me see"), call("c1", "look", city="Lyon")]),
@@ -186,10 +186,10 @@ async def test_a_critic_sees_activity_and_may_kill() -> None:
     class Critic:
         def __init__(self, limit: int) -> None:
             self.left = limit
-            self.control: RunControl | None = None
+            self.control: AttemptControl | None = None
 
         def begin(
-            self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None
+            self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
         ) -> Watch | None:
             self.control = control
             return self

@@ -15,7 +15,7 @@ from tests.adapters.mcp_agent import BATCH, RUN
 
 from holdfast import App
 from holdfast.checkpoint.journal import EntryKind
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 
 #: Each test starts several processes that import pydantic-ai and the MCP library.
@@ -85,7 +85,7 @@ class Errands:
         return await asyncio.create_subprocess_exec(sys.executable, *program, stdout=asyncio.subprocess.PIPE)
 
 
-async def _results(store: CheckpointStore) -> int:
+async def _results(store: RunStore) -> int:
     """How many calls of the batch are recorded."""
     if not [record async for record in store.list_runs()]:
         return 0

@@ -18,7 +18,7 @@ from holdfast import App, Phase, Result, WorkerSettings
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.core.errors import DefinitionError
-from holdfast.runtime.reading import summarize_run
+from holdfast.runtime.reading.run_views import summarize_run
 from holdfast.stores.memory import MemoryStore
 
 #: Every byte, and lengths that base64 pads differently.

@@ -19,11 +19,11 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast import App
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.core.effects import NOT_EXECUTED, Completed
+from holdfast.core.agents.calls import NOT_EXECUTED, Completed
 from holdfast.core.errors import MissingDefinition, RunParked, Shutdown
 from holdfast.core.ports import Ports
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 PURE = dict.fromkeys(("look", "wait"), "pure")
 

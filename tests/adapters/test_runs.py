@@ -21,9 +21,9 @@ from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from holdfast import App, Bounds, Phase, RunInfo, current_call, tool
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError, RepeatedToolCalls, RunParked, StepsExceeded
-from holdfast.core.message import Usage
-from holdfast.core.tool import Tool
+from holdfast.core.run.messages import Usage
 
 
 class Weather(BaseModel):

@@ -14,10 +14,10 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.run_writer import CLAIM_CHECK_TTL
+from holdfast.checkpoint.run_writer import CLAIM_PROOF_TTL
+from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS
 from holdfast.core.errors import RunLost, Shutdown
-from holdfast.core.tool_threads import MAX_TOOL_THREADS
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 CALLS = MAX_TOOL_THREADS + 8
 
@@ -59,7 +59,7 @@ async def test_a_queued_call_does_not_start_after_another_worker_has_taken_the_r
     await ledger.fill_threads()
     await host.inner.deregister_worker(host.checkpoints.worker_id)
     await SimulatedHost(host.inner).claim(ledger.agent, "r")
-    await clock.advance(CLAIM_CHECK_TTL)
+    await clock.advance(CLAIM_PROOF_TTL)
     ledger.go_on.set()
     with pytest.raises(RunLost):
         await run

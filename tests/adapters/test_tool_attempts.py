@@ -17,11 +17,11 @@ from holdfast import Executor, Retry, RunWaiting, tool
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError, Shutdown
-from holdfast.core.result import Result
-from holdfast.testing.clock import ManualClock
+from holdfast.core.run.result import Result
+from holdfast.testing.manual_clock import ManualClock
 
 SECOND = timedelta(seconds=1)
-QUICK = Retry(attempts=3, initial_delay=timedelta(0))
+QUICK = Retry(max_tries=3, initial_delay=timedelta(0))
 
 
 def get_results(result: Result) -> list[tuple[str, str]]:
@@ -89,7 +89,7 @@ async def test_a_once_tool_of_the_agent_cannot_be_retried() -> None:
 async def test_a_holdfast_tool_has_its_own_policy_and_timeout() -> None:
     clock, made = ManualClock(), 0
 
-    @tool(effect="pure", retry=Retry(attempts=3, jitter=0), timeout=SECOND)
+    @tool(effect="pure", retry=Retry(max_tries=3, jitter=0), timeout=SECOND)
     async def look() -> str:
         nonlocal made
         made += 1

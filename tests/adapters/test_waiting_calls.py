@@ -21,10 +21,10 @@ from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.codec import Progress, decode, encode
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Release, RunStatus
-from holdfast.core.waiting import Answer
-from holdfast.runtime.mailer import NotWaiting
+from holdfast.core.run.waiting import Answer
+from holdfast.runtime.operations.mailing import NotWaiting
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 
 def spender(script: ScriptedModel, paid: list[int]) -> Agent[None, str]:

@@ -10,8 +10,8 @@ from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, WorkerSettings
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.core.info import RunInfo
-from holdfast.core.state import RunState
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.state import RunState
 from holdfast.stores.memory import MemoryStore
 
 

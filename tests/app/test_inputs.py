@@ -14,8 +14,8 @@ from holdfast.checkpoint.codec import Begin, RunMeta, decode
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.core.errors import DefinitionError, Shutdown
 from holdfast.core.redaction import REDACTED, Redactor
-from holdfast.core.state import PhaseOutput
-from holdfast.runtime.reading import summarize_run
+from holdfast.core.run.state import PhaseOutput
+from holdfast.runtime.reading.run_views import summarize_run
 from holdfast.stores.memory import MemoryStore
 
 INPUTS = {"customer": {"id": 7, "tags": ["new"]}, "note": "café"}

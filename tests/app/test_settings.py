@@ -65,7 +65,7 @@ async def test_a_run_that_ends_with_a_shutdown_exception_of_the_host_is_kept() -
         assert [record.status async for record in store.list_runs()] == [RunStatus.INTERRUPTED]
 
 
-PORTS = ["audit", "budget", "provider_limits", "critic", "listener", "extra_tools", "telemetry"]
+PORTS = ["audit", "budget", "rate_limits", "critic", "listener", "extra_tools", "telemetry"]
 
 
 @pytest.mark.parametrize("name", [*PORTS, "clock", "limits", "store"])
@@ -78,8 +78,8 @@ def test_an_app_refuses_an_object_without_the_methods_of_the_port(name: str) -> 
 
 def test_the_error_about_a_port_names_its_methods() -> None:
     wrong: Any = "10 per minute"
-    with pytest.raises(DefinitionError, match="give a ModelLimits, an object with the methods acquire, settle, pause"):
-        App([AGENT], None, provider_limits=wrong)
+    with pytest.raises(DefinitionError, match="give a RateLimiter, an object with the methods acquire, settle, pause"):
+        App([AGENT], None, rate_limits=wrong)
 
 
 @pytest.mark.parametrize("value", [HostStopping, [HostStopping], ("HostStopping",), (int,)], ids=repr)

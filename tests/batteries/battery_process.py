@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from tests.core.null_listener import NullListener
 
 from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, Usage, tool
-from holdfast.batteries.audit import Audit, TablesAudit
+from holdfast.batteries.audit import Audit, AuditTable
 from holdfast.batteries.budget import Budget, Limit, TablesLedger
-from holdfast.batteries.schedule import Schedule, TablesJobs
-from holdfast.core.events import Event, StepStarted
-from holdfast.core.info import RunInfo
-from holdfast.db.url import tables_from_url
+from holdfast.batteries.schedule import JobTable, Schedule
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.run_events import Event, StepStarted
+from holdfast.db.urls import tables_from_url
 from holdfast.testing import ManualClock
 
 #: Tokens per step, and steps per run.
@@ -56,7 +56,7 @@ async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
 async def run_agent(url: str, hang_in: str) -> None:
     """Execute run `r` with a budget and an audit in the database of the checkpoints."""
     budget = Budget(Limit(tokens=10**6, per="all"), ledger=TablesLedger(tables_from_url(url)))
-    audit = Audit(TablesAudit(tables_from_url(url)))
+    audit = Audit(AuditTable(tables_from_url(url)))
     agent = Agent(name="a", model=model, tools=[work])
     options = {"budget": budget, "audit": audit, "listener": PrintingListener(int(hang_in))}
     async with App([agent], url, worker=False, **options) as app:  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ async def fire_schedule(url: str, hang: str) -> None:
                 await asyncio.Event().wait()
             return run_id
 
-        schedule = Schedule(submit, jobs=TablesJobs(tables_from_url(url)), clock=ManualClock(DUE))
+        schedule = Schedule(submit, jobs=JobTable(tables_from_url(url)), clock=ManualClock(DUE))
         print("ran", len((await schedule.tick()).ran), flush=True)
         await schedule.close()
 

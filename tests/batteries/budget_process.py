@@ -5,7 +5,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 from holdfast.batteries.budget import Reservation, Spend, TablesLedger
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 
 
 async def spend(url: str, name: str, limit: int, step: int) -> int:

@@ -7,11 +7,11 @@ import asyncio
 import sys
 from datetime import UTC, datetime, timedelta
 
-from holdfast.batteries.limits import ProviderLimits, TablesWindows
+from holdfast.batteries.rate_limits import RateLimits, WindowTable
 from holdfast.clock import SystemClock
-from holdfast.core.info import RunInfo
-from holdfast.core.ports import ModelPermit
-from holdfast.db.url import tables_from_url
+from holdfast.core.ports import RatePermit
+from holdfast.core.run.info import RunInfo
+from holdfast.db.urls import tables_from_url
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -27,14 +27,14 @@ class LogicalClock(SystemClock):
 
 async def ask(url: str, requests: int, tokens: int) -> None:
     clock = LogicalClock()
-    windows = TablesWindows(tables_from_url(url))
-    limits = ProviderLimits(requests_per_minute=requests, tokens_per_minute=tokens, windows=windows, clock=clock)
+    windows = WindowTable(tables_from_url(url))
+    limits = RateLimits(requests_per_minute=requests, tokens_per_minute=tokens, windows=windows, clock=clock)
     info = RunInfo(run_id="r", agent_name="a")
     while line := await asyncio.to_thread(sys.stdin.readline):
         at, count, each = (int(word) for word in line.split())
         clock.wall = START + timedelta(seconds=at)
         answers = await asyncio.gather(*(limits.acquire(info, "gpt", each) for _ in range(count)))
-        print(sum(isinstance(answer, ModelPermit) for answer in answers), flush=True)
+        print(sum(isinstance(answer, RatePermit) for answer in answers), flush=True)
     await limits.close()
 
 

@@ -22,9 +22,9 @@ from holdfast import (
     current_call,
     tool,
 )
-from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, MemoryAudit, TablesAudit
+from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, AuditTable, MemoryAudit
 from holdfast.core.redaction import REDACTED, Redactor
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
@@ -38,7 +38,7 @@ def row(run_id: str = "r", hours: float = 0, **more: object) -> AuditRow:
 
 @pytest.fixture
 async def store(battery_url: str) -> AsyncIterator[AuditStore]:
-    made: AuditStore = MemoryAudit() if battery_url == "memory:" else TablesAudit(tables_from_url(battery_url))
+    made: AuditStore = MemoryAudit() if battery_url == "memory:" else AuditTable(tables_from_url(battery_url))
     await made.open()
     yield made
     await made.close()
@@ -147,7 +147,7 @@ async def test_resumes_and_failures_are_recorded() -> None:
 
 
 async def test_an_error_whose_text_cannot_be_stored_is_recorded(database_url: str) -> None:
-    audit = Audit(TablesAudit(tables_from_url(database_url)))
+    audit = Audit(AuditTable(tables_from_url(database_url)))
     with pytest.raises(ValueError, match="no file"):
         await SimulatedHost(ports=Ports(audit=audit)).executor.run(
             Agent(name="a", model=ScriptedModel(ValueError("no file \udcff"))), "go", run_id="r"
@@ -282,7 +282,7 @@ async def test_children_are_found_under_their_parent() -> None:
 
 
 async def test_retries_are_in_the_audit() -> None:
-    @tool(effect="pure", retry=Retry(attempts=2, jitter=0))
+    @tool(effect="pure", retry=Retry(max_tries=2, jitter=0))
     async def look() -> str:
         raise TimeoutError("late")
 

@@ -27,7 +27,7 @@ from holdfast.batteries.budget import (
     TablesLedger,
 )
 from holdfast.checkpoint.record import RunStatus
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 

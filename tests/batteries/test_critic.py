@@ -11,11 +11,11 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, Bounds, Message, Ports, Reply, User, current_call, tool
-from holdfast.batteries.critic import Critic, CriticError, Decision, IdleRun
+from holdfast.batteries.critic import Critic, CriticAction, CriticError, IdleRun
 from holdfast.core.errors import RunKilled, RuntimeExceeded
-from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunControl, Watch
-from holdfast.core.state import RunState
+from holdfast.core.ports import AttemptControl, Watch
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.state import RunState
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
@@ -25,11 +25,11 @@ SOFT = timedelta(seconds=10)
 class Escalation:
     """An escalator that returns the given answers and records the runs it was asked about."""
 
-    def __init__(self, *answers: Decision | Exception | None) -> None:
+    def __init__(self, *answers: CriticAction | Exception | None) -> None:
         self._answers = list(answers)
         self.asked: list[IdleRun] = []
 
-    async def __call__(self, idle_run: IdleRun) -> Decision | None:
+    async def __call__(self, idle_run: IdleRun) -> CriticAction | None:
         self.asked.append(idle_run)
         answer = self._answers.pop(0) if self._answers else None
         if isinstance(answer, Exception):
@@ -184,7 +184,7 @@ async def test_time_between_attempts_does_not_count() -> None:
 
 async def test_an_extension_survives_the_process_that_was_given_it() -> None:
     clock, store = ManualClock(), MemoryStore()
-    one = make_host(clock, Critic(Escalation(Decision(extend=SOFT)), backstop=2, clock=clock), store)
+    one = make_host(clock, Critic(Escalation(CriticAction(extend=SOFT)), backstop=2, clock=clock), store)
     run = asyncio.create_task(one.executor.run(agent_of(Hanging()), "go", run_id="r"))
     await clock.advance(SOFT * 1.1)
     await one.crash()
@@ -201,7 +201,7 @@ async def test_an_extension_survives_the_process_that_was_given_it() -> None:
 
 async def test_a_nudge_is_put_in_front_of_the_next_step() -> None:
     clock, model = ManualClock(), Hanging()
-    critic = Critic(Escalation(Decision(nudge="Are you there?")), clock=clock)
+    critic = Critic(Escalation(CriticAction(nudge="Are you there?")), clock=clock)
     run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.1)
     model.replies.put_nowait(tool_reply(call("c1", "look")))
@@ -214,7 +214,7 @@ async def test_a_nudge_that_cannot_be_stored_is_logged_and_the_rest_of_the_decis
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, model = ManualClock(), Hanging()
-    critic = Critic(Escalation(Decision(nudge="half a pair \ud83d", extend=SOFT)), backstop=2, clock=clock)
+    critic = Critic(Escalation(CriticAction(nudge="half a pair \ud83d", extend=SOFT)), backstop=2, clock=clock)
     run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 2.5)
     assert "cannot be stored" in caplog.text
@@ -224,7 +224,7 @@ async def test_a_nudge_that_cannot_be_stored_is_logged_and_the_rest_of_the_decis
 
 async def test_a_kill_with_a_nudge_is_a_kill() -> None:
     clock, model = ManualClock(), Hanging()
-    critic = Critic(Escalation(Decision(kill=True, nudge="hello?", extend=SOFT, reason="hopeless")), clock=clock)
+    critic = Critic(Escalation(CriticAction(kill=True, nudge="hello?", extend=SOFT, reason="hopeless")), clock=clock)
     run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.1)
     with pytest.raises(RunKilled, match="hopeless"):
@@ -233,7 +233,7 @@ async def test_a_kill_with_a_nudge_is_a_kill() -> None:
 
 async def test_the_next_escalator_is_asked_if_one_says_so() -> None:
     clock, model = ManualClock(), Hanging()
-    first, second, third = Escalation(Decision(escalate=True)), Escalation(Decision(kill=True)), Escalation()
+    first, second, third = Escalation(CriticAction(escalate=True)), Escalation(CriticAction(kill=True)), Escalation()
     run = asyncio.create_task(
         make_host(clock, Critic(first, second, third, clock=clock)).executor.run(agent_of(model), "go")
     )
@@ -256,9 +256,9 @@ async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog
 
 
 async def test_a_decision_about_an_earlier_idle_period_is_ignored() -> None:
-    clock, model, asked, answers = ManualClock(), Hanging(), list[IdleRun](), asyncio.Queue[Decision]()
+    clock, model, asked, answers = ManualClock(), Hanging(), list[IdleRun](), asyncio.Queue[CriticAction]()
 
-    async def thinks(idle_run: IdleRun) -> Decision | None:
+    async def thinks(idle_run: IdleRun) -> CriticAction | None:
         asked.append(idle_run)
         return await answers.get()
 
@@ -266,12 +266,12 @@ async def test_a_decision_about_an_earlier_idle_period_is_ignored() -> None:
     await clock.advance(SOFT * 1.1)
     model.replies.put_nowait(tool_reply(call("c1", "look")))
     await clock.advance(SOFT * 0.1)
-    answers.put_nowait(Decision(kill=True))
+    answers.put_nowait(CriticAction(kill=True))
     await clock.advance(SOFT * 0.1)
     assert not run.done()
     await clock.advance(SOFT)
     assert len(asked) == 2
-    answers.put_nowait(Decision(kill=True, reason="again"))
+    answers.put_nowait(CriticAction(kill=True, reason="again"))
     with pytest.raises(RunKilled, match="again"):
         await run
 
@@ -281,7 +281,7 @@ async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_sta
 ) -> None:
     clock, model = ManualClock(), Hanging()
 
-    async def nonsense(idle_run: IdleRun) -> Decision | None:
+    async def nonsense(idle_run: IdleRun) -> CriticAction | None:
         return "kill"  # type: ignore[return-value]
 
     critic = Critic(nonsense, backstop=2, clock=clock)
@@ -297,9 +297,9 @@ async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_sta
 async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
     clock, model = ManualClock(), Hanging()
 
-    async def hangs(idle_run: IdleRun) -> Decision | None:
+    async def hangs(idle_run: IdleRun) -> CriticAction | None:
         await asyncio.Event().wait()
-        return Decision(extend=SOFT * 100)
+        return CriticAction(extend=SOFT * 100)
 
     run = asyncio.create_task(
         make_host(clock, Critic(hangs, backstop=2, clock=clock)).executor.run(agent_of(model), "go")
@@ -351,7 +351,7 @@ async def test_thousands_of_runs_are_watched_by_one_timer() -> None:
 
 
 async def test_a_run_that_ended_is_not_watched_any_more() -> None:
-    clock, escalation = ManualClock(), Escalation(Decision(kill=True))
+    clock, escalation = ManualClock(), Escalation(CriticAction(kill=True))
     agent = Agent(name="a", model=ScriptedModel("done"), bounds=Bounds(max_runtime=SOFT))
     await make_host(clock, Critic(escalation, clock=clock)).executor.run(agent, "go")
     await clock.advance(SOFT * 10)
@@ -359,11 +359,11 @@ async def test_a_run_that_ended_is_not_watched_any_more() -> None:
 
 
 async def test_nothing_of_an_ended_run_stays_in_memory() -> None:
-    clock, kept = ManualClock(), list[weakref.ref[RunControl]]()
+    clock, kept = ManualClock(), list[weakref.ref[AttemptControl]]()
 
     class Watching(Critic):
         def begin(
-            self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None
+            self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
         ) -> Watch | None:
             kept.append(weakref.ref(control))
             return super().begin(info, state, control, max_runtime)

@@ -21,7 +21,7 @@ from holdfast.batteries.definitions.store import (
     MalformedDefinition,
     MemoryDefinitions,
 )
-from holdfast.batteries.definitions.tables import TablesDefinitions
+from holdfast.batteries.definitions.tables import VersionTable
 from holdfast.batteries.persona import (
     Persona,
     PersonaError,
@@ -33,11 +33,11 @@ from holdfast.batteries.persona import (
 )
 from holdfast.batteries.skill import Parameter, Skill, SkillError, Skills, export_skill, import_skill
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.agent import ModelTiers, failover
-from holdfast.core.agent_tools import AgentToolProvider
+from holdfast.core.agents.agent import ModelTiers, failover
+from holdfast.core.agents.agent_tools import AgentToolProvider
 from holdfast.core.errors import DefinitionError, MissingDefinition
 from holdfast.db.sqlite_tables import SqliteTables
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 from holdfast.stores.memory import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -54,7 +54,7 @@ async def store(battery_url: str) -> AsyncIterator[DefinitionStore]:
     if battery_url == "memory:":
         made = MemoryDefinitions("thing")
     else:
-        made = TablesDefinitions(tables_from_url(battery_url), "thing")
+        made = VersionTable(tables_from_url(battery_url), "thing")
     await made.open()
     yield made
     await made.close()
@@ -227,7 +227,7 @@ async def test_a_run_whose_definition_cannot_be_read_is_interrupted_and_resumes_
 ) -> None:
     def stored(model: ScriptedModel) -> Personas:
         tables = SqliteTables(tmp_path / "definitions.db", busy_timeout_ms=1)
-        return Personas(ModelTiers({"fast": model}, default="fast"), store=TablesDefinitions(tables, "persona"))
+        return Personas(ModelTiers({"fast": model}, default="fast"), store=VersionTable(tables, "persona"))
 
     runs, reached = MemoryStore(), asyncio.Event()
     first = stored(make_hanging_model(reached))

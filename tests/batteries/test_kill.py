@@ -14,12 +14,12 @@ from typing import Any
 from tests.batteries.battery_process import ADDED, STEPS, TOKENS
 
 from holdfast import store_from_url
-from holdfast.batteries.audit import AuditQuery, AuditRow, TablesAudit
+from holdfast.batteries.audit import AuditQuery, AuditRow, AuditTable
 from holdfast.batteries.budget import Budget, Limit, Spend, TablesLedger
-from holdfast.batteries.schedule import Job, Schedule, TablesJobs
+from holdfast.batteries.schedule import Job, JobTable, Schedule
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.record import RunRecord
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 from holdfast.testing import ManualClock
 
 NEVER = "0"
@@ -66,7 +66,7 @@ async def load_spend(url: str) -> Spend:
 
 
 async def load_audit_rows(url: str) -> list[AuditRow]:
-    store = TablesAudit(tables_from_url(url))
+    store = AuditTable(tables_from_url(url))
     await store.open()
     try:
         return list(await store.query(AuditQuery(run_id="r")))
@@ -156,7 +156,7 @@ def test_a_kill_at_any_moment_leaves_complete_rows_without_a_gap(database_url: s
 
 
 async def add_job(url: str) -> Job:
-    schedule = Schedule(_not_called, jobs=TablesJobs(tables_from_url(url)), clock=ManualClock(ADDED))
+    schedule = Schedule(_not_called, jobs=JobTable(tables_from_url(url)), clock=ManualClock(ADDED))
     try:
         return await schedule.add("hourly", "a", "go", "0 * * * *")
     finally:
@@ -168,7 +168,7 @@ async def _not_called(agent: str, prompt: str, *, run_id: str, caller_id: str) -
 
 
 async def load_jobs(url: str) -> list[Job]:
-    store = TablesJobs(tables_from_url(url))
+    store = JobTable(tables_from_url(url))
     await store.open()
     try:
         return list(await store.jobs())

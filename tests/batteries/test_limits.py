@@ -19,20 +19,20 @@ from langgraph.graph import MessagesState, StateGraph
 
 from holdfast import Agent, App, ModelUnavailable, Reply, Retry, Usage
 from holdfast.adapters.langgraph import durable
-from holdfast.batteries.limits import (
-    LimitsError,
-    LimitsUnavailable,
+from holdfast.batteries.rate_limits import (
     MemoryWindows,
-    ProviderLimits,
     RateLimit,
-    TablesWindows,
+    RateLimitError,
+    RateLimits,
+    RateLimitsUnavailable,
     Window,
+    WindowTable,
 )
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import Shutdown
-from holdfast.core.info import RunInfo
-from holdfast.core.ports import ModelPermit
-from holdfast.db.url import tables_from_url
+from holdfast.core.ports import RatePermit
+from holdfast.core.run.info import RunInfo
+from holdfast.db.urls import tables_from_url
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 from holdfast.testing.adapter_suite import AgentScript, import_driver
@@ -104,10 +104,10 @@ def test_tokens_are_corrected_while_they_count_and_a_pause_ends_by_itself() -> N
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(LimitsError, match="requests_per_minute is 0"):
-        ProviderLimits(requests_per_minute=0)
-    with pytest.raises(LimitsError, match=r"tokens_per_minute is 1\.5"):
-        ProviderLimits(models={"gpt": RateLimit(tokens_per_minute=1.5)})  # type: ignore[arg-type]
+    with pytest.raises(RateLimitError, match="requests_per_minute is 0"):
+        RateLimits(requests_per_minute=0)
+    with pytest.raises(RateLimitError, match=r"tokens_per_minute is 1\.5"):
+        RateLimits(models={"gpt": RateLimit(tokens_per_minute=1.5)})  # type: ignore[arg-type]
 
 
 # -- permits ----------------------------------------------------------------------------------------------------
@@ -118,11 +118,11 @@ class Setting:
 
     def __init__(self, url: str) -> None:
         self.url, self.clock, self.memory = url, ManualClock(START), MemoryWindows()
-        self.made: list[ProviderLimits] = []
+        self.made: list[RateLimits] = []
 
-    def make(self, **options: Any) -> ProviderLimits:
-        windows = self.memory if self.url == "memory:" else TablesWindows(tables_from_url(self.url))
-        self.made.append(ProviderLimits(windows=windows, clock=self.clock, **options))
+    def make(self, **options: Any) -> RateLimits:
+        windows = self.memory if self.url == "memory:" else WindowTable(tables_from_url(self.url))
+        self.made.append(RateLimits(windows=windows, clock=self.clock, **options))
         return self.made[-1]
 
 
@@ -137,10 +137,10 @@ async def setting(battery_url: str) -> AsyncIterator[Setting]:
 class TestEveryKindOfWindows:
     async def test_limits_are_shared_and_models_and_keys_are_kept_apart(self, setting: Setting) -> None:
         one, other = setting.make(requests_per_minute=2), setting.make(requests_per_minute=2)
-        assert isinstance(await one.acquire(INFO, "gpt", 0), ModelPermit)
-        assert isinstance(await other.acquire(INFO, "gpt", 0), ModelPermit)
+        assert isinstance(await one.acquire(INFO, "gpt", 0), RatePermit)
+        assert isinstance(await other.acquire(INFO, "gpt", 0), RatePermit)
         assert await one.acquire(INFO, "gpt", 0) == START + seconds(61)
-        assert isinstance(await one.acquire(INFO, "claude", 0), ModelPermit)
+        assert isinstance(await one.acquire(INFO, "claude", 0), RatePermit)
         by_vendor = setting.make(requests_per_minute=2, key=lambda info, model: model[:3] or None)
         assert await by_vendor.acquire(INFO, "gpt-mini", 0) == START + seconds(61)
         assert await by_vendor.acquire(INFO, "", 0) is None
@@ -150,31 +150,31 @@ class TestEveryKindOfWindows:
     async def test_used_tokens_replace_reserved_ones_and_a_lost_reservation_expires(self, setting: Setting) -> None:
         one, other = setting.make(tokens_per_minute=5_000), setting.make(tokens_per_minute=5_000)
         permit = await one.acquire(INFO, "gpt", 0)
-        assert isinstance(permit, ModelPermit)
+        assert isinstance(permit, RatePermit)
         assert permit.tokens == 1_000
         assert await other.acquire(INFO, "gpt", 4_500) == START + seconds(61)
         one.settle(permit, 10)
         await one.close()
-        assert isinstance(await other.acquire(INFO, "gpt", 4_500), ModelPermit)  # never settled
+        assert isinstance(await other.acquire(INFO, "gpt", 4_500), RatePermit)  # never settled
         assert await one.acquire(INFO, "gpt", 1_000) == START + seconds(61)
         await setting.clock.advance(seconds(61))
-        assert isinstance(await one.acquire(INFO, "gpt", 9_999_999), ModelPermit)  # more than a minute may contain
+        assert isinstance(await one.acquire(INFO, "gpt", 9_999_999), RatePermit)  # more than a minute may contain
 
     async def test_a_retry_after_is_respected_by_all(self, setting: Setting) -> None:
         one, other = setting.make(), setting.make(requests_per_minute=100)
         permit = await one.acquire(INFO, "gpt", 0)
-        assert isinstance(permit, ModelPermit)
+        assert isinstance(permit, RatePermit)
         one.pause(permit, seconds(30))
         await one.close()
         assert await other.acquire(INFO, "gpt", 0) == START + seconds(30)
-        assert isinstance(await other.acquire(INFO, "claude", 0), ModelPermit)
+        assert isinstance(await other.acquire(INFO, "claude", 0), RatePermit)
         await setting.clock.advance(seconds(30))
-        assert isinstance(await other.acquire(INFO, "gpt", 0), ModelPermit)
+        assert isinstance(await other.acquire(INFO, "gpt", 0), RatePermit)
 
     async def test_calls_that_wait_get_times_one_after_the_other(self, setting: Setting) -> None:
         limits = setting.make(requests_per_minute=2)
         answers = await asyncio.gather(*(limits.acquire(INFO, "gpt", 0) for _ in range(5)))
-        assert [isinstance(answer, ModelPermit) for answer in answers] == [True, True, False, False, False]
+        assert [isinstance(answer, RatePermit) for answer in answers] == [True, True, False, False, False]
         assert answers[2:] == [START + seconds(61), START + seconds(61), START + seconds(122)]
         assert await limits.acquire(INFO, "gpt", 0) == START + seconds(122)
         assert await limits.acquire(INFO, "gpt", 0) == START + seconds(183)
@@ -182,8 +182,8 @@ class TestEveryKindOfWindows:
 
 async def test_limits_whose_database_is_damaged_interrupt_the_run(tmp_path: Any) -> None:
     (tmp_path / "runs.db").write_bytes(b"no database" * 100)
-    limits = ProviderLimits(requests_per_minute=1, windows=TablesWindows(tables_from_url(f"sqlite:{tmp_path}/runs.db")))
-    with pytest.raises(LimitsUnavailable, match="run r is interrupted"):
+    limits = RateLimits(requests_per_minute=1, windows=WindowTable(tables_from_url(f"sqlite:{tmp_path}/runs.db")))
+    with pytest.raises(RateLimitsUnavailable, match="run r is interrupted"):
         await limits.acquire(INFO, "gpt", 0)
     await limits.close()
 
@@ -254,8 +254,8 @@ async def test_a_run_over_the_limit_waits_without_a_slot_and_finishes(driver: st
         on_request=on_request,
     )
     agent = import_driver(f"tests.adapters.drivers.{driver}:DRIVER").make_agent(script)
-    limits = ProviderLimits(requests_per_minute=1, tokens_per_minute=1_000, clock=clock)
-    async with App([agent], store, worker=False, provider_limits=limits, clock=clock) as app:
+    limits = RateLimits(requests_per_minute=1, tokens_per_minute=1_000, clock=clock)
+    async with App([agent], store, worker=False, rate_limits=limits, clock=clock) as app:
         running = asyncio.create_task(app.run(agent, "go", run_id="r1"))
         while (await store_status(store)) is not RunStatus.WAITING:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
@@ -276,7 +276,7 @@ async def store_status(store: MemoryStore) -> RunStatus | None:
 @pytest.mark.parametrize("sync", [False, True])
 async def test_a_model_within_a_node_of_a_graph_waits_in_its_node(sync: bool) -> None:
     clock, asked = ManualClock(START), list[datetime]()
-    limits = ProviderLimits(requests_per_minute=1, clock=clock)
+    limits = RateLimits(requests_per_minute=1, clock=clock)
     chat = GenericFakeChatModel(messages=iter([AIMessage("one"), AIMessage("two")]))
 
     async def ask(state: MessagesState) -> dict[str, Any]:
@@ -295,7 +295,7 @@ async def test_a_model_within_a_node_of_a_graph_waits_in_its_node(sync: bool) ->
     builder.add_edge(GRAPH_START, "first")
     builder.add_edge("first", "second")
     agent = durable(builder.compile(), name="graph")
-    async with App([agent], MemoryStore(clock=clock), worker=False, provider_limits=limits, clock=clock) as app:
+    async with App([agent], MemoryStore(clock=clock), worker=False, rate_limits=limits, clock=clock) as app:
         running = asyncio.create_task(app.run(agent, "go"))
         while not asked:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
@@ -312,11 +312,11 @@ async def test_a_retry_after_in_one_app_lets_the_runs_of_another_wait(database_u
         requests.append("asked")
         raise ModelUnavailable("busy", timedelta(hours=1))
 
-    agent = Agent(name="a", model=model, retry=Retry(attempts=1))
+    agent = Agent(name="a", model=model, retry=Retry(max_tries=1))
 
     def make_app() -> App:
-        windows = TablesWindows(tables_from_url(database_url))
-        return App([agent], database_url, worker=False, provider_limits=ProviderLimits(windows=windows))
+        windows = WindowTable(tables_from_url(database_url))
+        return App([agent], database_url, worker=False, rate_limits=RateLimits(windows=windows))
 
     for run_id, status in (("first", RunStatus.INTERRUPTED), ("second", RunStatus.WAITING)):
         async with make_app() as app:
@@ -333,8 +333,8 @@ async def test_the_tokens_of_a_reply_are_settled_and_predict_the_next_call() -> 
         return Reply(text="done", usage=Usage(input_tokens=30, output_tokens=12))
 
     agent = Agent(name="a", model=model)
-    limits = ProviderLimits(tokens_per_minute=1_040, windows=windows, clock=clock)
-    async with App([agent], None, provider_limits=limits, clock=clock) as app:
+    limits = RateLimits(tokens_per_minute=1_040, windows=windows, clock=clock)
+    async with App([agent], None, rate_limits=limits, clock=clock) as app:
         await app.run(agent, "go")
     window = await windows.update(["model"], lambda found: found["model"])
     assert [(bucket.requests, bucket.tokens) for bucket in window.buckets.values()] == [(1, 42)]
@@ -348,8 +348,8 @@ async def test_a_shutdown_ends_a_short_wait_and_leaves_the_run_for_a_worker() ->
         return Reply(text="done")
 
     agent = Agent(name="a", model=model)
-    limits = ProviderLimits(requests_per_minute=1, clock=clock)
-    async with App([agent], store, worker=False, provider_limits=limits, clock=clock) as app:
+    limits = RateLimits(requests_per_minute=1, clock=clock)
+    async with App([agent], store, worker=False, rate_limits=limits, clock=clock) as app:
         await app.run(agent, "go")
         await clock.advance(seconds(58))  # the second call waits for 3 seconds, in this process
         idle = clock.waiting

@@ -14,15 +14,15 @@ from holdfast.batteries.schedule import (
     JobExists,
     JobNotFound,
     JobStore,
+    JobTable,
     MemoryJobs,
     Missed,
     Schedule,
     ScheduleError,
     ScheduleRunner,
-    TablesJobs,
     cron_next,
 )
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 from holdfast.testing import ManualClock
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ def job(name: str = "j", next_at: datetime = START) -> Job:
 
 @pytest.fixture
 async def jobs(battery_url: str) -> AsyncIterator[JobStore]:
-    made: JobStore = MemoryJobs() if battery_url == "memory:" else TablesJobs(tables_from_url(battery_url))
+    made: JobStore = MemoryJobs() if battery_url == "memory:" else JobTable(tables_from_url(battery_url))
     await made.open()
     yield made
     await made.close()
@@ -140,7 +140,7 @@ async def test_missed_fires_are_made_up_for_as_the_job_says(missed: Missed, expe
 
 async def test_in_a_fleet_a_fire_happens_once(database_url: str) -> None:
     clock, submissions = ManualClock(START), Submissions()
-    fleet = [Schedule(submissions, jobs=TablesJobs(tables_from_url(database_url)), clock=clock) for _ in range(4)]
+    fleet = [Schedule(submissions, jobs=JobTable(tables_from_url(database_url)), clock=clock) for _ in range(4)]
     await fleet[0].add("hourly", "a", "p", "0 * * * *")
     for _ in range(3):
         await clock.advance(timedelta(hours=1))

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import apsw
 
-from holdfast.batteries.schedule import TablesJobs
-from holdfast.db.url import tables_from_url
+from holdfast.batteries.schedule import JobTable
+from holdfast.db.urls import tables_from_url
 from holdfast.stores.sqlite import SqliteStore
-from holdfast.testing.store_suite.store_under_test import list_run_ids, make_run
+from holdfast.testing.store_processes.store_under_test import list_run_ids, make_run
 
 
 async def _open_job_store(path: Path) -> None:
-    jobs = TablesJobs(tables_from_url(f"sqlite:{path}"))
+    jobs = JobTable(tables_from_url(f"sqlite:{path}"))
     await jobs.open()
     await jobs.close()
 

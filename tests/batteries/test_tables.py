@@ -12,12 +12,12 @@ from tests.postgres_server import fresh_database
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, WorkerSettings
-from holdfast.batteries.audit import Audit, AuditQuery, TablesAudit
+from holdfast.batteries.audit import Audit, AuditQuery, AuditTable
 from holdfast.batteries.budget import Budget, Limit, Reservation, Spend, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
-from holdfast.db.postgres import PostgresTables
+from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.tables import TablesError
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 from holdfast.stores.postgres import PostgresStore
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -118,7 +118,7 @@ def test_no_password_is_shown(url: str) -> None:
 
 
 def test_an_app_with_batteries_in_a_database_may_be_opened_again(database_url: str) -> None:
-    audit = Audit(TablesAudit(tables_from_url(database_url)))
+    audit = Audit(AuditTable(tables_from_url(database_url)))
     budget = Budget(Limit(runs=10, per="all"), ledger=TablesLedger(tables_from_url(database_url)))
     agent = Agent(name="a", model=ScriptedModel("first", "second"))
     app = App([agent], "memory:", audit=audit, budget=budget, worker=WorkerSettings(handle_signals=False))

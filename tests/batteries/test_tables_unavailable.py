@@ -14,10 +14,10 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, Ports, Reply, Usage, tool
-from holdfast.batteries.audit import AuditQuery, AuditRow, TablesAudit
+from holdfast.batteries.audit import AuditQuery, AuditRow, AuditTable
 from holdfast.batteries.budget import Budget, BudgetUnavailable, Limit, Spend, TablesLedger
 from holdfast.checkpoint.record import RunStatus
-from holdfast.db.postgres import PostgresTables
+from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables, TablesUnavailable
 from holdfast.stores.memory import MemoryStore
@@ -97,7 +97,7 @@ def a_row(run_id: str) -> AuditRow:
 async def test_what_is_written_over_a_connection_that_is_cut_is_written_once(
     proxy: CuttingProxy, url: str, harm: Harm, message: bytes
 ) -> None:
-    audit = TablesAudit(PostgresTables(through(proxy, url)))
+    audit = AuditTable(PostgresTables(through(proxy, url)))
     await audit.open()
     proxy.harm(harm, message)
     await audit.add([a_row("one"), a_row("two")])
@@ -107,7 +107,7 @@ async def test_what_is_written_over_a_connection_that_is_cut_is_written_once(
 
 
 async def test_it_is_said_if_nobody_knows_whether_something_was_written(proxy: CuttingProxy, url: str) -> None:
-    audit = TablesAudit(PostgresTables(through(proxy, url), timeout=IMPATIENT))
+    audit = AuditTable(PostgresTables(through(proxy, url), timeout=IMPATIENT))
     await audit.open()
     proxy.harm(Harm.LOSE_THE_ANSWER, COMMIT, and_refuse=True)
     with pytest.raises(TablesUnavailable, match="not known whether"):
@@ -215,7 +215,7 @@ async def test_a_run_whose_budget_is_away_is_left_and_goes_on_when_it_is_back(ou
 
 async def test_a_full_disk_is_no_reason_to_give_up(tmp_path: Path) -> None:
     tables = SqliteTables(tmp_path / "runs.db")
-    audit = TablesAudit(tables)
+    audit = AuditTable(tables)
     await audit.open()
     await tables.read(lambda cursor: cursor.execute("PRAGMA max_page_count = 20"))
     with pytest.raises(TablesUnavailable, match="free space"):

@@ -13,9 +13,9 @@ from tests.postgres_server import LocalServer, fresh_database
 
 from holdfast.batteries.budget import Spend, TablesLedger
 from holdfast.batteries.budget.tables import SCHEMA
-from holdfast.db.postgres import PostgresTables
+from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.tables import TablesError, TablesUnavailable
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 #: Longer than any test waits.
@@ -132,7 +132,7 @@ ENDS = """
 import asyncio, sys
 from datetime import timedelta
 from holdfast.batteries.budget.tables import SCHEMA
-from holdfast.db.postgres import PostgresTables
+from holdfast.db.postgres_tables import PostgresTables
 
 async def main():
     opening = asyncio.ensure_future(PostgresTables(sys.argv[1], timeout=timedelta(hours=1)).open(SCHEMA))

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast import Agent, Message, Reply, ToolCall, ToolResult, ToolSchema, current_call, tool
-from holdfast.core.tool import Tool
+from holdfast.core.agents.tool import Tool
 
 STEPS = [["charge"], ["ship", "look"], ["mail", "charge"]]
 

@@ -20,10 +20,10 @@ from tests.stores.postgres_support import fail_after_timeout, open_store, wait_u
 from holdfast import App
 from holdfast.batteries.schedule.tables import SCHEMA as SCHEDULE
 from holdfast.checkpoint.errors import RunNotFound
-from holdfast.db.postgres import PostgresTables
+from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.tables import Cursor, TablesUnavailable
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import load_bodies, make_run
+from holdfast.testing.store_processes.store_under_test import load_bodies, make_run
 
 RUNS, WORKERS = 50, 3
 #: Their last calls are under way when the primary is killed.

@@ -14,9 +14,9 @@ from tests.chaos.planted_bugs import UnfencedStore, delay_saves
 from tests.chaos.signalled import signalled_agent
 
 from holdfast import App, WorkerSettings
-from holdfast.checkpoint import claim
+from holdfast.checkpoint import claims
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 
@@ -35,7 +35,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     bug: str = ""
 
 
-def open_store(url: str, *, lease_seconds: float = 1.0) -> CheckpointStore:
+def open_store(url: str, *, lease_seconds: float = 1.0) -> RunStore:
     lease_timeout = timedelta(seconds=lease_seconds)
     scheme, _, rest = url.partition(":")
     if scheme == "sqlite":
@@ -60,7 +60,7 @@ async def work(config: WorkerConfig) -> None:
 
 if __name__ == "__main__":
     config = msgspec.json.decode(sys.argv[1], type=WorkerConfig)
-    claim._host_id = functools.partial(getattr, config, "host")  # type: ignore[assignment]
+    claims._host_id = functools.partial(getattr, config, "host")  # type: ignore[assignment]
     while True:
         try:
             asyncio.run(work(config))

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from tests.checkpoint.harness import CheckpointerHarness
 
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 
 @pytest_asyncio.fixture

@@ -7,13 +7,13 @@ from tests.probe_store import ProbeStore
 from tests.simulated_host import REMOVE_ENDED
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.codec import RunMeta, read_checkpoint
+from holdfast.checkpoint.codec import RunMeta, decode_run
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.config import CheckpointSettings, Retention
-from holdfast.core.message import NATIVE_CODEC, User
-from holdfast.core.state import RunState
+from holdfast.core.run.messages import NATIVE_CODEC, User
+from holdfast.core.run.state import RunState
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 SECOND = timedelta(seconds=1)
 
@@ -42,7 +42,7 @@ class CheckpointerHarness:
 
     async def load_texts(self) -> list[str]:
         """Load the run and return the texts of its messages."""
-        checkpoint = read_checkpoint(await self.inner.load("r"), NATIVE_CODEC)
+        checkpoint = decode_run(await self.inner.load("r"), NATIVE_CODEC)
         return [message.text for message in checkpoint.state.history]
 
     async def list_interrupted(self) -> list[str]:

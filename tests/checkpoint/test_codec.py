@@ -19,16 +19,16 @@ from holdfast.checkpoint.codec import (
     RecordedResult,
     RunMeta,
     decode,
+    decode_run,
     encode,
-    read_checkpoint,
 )
 from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, UnknownVersion
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
 from holdfast.core.errors import PayloadError
-from holdfast.core.info import RunInfo
-from holdfast.core.message import NATIVE_CODEC, Message, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.state import PhaseOutput
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply, System, ToolCall, ToolResult, Usage, User
+from holdfast.core.run.state import PhaseOutput
 
 META = RunMeta(run_id="r", agent_name="a", prompt="go")
 LONG_AGO = datetime(2030, 1, 1, tzinfo=UTC)
@@ -102,7 +102,7 @@ def test_an_input_that_would_come_back_changed_is_refused(value: Any) -> None:
 
 
 def test_a_journal_is_read_as_it_was_told() -> None:
-    checkpoint = read_checkpoint(
+    checkpoint = decode_run(
         stored(
             begin(),
             message("first phase"),
@@ -131,13 +131,13 @@ def test_a_journal_is_read_as_it_was_told() -> None:
 def test_results_of_a_finished_step_are_not_taken_for_those_of_the_next() -> None:
     """A loop may put results into the conversation in a form of its own; a model may use an id again."""
     journal = stored(begin(), result("c1", iteration=0), message("c1 said so"), progress=encode(Progress(steps=1)))
-    assert read_checkpoint(journal, NATIVE_CODEC).state.results == {}
+    assert decode_run(journal, NATIVE_CODEC).state.results == {}
 
 
 @pytest.mark.parametrize("found", [FORMAT_VERSION + 1, 2**70])
 def test_a_version_that_a_newer_holdfast_wrote_is_refused(found: int) -> None:
     with pytest.raises(UnknownVersion, match=f"version {found}.*upgrade holdfast"):
-        read_checkpoint(stored(begin(found), (EntryKind.MESSAGE, b"in a form of the future")), NATIVE_CODEC)
+        decode_run(stored(begin(found), (EntryKind.MESSAGE, b"in a form of the future")), NATIVE_CODEC)
 
 
 def test_an_older_version_loads_through_its_upgrades() -> None:
@@ -151,13 +151,13 @@ def test_an_older_version_loads_through_its_upgrades() -> None:
         ]
 
     old = stored(begin(0), (EntryKind.MESSAGE, b'"hello"'))
-    assert list(read_checkpoint(old, NATIVE_CODEC, {**UPGRADES, 0: upgrade}).state.history) == [User("hello")]
+    assert list(decode_run(old, NATIVE_CODEC, {**UPGRADES, 0: upgrade}).state.history) == [User("hello")]
 
 
 @pytest.mark.parametrize("version", [0, -1])
 def test_an_older_version_without_an_upgrade_is_refused(version: int) -> None:
     with pytest.raises(RecordDecodeError, match="no upgrade"):
-        read_checkpoint(stored(begin(version)), NATIVE_CODEC)
+        decode_run(stored(begin(version)), NATIVE_CODEC)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_older_version_without_an_upgrade_is_refused(version: int) -> None:
 )
 def test_what_cannot_be_read_is_a_checkpoint_error_and_never_a_crash(damage: StoredRun) -> None:
     with pytest.raises((RunDamaged, RecordDecodeError)):
-        read_checkpoint(damage, NATIVE_CODEC)
+        decode_run(damage, NATIVE_CODEC)
 
 
 def test_loading_imports_runs_and_unpickles_nothing() -> None:
@@ -196,7 +196,7 @@ def test_loading_imports_runs_and_unpickles_nothing() -> None:
         import sys
         from datetime import UTC, datetime
         import msgspec
-        from tests.checkpoint.test_codec import NATIVE_CODEC, begin, message, result, stored, EntryKind, read_checkpoint
+        from tests.checkpoint.test_codec import NATIVE_CODEC, begin, message, result, stored, EntryKind, decode_run
 
         names = [
             {"py/object": "os.system", "py/reduce": ["os.system", ["true"]]},
@@ -208,7 +208,7 @@ def test_loading_imports_runs_and_unpickles_nothing() -> None:
         calls = [{"id": str(n), "name": "antigravity", "arguments": name} for n, name in enumerate(names)]
         reply = msgspec.json.encode({"role": "reply", "tool_calls": calls})
         run = stored(begin(), (EntryKind.MESSAGE, reply), message(names[3]), result("c1"))
-        read_checkpoint(run, NATIVE_CODEC)  # once, so that nothing of our own is left to import
+        decode_run(run, NATIVE_CODEC)  # once, so that nothing of our own is left to import
 
         seen = []
         watched = ("import", "exec", "compile", "pickle.find_class", "marshal.loads", "subprocess.Popen", "os.system")
@@ -218,7 +218,7 @@ def test_loading_imports_runs_and_unpickles_nothing() -> None:
                 seen.append((event, args))
         sys.addaudithook(hook)
         watching = True
-        loaded = read_checkpoint(run, NATIVE_CODEC)
+        loaded = decode_run(run, NATIVE_CODEC)
         watching = False
         assert not seen, seen
         assert "antigravity" not in sys.modules

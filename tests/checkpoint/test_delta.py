@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from tests.checkpoint.harness import SECOND, CheckpointerHarness
 
-from holdfast.checkpoint.codec import read_checkpoint
+from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
-from holdfast.core.message import NATIVE_CODEC, Reply, ToolResult, User
-from holdfast.core.state import RunState
+from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolResult, User
+from holdfast.core.run.state import RunState
 
 MESSAGE, RESULT, ADOPT, BEGIN = EntryKind.MESSAGE, EntryKind.RESULT, EntryKind.ADOPT, EntryKind.BEGIN
 
@@ -73,9 +73,7 @@ async def test_a_note_of_a_port_is_reason_enough_for_a_write(harness: Checkpoint
     await handle.save(harness.state)
     harness.state.annotations["critic"] = {"extended": True}
     await handle.save(harness.state)
-    assert read_checkpoint(await harness.inner.load("r"), NATIVE_CODEC).state.annotations == {
-        "critic": {"extended": True}
-    }
+    assert decode_run(await harness.inner.load("r"), NATIVE_CODEC).state.annotations == {"critic": {"extended": True}}
 
 
 async def test_a_recorded_result_is_written_once_and_only_named_when_it_enters_the_conversation(
@@ -92,7 +90,7 @@ async def test_a_recorded_result_is_written_once_and_only_named_when_it_enters_t
     harness.state.results.clear()
     await handle.save(harness.state)
     assert harness.store.kinds == [[BEGIN], [RESULT], [RESULT], [ADOPT, MESSAGE]]
-    state = read_checkpoint(await harness.inner.load("r"), NATIVE_CODEC).state
+    state = decode_run(await harness.inner.load("r"), NATIVE_CODEC).state
     assert list(state.history) == [first, second, third]
     assert state.results == {}
 
@@ -104,7 +102,7 @@ async def test_a_result_that_equals_another_is_not_taken_for_it(harness: Checkpo
     await handle.save(harness.state)
     harness.state.history.append(a_result("c1"))
     await handle.save(harness.state)
-    state = read_checkpoint(await harness.inner.load("r"), NATIVE_CODEC).state
+    state = decode_run(await harness.inner.load("r"), NATIVE_CODEC).state
     assert list(state.history) == [a_result("c1")]
     assert state.results == {"c1": a_result("c1")}
 
@@ -123,7 +121,7 @@ async def test_calls_that_give_one_and_the_same_object_are_told_apart_by_their_i
     harness.state.history.append(same)
     await handle.save(harness.state)
     assert harness.store.kinds[-1] == [ADOPT, MESSAGE]
-    state = read_checkpoint(await harness.inner.load("r"), NATIVE_CODEC).state
+    state = decode_run(await harness.inner.load("r"), NATIVE_CODEC).state
     assert list(state.history) == [same, same, same]
     assert state.results == {"c2": same}
 
@@ -137,13 +135,13 @@ async def test_a_result_is_written_again_when_the_next_step_gives_the_same_objec
     harness.state.finish_step()
     harness.state.results["c1"] = same
     await handle.save(harness.state)
-    assert read_checkpoint(await harness.inner.load("r"), NATIVE_CODEC).state.results == {"c1": same}
+    assert decode_run(await harness.inner.load("r"), NATIVE_CODEC).state.results == {"c1": same}
     harness.state.finish_phase("plan", None)
     harness.add_message("do")
     harness.state.history.append(same)
     harness.state.results["c1"] = same
     await handle.save(harness.state)
-    state = read_checkpoint(await harness.inner.load("r"), NATIVE_CODEC).state
+    state = decode_run(await harness.inner.load("r"), NATIVE_CODEC).state
     assert (list(state.history), state.results) == ([User("do"), same], {"c1": same})
 
 
@@ -181,7 +179,7 @@ async def test_a_rewritten_history_replaces_the_journal_and_loads_as_such(harnes
     assert stored.entries[0].seq == before.next_seq
     assert stored.record.size == sum(len(entry.body) for entry in stored.entries) < before.size
     assert await harness.load_texts() == ["in short", "and on"]
-    assert read_checkpoint(stored, NATIVE_CODEC).state.results == {"c1": outstanding}
+    assert decode_run(stored, NATIVE_CODEC).state.results == {"c1": outstanding}
 
 
 async def test_a_rewrite_that_could_not_be_written_is_written_by_the_next_save(harness: CheckpointerHarness) -> None:
@@ -208,7 +206,7 @@ async def test_a_phase_that_is_finished_starts_the_conversation_anew(harness: Ch
     harness.add_message("do")
     await handle.save(harness.state)
     assert harness.store.kinds == [[BEGIN, MESSAGE, RESULT], [EntryKind.PHASE], [MESSAGE]]
-    state = read_checkpoint(await harness.inner.load("r"), NATIVE_CODEC).state
+    state = decode_run(await harness.inner.load("r"), NATIVE_CODEC).state
     assert [phase.output for phase in state.phases] == [{"steps": 3}]
     assert await harness.load_texts() == ["do"]
     assert state.results == {}

@@ -18,19 +18,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
-from holdfast.checkpoint.codec import Checkpoint, RunMeta, Step, decode, encode, read_checkpoint
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
+from holdfast.checkpoint.codec import DecodedRun, RunMeta, Step, decode, decode_run, encode
 from holdfast.checkpoint.errors import StoreClosed, StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import StoredRun
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import PayloadError
-from holdfast.core.message import NATIVE_CODEC, Reply, ToolCall, ToolResult, Usage, User
 from holdfast.core.ports import Checkpointer
-from holdfast.core.state import RunState
+from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolCall, ToolResult, Usage, User
+from holdfast.core.run.state import RunState
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 LONG = os.environ.get("HOLDFAST_LONG_TESTS") == "1"
 
@@ -235,7 +235,7 @@ class Journal(RuleBasedStateMachine):
             assert self.do(_run_ids(self.inner)) == []
             return
         stored = self.do(self.inner.load("r"))
-        checkpoint: Checkpoint = read_checkpoint(stored, NATIVE_CODEC)
+        checkpoint: DecodedRun = decode_run(stored, NATIVE_CODEC)
         assert snapshot(checkpoint.state) == self.expected
         first = stored.entries[0].seq
         assert [entry.seq for entry in stored.entries] == list(range(first, stored.record.next_seq))
@@ -250,9 +250,7 @@ class Journal(RuleBasedStateMachine):
         if steps:
             progress = encode(decode(stored.entries[steps[-1]].body, Step).progress)
             record = msgspec.structs.replace(stored.record, progress=progress)
-            state = read_checkpoint(
-                StoredRun(record=record, entries=stored.entries[: steps[-1] + 1]), NATIVE_CODEC
-            ).state
+            state = decode_run(StoredRun(record=record, entries=stored.entries[: steps[-1] + 1]), NATIVE_CODEC).state
             assert at_step_end(state) in self.ends[state.steps]
 
 

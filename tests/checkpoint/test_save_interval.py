@@ -10,7 +10,7 @@ from holdfast.checkpoint.errors import ClaimLost, StoreFull, StoreUnavailable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.errors import DefinitionError
-from holdfast.core.message import User
+from holdfast.core.run.messages import User
 
 # -- the save interval ------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from typing import IO, Any
 from tests.fork_server import ForkServer
 
 import holdfast
-from holdfast.cli.stores import open_store
-from holdfast.runtime.reading import present_status
+from holdfast.cli.opening import open_store
+from holdfast.runtime.reading.run_views import present_status
 
 MODULES = Path(__file__).parent / "modules"
 #: Of the holdfast that the tests themselves import, wherever that is installed.

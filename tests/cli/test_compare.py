@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.cli.shell import COMMAND, Shell, kill, line_with, until
 
-from holdfast.cli.stores import open_store
-from holdfast.runtime.picks import record_pick
+from holdfast.cli.opening import open_store
+from holdfast.runtime.operations.verdicts import record_pick
 
 TWO = ["--agent", "rivals:quick", "--agent", "rivals:slow"]
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from tests.cli.shell import Shell
 
-from holdfast.cli.demo.agent import STEPS, Ledger, LedgerEntry, expected_answer
-from holdfast.cli.demo.check import EMPTY_SNAPSHOT, Attempt, StoreSnapshot, check_attempts
+from holdfast.cli.demo.invoices import STEPS, Ledger, LedgerEntry, expected_answer
+from holdfast.cli.demo.killing import EMPTY_SNAPSHOT, DemoAttempt, StoreSnapshot, check_attempts
 
 LAST = re.compile(r"demo: 13 steps, 36 tool calls, (\d) kills, 0 lost, 0 repeated")
 
@@ -54,11 +54,11 @@ def snapshot(steps: int, recorded: set[str], *, output: str | None = None) -> St
     )
 
 
-def make_attempts(first: StoreSnapshot, last: StoreSnapshot | None = None) -> list[Attempt]:
+def make_attempts(first: StoreSnapshot, last: StoreSnapshot | None = None) -> list[DemoAttempt]:
     done = last or snapshot(STEPS, {"read-1", "pay-1"}, output=expected_answer())
     return [
-        Attempt(acknowledged=first.steps, killed=True, snapshot=first),
-        Attempt(acknowledged=done.steps, killed=False, snapshot=done),
+        DemoAttempt(acknowledged=first.steps, killed=True, snapshot=first),
+        DemoAttempt(acknowledged=done.steps, killed=False, snapshot=done),
     ]
 
 
@@ -110,13 +110,13 @@ def test_an_unfinished_read_may_be_done_again() -> None:
         make_attempts(msgspec.structs.replace(HALF, entries={7: 7})),  # an entry is gone
         make_attempts(msgspec.structs.replace(HALF, entries={0: 5})),  # an entry is another
         [
-            Attempt(acknowledged=2, killed=True, snapshot=HALF),
+            DemoAttempt(acknowledged=2, killed=True, snapshot=HALF),
             make_attempts(HALF)[1],
         ],  # a step that was reported as saved is missing
         make_attempts(HALF, msgspec.structs.replace(make_attempts(HALF)[1].snapshot, unanswered=frozenset({"pay-2"}))),
     ],
 )
-def test_what_is_missing_is_counted(attempts: list[Attempt]) -> None:
+def test_what_is_missing_is_counted(attempts: list[DemoAttempt]) -> None:
     verdict = check_attempts(attempts, [])
     assert verdict.lost > 0
     assert not verdict.passed

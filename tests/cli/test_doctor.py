@@ -11,7 +11,7 @@ from holdfast import Agent, App
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.cli.doctor import Doctor
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.store_suite.store_under_test import add_worker, make_run
+from holdfast.testing.store_processes.store_under_test import add_worker, make_run
 
 
 def findings(shell: Shell, *args: str, code: int) -> dict[str, Any]:

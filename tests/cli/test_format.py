@@ -4,11 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast.cli import formatting
-from holdfast.cli.errors import UsageError
 from holdfast.cli.options import parse_labels, parse_past_time, parse_resolutions
-from holdfast.cli.output import one_line, sanitize
-from holdfast.db.url import redact_url
+from holdfast.cli.output import UsageError, one_line, sanitize
+from holdfast.db.urls import redact_url
+from holdfast.runtime.reading import formatting
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 from tests.cli.shell import Shell, environment
 
-from holdfast.cli.commands.limits import LIMIT_COMMANDS
-from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
+from holdfast.cli.commands.admin import LIMIT_COMMANDS
+from holdfast.cli.commands.scheduling import SCHEDULE_COMMANDS
 from holdfast.cli.options import CodeStoreOption, JsonOption, StoreOption
 from holdfast.cli.program import COMMANDS, build_program
 

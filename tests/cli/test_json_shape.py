@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import Agent, App, Message, Reply, RunWaiting, ToolCall, ToolSchema, WorkerSettings, tool
 from holdfast.cli.program import build_program
-from holdfast.cli.runner import CommandResult
+from holdfast.cli.run_session import CommandResult
 from holdfast.web.api import make_api
 from holdfast.web.wire import MailReference, RunReference, RunResult
 

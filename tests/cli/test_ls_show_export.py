@@ -291,7 +291,7 @@ def test_show_says_how_often_a_run_was_retried_and_when_it_resumes(shell: Shell)
         return "seen"
 
     async def run() -> None:
-        agent = Agent(name="a", model=model, tools=[look], retry=Retry(attempts=2, initial_delay=timedelta(0)))
+        agent = Agent(name="a", model=model, tools=[look], retry=Retry(max_tries=2, initial_delay=timedelta(0)))
         async with App([agent], f"sqlite:{shell.folder / 'runs.db'}", worker=False) as app:
             await app.submit(agent, "go", run_id="r1")
             await app.recover()

@@ -13,7 +13,7 @@ from tests.stores.postgres_fixture import restore
 from tests.stores.sqlite_fixture import FOLDER
 
 import holdfast.batteries
-from holdfast.cli.migrations import BATTERIES, migrate_all, read_versions
+from holdfast.cli.opening import BATTERIES, migrate_all, read_versions
 from holdfast.db.tables import Schema
 
 

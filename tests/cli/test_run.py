@@ -7,8 +7,8 @@ import signal
 import pytest
 from tests.cli.shell import Shell, kill, line_with
 
-from holdfast.cli.errors import UsageError
 from holdfast.cli.options import parse_inputs
+from holdfast.cli.output import UsageError
 
 
 def test_the_answer_is_on_stdout_and_the_talk_on_stderr(shell: Shell) -> None:

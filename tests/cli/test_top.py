@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from tests.cli.shell import Shell
 
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import Release, RunStatus
-from holdfast.cli.stores import open_store
-from holdfast.cli.top_view import make_summary, make_tables, render_frame
-from holdfast.runtime.activity import Activity, StuckRun, WorkerActivity, compare_activity, read_activity
-from holdfast.stores.url import store_from_url
-from holdfast.testing.store_suite.store_under_test import add_worker, make_run
+from holdfast.cli.commands.top import make_summary, make_tables, render_frame
+from holdfast.cli.opening import open_store
+from holdfast.runtime.reading.fleet import Activity, StuckRun, WorkerActivity, compare_activity, read_activity
+from holdfast.stores.from_url import store_from_url
+from holdfast.testing.store_processes.store_under_test import add_worker, make_run
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -13,11 +13,11 @@ from tests.cli.modules.patient import agent
 from tests.cli.shell import Shell
 
 from holdfast import App, RunWaiting
-from holdfast.cli.errors import UsageError
 from holdfast.cli.options import parse_future_time
+from holdfast.cli.output import UsageError
 from holdfast.cli.program import build_program
-from holdfast.core.waiting import WaitingCall
-from holdfast.runtime.mailer import AlreadyAnswered, NotWaiting
+from holdfast.core.run.waiting import WaitingCall
+from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 
 
 class Host:

@@ -9,9 +9,8 @@ import pytest
 from tests.cli.shell import TIMEOUT, Shell, line_with
 
 from holdfast import App, WorkerSettings
-from holdfast.cli.commands.worker import configure_worker
-from holdfast.cli.errors import UsageError
-from holdfast.cli.recycling import parse_size, read_memory
+from holdfast.cli.commands.serving import configure_worker, parse_size, read_memory
+from holdfast.cli.output import UsageError
 
 
 def probe(url: str) -> tuple[int, str]:

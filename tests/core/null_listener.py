@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from holdfast.core.events import Event
-from holdfast.core.info import RunInfo
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.run_events import Event
 
 
 class NullListener:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.core.events import Event, PhaseStarted, ToolCalled, ToolReturned
-from holdfast.core.info import RunInfo
-from holdfast.core.message import Usage
-from holdfast.core.ports import Ports, RunControl
-from holdfast.core.state import RunState
-from holdfast.core.tool import Tool, tool
-from holdfast.core.tool_context import ToolContext
+from holdfast.core.agents.tool import Tool, tool
+from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.ports import AttemptControl, Ports
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import Usage
+from holdfast.core.run.run_events import Event, PhaseStarted, ToolCalled, ToolReturned
+from holdfast.core.run.state import RunState
 
 
 class PortFailed(Exception):
@@ -23,7 +23,7 @@ class RecordingPorts:
     def __init__(self, breaks_at: str = "", error: Callable[[], Exception] = PortFailed) -> None:
         self._breaks_at, self._error = breaks_at, error
         self.calls: list[str] = []
-        self.control: RunControl | None = None
+        self.control: AttemptControl | None = None
         self.limit: timedelta | None = None
         self.errors: list[BaseException] = []
 
@@ -86,7 +86,7 @@ class RecordingCritic:
         self._record, self._ports = ports._record, ports
 
     def begin(
-        self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None
+        self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
     ) -> "RecordingCritic":
         self._ports.control, self._ports.limit = control, max_runtime
         self._record("critic.begin")

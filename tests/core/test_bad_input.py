@@ -12,7 +12,8 @@ from tests.simulated_host import SimulatedHost
 from holdfast.checkpoint.errors import RunExists, TranscriptTooLarge
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
-from holdfast.core.agent import Agent, Bounds, Phase
+from holdfast.core.agents.agent import Agent, Bounds, Phase
+from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.errors import (
     DefinitionError,
     InvalidReply,
@@ -23,12 +24,11 @@ from holdfast.core.errors import (
     UnknownTool,
 )
 from holdfast.core.execution.executor import Executor
-from holdfast.core.info import RunInfo
 from holdfast.core.json_value import MAX_NESTING
-from holdfast.core.message import Message, Reply, ToolCall, ToolResult, Usage
-from holdfast.core.result import Result
-from holdfast.core.tool import ToolSchema, tool
-from holdfast.errors import HoldfastError
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import Message, Reply, ToolCall, ToolResult, Usage
+from holdfast.core.run.result import Result
+from holdfast.root_error import HoldfastError
 
 KEPT = CheckpointSettings()
 

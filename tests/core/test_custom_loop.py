@@ -14,15 +14,15 @@ from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
-from holdfast.core.agent import Agent, Bounds, Phase
-from holdfast.core.effects import Effect
+from holdfast.core.agents.agent import Agent, Bounds, Phase
+from holdfast.core.agents.calls import Effect
 from holdfast.core.errors import PayloadError, Shutdown, StepsExceeded
 from holdfast.core.execution.calls import CallRequest
-from holdfast.core.execution.loop import PendingCall
-from holdfast.core.execution.steps import StepContext
+from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
-from holdfast.core.info import RunInfo
-from holdfast.core.message import Usage
+from holdfast.core.loop import PendingCall
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import Usage
 
 
 class LineCodec:

@@ -11,15 +11,15 @@ from tests.simulated_host import REMOVE_DONE, SimulatedHost
 
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
-from holdfast.core.agent import Agent, Bounds, Phase
+from holdfast.core.agents.agent import Agent, Bounds, Phase
+from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.errors import RunKilled, RunParked, RuntimeExceeded, Shutdown
 from holdfast.core.execution.executor import Executor
-from holdfast.core.info import RunInfo
-from holdfast.core.message import Message, Reply, User
-from holdfast.core.ports import Ports, RunControl
-from holdfast.core.state import RunState
-from holdfast.core.tool import ToolSchema, tool
-from holdfast.testing.clock import ManualClock
+from holdfast.core.ports import AttemptControl, Ports
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import Message, Reply, User
+from holdfast.core.run.state import RunState
+from holdfast.testing.manual_clock import ManualClock
 
 
 @tool
@@ -244,7 +244,7 @@ async def test_with_a_critic_the_time_bound_is_its_soft_trigger_and_not_the_end(
 
 async def test_a_critic_that_does_not_watch_leaves_the_time_bound_as_the_end() -> None:
     class Blind:
-        def begin(self, info: RunInfo, state: RunState, control: RunControl, limit: timedelta | None) -> None:
+        def begin(self, info: RunInfo, state: RunState, control: AttemptControl, limit: timedelta | None) -> None:
             return None
 
     clock = ManualClock()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import holdfast
-from holdfast.cli.explanations import ERROR_MODULES, load_explanations
-from holdfast.errors import HoldfastError
+from holdfast.cli.doctor import ERROR_MODULES, load_explanations
+from holdfast.root_error import HoldfastError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 

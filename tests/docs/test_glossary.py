@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.effects import Effect
-from holdfast.core.result import CheckpointAction
+from holdfast.core.agents.calls import Effect
+from holdfast.core.run.result import CheckpointAction
 
 PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
 MEANINGS = dict(re.findall(r"^\| ([\w ,-]+) \| (.+) \|$", PAGE, re.MULTILINE))

@@ -54,7 +54,7 @@ def _public() -> list[str]:
 
 def test_packages_export_names() -> None:
     assert {"holdfast", "holdfast.fanout", "holdfast.testing", "holdfast.batteries.audit"} <= _exported().keys()
-    assert "holdfast.core.agent.ModelTiers" in _shown()
+    assert "holdfast.core.agents.agent.ModelTiers" in _shown()
 
 
 @pytest.mark.parametrize("name", _public())

@@ -8,9 +8,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from holdfast import WorkerSettings
+from holdfast.cli.commands.serving import parse_size
 from holdfast.cli.program import build_program
-from holdfast.cli.recycling import parse_size
-from holdfast.runtime.health import STORE_TIMEOUT
+from holdfast.runtime.status_server import STORE_TIMEOUT
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 

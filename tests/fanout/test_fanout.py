@@ -15,8 +15,8 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, Phase, Reply, System, Usage, User, tool
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core.agents.retry import Retry
 from holdfast.core.errors import DefinitionError, InvalidRunId, ModelUnavailable
-from holdfast.core.retry import Retry
 from holdfast.fanout import (
     Fanout,
     FanoutBusy,
@@ -32,7 +32,7 @@ from holdfast.fanout import (
 )
 from holdfast.fanout.finished import keep_finished
 from holdfast.fanout.storage import AGENT_NAME
-from holdfast.runtime.picks import record_pick
+from holdfast.runtime.operations.verdicts import record_pick
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 
@@ -323,7 +323,7 @@ def test_an_event_loop_that_ends_leaves_every_model(tmp_path: Path, then: OSErro
 
 def unavailable() -> Agent:
     """A model that is not retried."""
-    return Agent(name="away", model=ScriptedModel(ModelUnavailable("not now")), retry=Retry(attempts=1))
+    return Agent(name="away", model=ScriptedModel(ModelUnavailable("not now")), retry=Retry(max_tries=1))
 
 
 def test_an_event_loop_that_ends_while_failed_models_are_retried_leaves_them(tmp_path: Path) -> None:

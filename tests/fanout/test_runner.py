@@ -17,7 +17,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, Bounds, Phase, Reply, StoreCheckpoints, Usage, tool
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.core.errors import DefinitionError, RunParked
-from holdfast.core.info import RunInfo
+from holdfast.core.run.info import RunInfo
 from holdfast.fanout import Fanout, FanoutError, FanoutSettings, ModelResponse, load
 from holdfast.fanout.cells import make_cell_run_id
 from holdfast.fanout.progress import to_milliseconds

@@ -27,8 +27,8 @@ from holdfast.fanout import (
 )
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.storage import CheckpointFile, CheckpointRun
+from holdfast.stores.from_url import store_from_url
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.url import store_from_url
 
 IDS = [f"m{number}" for number in range(32)]
 TIMEOUT = timedelta(seconds=60)

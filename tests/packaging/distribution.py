@@ -15,7 +15,7 @@ MODULES_BY_EXTRA = {
     "langgraph": "holdfast.adapters.langgraph",
     "openai-agents": "holdfast.adapters.openai_agents",
     "cli": "holdfast.cli.program",
-    "web": "holdfast.web.combined",
+    "web": "holdfast.web.server",
     "client": "holdfast.client",
     "front-ends": "holdfast.web.protocols",
     "mcp": "holdfast.mcp.server",

@@ -23,10 +23,10 @@ from holdfast import (
     current_call,
     store_from_url,
 )
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SystemClock
-from holdfast.core.message import User
-from holdfast.core.tool import Tool
+from holdfast.core.agents.tool import Tool
+from holdfast.core.run.messages import User
 from holdfast.stores.sqlite import SqliteStore
 
 
@@ -135,14 +135,14 @@ class TaskAgents:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def open_store(url: str, later: timedelta) -> CheckpointStore:
+def open_store(url: str, later: timedelta) -> RunStore:
     """The store; its backoffs and retentions are as old as `later` makes them."""
     if later and url.startswith("sqlite:"):
         return SqliteStore(url.removeprefix("sqlite:"), clock=OffsetClock(later))
     return store_from_url(url)
 
 
-async def host(errands: TaskAgents, store: CheckpointStore, command: str, arguments: list[str]) -> None:
+async def host(errands: TaskAgents, store: RunStore, command: str, arguments: list[str]) -> None:
     async with App([errands.agent, errands.other], store, worker=False) as app:
         print("ready", flush=True)
         if command == "serve":

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, RunInfo
-from holdfast.core.state import RunState
+from holdfast.core.run.state import RunState
 
 
 class WatchfulBudget:

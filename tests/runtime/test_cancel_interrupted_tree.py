@@ -10,7 +10,7 @@ from tests.runtime.task_process import open_store
 from holdfast import App
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.record import RunStatus
-from holdfast.stores.url import store_from_url
+from holdfast.stores.from_url import store_from_url
 
 #: What a store that takes nothing more does all the same.
 _HARMLESS = {

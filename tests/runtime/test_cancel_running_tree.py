@@ -9,12 +9,12 @@ from tests.runtime.conftest import ProcessHarness, load_records
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, current_call, tool
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import RunParked
-from holdfast.stores.url import store_from_url
+from holdfast.stores.from_url import store_from_url
 
 #: What a store that refuses something does all the same.
 _HARMLESS = {
@@ -145,7 +145,7 @@ async def test_so_they_do_if_the_store_refuses_something_meanwhile(harness: Proc
 class SlowUndoStore(ProbeStore):
     """Lets a claim that is given back wait until another call has tried to claim."""
 
-    def __init__(self, inner: CheckpointStore) -> None:
+    def __init__(self, inner: RunStore) -> None:
         super().__init__(inner)
         self.claimed = asyncio.Event()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.record import NewRun
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.stores.url import store_from_url
+from holdfast.checkpoint.store import RunStore
+from holdfast.stores.from_url import store_from_url
 
 
 @pytest.mark.parametrize("url", ["sqlite:{}/runs.db", "memory:"])
@@ -40,5 +40,5 @@ async def test_a_cancel_that_comes_together_with_a_sign_is_not_swallowed(url: st
     await store.close()
 
 
-async def _create(store: CheckpointStore, run_id: str) -> None:
+async def _create(store: RunStore, run_id: str) -> None:
     await store.create(NewRun(run_id=run_id, agent_name="agent", meta=b"{}", progress=b"{}", entries=[]))

@@ -9,11 +9,11 @@ from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Retention, tool
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunRecord, RunStatus
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 HOUR = timedelta(hours=1)
 

@@ -14,9 +14,9 @@ from tests.store_kinds import STORES
 
 from holdfast import Agent, App, Message, Reply, ToolSchema, User, WorkerSettings
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.stores.from_url import store_from_url
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.url import store_from_url
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 IDLE = WorkerSettings(take_runs=False)
 

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast import Agent, App, Reply, WorkerSettings
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import RunStatus
-from holdfast.runtime.health import STORE_TIMEOUT
+from holdfast.runtime.status_server import STORE_TIMEOUT
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 

@@ -12,7 +12,7 @@ from holdfast import Agent, App, ConcurrencyLimit
 from holdfast.checkpoint.errors import LimitReached
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError
-from holdfast.core.message import Message, Reply
+from holdfast.core.run.messages import Message, Reply
 from holdfast.stores.memory import MemoryStore
 
 #: A notification ends the wait earlier.

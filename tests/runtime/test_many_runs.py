@@ -13,11 +13,11 @@ from tests.probe_store import ProbeStore
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, Message, Reply, ToolSchema, WorkerSettings
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import Release, RunStatus, StoredRun
 from holdfast.runtime.janitor import PURGE_INTERVAL, Janitor
 from holdfast.stores.sqlite import SqliteStore
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 
 class HoldingStore(ProbeStore):

@@ -9,7 +9,7 @@ PROGRAM = """
 import asyncio, sys
 from datetime import timedelta
 from holdfast import Agent, App, Reply, WorkerSettings
-from holdfast.core.message import User
+from holdfast.core.run.messages import User
 
 async def model(messages, tools):
     if sys.argv[2] == "first":

@@ -9,10 +9,10 @@ from holdfast import Agent, App
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.errors import DefinitionError, MissingDefinition
 from holdfast.core.execution.lifecycle import BUILD_FAILURES_KEY, MAX_BUILD_FAILURES
-from holdfast.core.info import RunInfo
-from holdfast.core.message import Message, Reply
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import Message, Reply
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 
 
 class Persona:

@@ -7,7 +7,7 @@ from typing import Any
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Message, Reply, tool
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.memory import MemoryStore
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from holdfast.checkpoint.record import RunFilter
-from holdfast.stores.url import store_from_url
+from holdfast.stores.from_url import store_from_url
 
 PROGRAM = """
 import asyncio, sys

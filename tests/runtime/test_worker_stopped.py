@@ -10,10 +10,10 @@ import pytest
 from tests.probe_store import ProbeStore
 
 from holdfast import Agent, App, CheckpointSettings, Message, Reply, Retention, ToolSchema, WorkerSettings
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreUnavailable
 from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 
@@ -31,11 +31,11 @@ class Gated:
         return Reply(text="ok")
 
 
-async def _record(store: CheckpointStore, run_id: str) -> RunRecord:
+async def _record(store: RunStore, run_id: str) -> RunRecord:
     return (await store.load(run_id)).record
 
 
-async def _until(store: CheckpointStore, run_id: str, status: RunStatus) -> RunRecord:
+async def _until(store: RunStore, run_id: str, status: RunStatus) -> RunRecord:
     async with asyncio.timeout(60):
         while (record := await _record(store, run_id)).status is not status:
             await store.wait_for_change(timedelta(seconds=1))

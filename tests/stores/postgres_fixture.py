@@ -12,11 +12,10 @@ from pathlib import Path
 import psycopg
 from tests.postgres_server import LocalServer, fresh_database
 
-from holdfast.checkpoint.mail import Mail
-from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.record import Mail, Release, RunStatus
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.postgres.database import SqlFiles
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,

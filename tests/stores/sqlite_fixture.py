@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.checkpoint.record import Release, RunStatus, StoredRun
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.database import load_migrations
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,

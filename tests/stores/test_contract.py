@@ -7,14 +7,14 @@ from datetime import timedelta
 import pytest
 from tests.store_kinds import get_kind
 
-from holdfast.checkpoint.claim import ProcessIdentity
-from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
+from holdfast.checkpoint.claims import ProcessIdentity
+from holdfast.testing.store_suite import DurableRunStoreSuite, RunStoreSuite
 
 #: How long each store is called at random. The suite multiplies it by ten in the thorough form: 30 seconds.
 SEQUENCE_SECONDS = 3 if "HOLDFAST_TEST_THOROUGH" in os.environ else 1
 
 
-class TestEveryStore(StoreSuite):
+class TestEveryStore(RunStoreSuite):
     sequence_seconds = SEQUENCE_SECONDS
 
     @pytest.fixture
@@ -22,7 +22,7 @@ class TestEveryStore(StoreSuite):
         return store_url
 
 
-class TestEveryDurableStore(DurableStoreSuite):
+class TestEveryDurableStore(DurableRunStoreSuite):
     sequence_seconds = SEQUENCE_SECONDS
     #: A fifth of the default lease timeout.
     heartbeat_interval = timedelta(seconds=6)

@@ -2,9 +2,9 @@
 
 from holdfast.checkpoint.fleet import SupportsFleetView
 from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunStatus
+from holdfast.stores.from_url import store_from_url
 from holdfast.stores.shared import SharedStore
-from holdfast.stores.url import store_from_url
-from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, make_run
+from holdfast.testing.store_processes.store_under_test import add_worker, create_claimed, make_run
 
 
 async def test_runs_are_counted_by_status_up_to_a_limit(store_url: str) -> None:

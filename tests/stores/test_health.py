@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from tests.store_kinds import DURABLE, STORES
 
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import SupportsHealthCheck
-from holdfast.stores.url import store_from_url
+from holdfast.stores.from_url import store_from_url
 
 
 @pytest.mark.parametrize("kind", DURABLE)

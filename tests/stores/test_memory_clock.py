@@ -9,7 +9,13 @@ import pytest
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
-from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, get_run_ids, load_record, make_run
+from holdfast.testing.store_processes.store_under_test import (
+    add_worker,
+    create_claimed,
+    get_run_ids,
+    load_record,
+    make_run,
+)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from holdfast.checkpoint.journal import pack_segment
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.postgres.gc import SLICE_ROWS
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,

@@ -8,10 +8,16 @@ import pytest
 from tests.postgres_pool import open_empty_postgres
 from tests.stores.postgres_support import fail_after_timeout, open_store
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, load_bodies, make_append, make_run
+from holdfast.testing.store_processes.store_under_test import (
+    add_worker,
+    create_claimed,
+    load_bodies,
+    make_append,
+    make_run,
+)
 
 #: More than are told at once what came of their writes.
 MANY = 100

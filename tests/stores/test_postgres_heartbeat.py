@@ -9,7 +9,7 @@ from tests.postgres_proxy import CuttingProxy, Harm
 from tests.stores.postgres_support import fail_after_timeout, open_store, route_through, wait_until
 
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import add_worker
+from holdfast.testing.store_processes.store_under_test import add_worker
 
 BEAT = b".renew("
 SOON = timedelta(seconds=2)
@@ -18,7 +18,7 @@ SOON = timedelta(seconds=2)
 PROGRAM = f"""
 import asyncio, contextlib, sys
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.testing.store_suite.store_under_test import add_worker
+from holdfast.testing.store_processes.store_under_test import add_worker
 from {__name__} import a_store
 
 async def main():

@@ -12,12 +12,12 @@ import pytest
 from tests.postgres_pool import open_empty_postgres
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, wait_until
 
-from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, this_process
+from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, this_process
 from holdfast.checkpoint.errors import ClaimLost, RunBusy
 from holdfast.checkpoint.record import RunFilter
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_process import StoreProcess
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_process import StoreProcess
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     get_run_ids,

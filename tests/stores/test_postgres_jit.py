@@ -11,7 +11,7 @@ from tests.stores.postgres_support import open_store
 
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, make_append, make_run
+from holdfast.testing.store_processes.store_under_test import add_worker, create_claimed, make_append, make_run
 
 #: The server logs every plan that it executes, and whether it compiled it.
 LOG_PLANS = (

@@ -13,10 +13,9 @@ from tests.stores.postgres_support import fail_after_timeout, open_store, route_
 
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreUnavailable
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.mail import Mail
-from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.record import Mail, Release, RunStatus
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,

@@ -9,11 +9,11 @@ import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
 from tests.stores.postgres_support import fail_after_timeout, open_store, route_through, wait_until
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, StoreUnavailable
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     get_run_ids,

@@ -11,7 +11,7 @@ from tests.stores.postgres_support import open_store, wait_until
 
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,

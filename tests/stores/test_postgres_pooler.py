@@ -12,13 +12,19 @@ from tests.postgres_proxy import TransactionPooler
 from tests.postgres_server import LocalServer, fresh_database
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.claims import FencingTests
-from holdfast.testing.store_suite.journal import AppendTests
-from holdfast.testing.store_suite.listing import ClaimNextTests
-from holdfast.testing.store_suite.release import RemoveTests
-from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, load_bodies, make_append, make_run
+from holdfast.testing.store_processes.store_under_test import (
+    add_worker,
+    create_claimed,
+    load_bodies,
+    make_append,
+    make_run,
+)
+from holdfast.testing.store_tests.append_tests import AppendTests
+from holdfast.testing.store_tests.claim_next_tests import ClaimNextTests
+from holdfast.testing.store_tests.claim_tests import FencingTests
+from holdfast.testing.store_tests.release_tests import RemoveTests
 
 
 @pytest.fixture

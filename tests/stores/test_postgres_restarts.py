@@ -9,11 +9,11 @@ import pytest
 from tests.postgres_server import LocalServer
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,

@@ -19,13 +19,12 @@ from holdfast import Agent, App, tool
 from holdfast.batteries.budget.ledger import Spend
 from holdfast.batteries.budget.tables import TablesLedger
 from holdfast.checkpoint.errors import SchemaTooOld, StorePermissionError
-from holdfast.checkpoint.mail import Mail
-from holdfast.cli.migrations import BATTERIES, migrate_all, read_versions
-from holdfast.db.postgres import PostgresTables
-from holdfast.db.postgres_grants import make_grants
+from holdfast.checkpoint.record import Mail
+from holdfast.cli.opening import BATTERIES, migrate_all, read_versions
+from holdfast.db.postgres_tables import PostgresTables, make_grants
 from holdfast.db.tables import TablesError
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,

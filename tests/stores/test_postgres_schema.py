@@ -20,10 +20,10 @@ from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, 
 
 from holdfast.checkpoint.errors import RunNotFound, SchemaTooNew, StoreError, StorePermissionError
 from holdfast.checkpoint.record import RunStatus
+from holdfast.stores.from_url import store_from_url
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.postgres.database import SqlFiles
-from holdfast.stores.url import store_from_url
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,
@@ -248,7 +248,7 @@ def test_without_its_driver_the_store_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['psycopg'] = None\n"
         "from holdfast.checkpoint.errors import StoreError\n"
-        "from holdfast.stores.url import store_from_url\n"
+        "from holdfast.stores.from_url import store_from_url\n"
         "try: store_from_url('postgresql://localhost/db')\n"
         "except StoreError as exc: print(exc)\n"
     )

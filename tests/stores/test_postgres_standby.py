@@ -11,7 +11,7 @@ from tests.stores.postgres_support import fail_after_timeout, open_store, route_
 
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, load_bodies, make_append
+from holdfast.testing.store_processes.store_under_test import add_worker, create_claimed, load_bodies, make_append
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from tests.stores.postgres_support import fail_after_timeout
 
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.db.postgres import PostgresTables
+from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.tables import Schema, TablesUnavailable
 from holdfast.stores.postgres import PostgresStore
 

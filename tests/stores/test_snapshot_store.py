@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.store_kinds import flip_bit
 
-from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
+from holdfast.testing.store_suite import DurableRunStoreSuite, RunStoreSuite
 
 
-class TestSnapshotStore(StoreSuite, DurableStoreSuite):
+class TestSnapshotStore(RunStoreSuite, DurableRunStoreSuite):
     factory = "examples.snapshot_store:SnapshotStore"
     sequence_seconds = 1
 

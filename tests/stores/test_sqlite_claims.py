@@ -16,15 +16,14 @@ import apsw
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claim import WorkerIdentity, find_process, is_process_alive, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, find_process, is_process_alive, this_process
 from holdfast.checkpoint.errors import RunBusy
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.stores.sqlite import SqliteStore
-from holdfast.stores.sqlite.claiming import fair_queue
+from holdfast.stores.sqlite import SqliteStore, claiming
 from holdfast.stores.sqlite.database import statement
 from holdfast.testing import ManualClock
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     get_run_ids,
@@ -71,7 +70,7 @@ async def test_callers_take_turns_over_claims_of_one_run_each(tmp_path: Path) ->
 async def test_with_more_callers_than_are_looked_at_at_once_nobody_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fair_queue, "_LANES_PER_SCAN", 4)
+    monkeypatch.setattr(claiming, "_LANES_PER_SCAN", 4)
     async with opened(tmp_path / "runs.db") as store:
         callers = ["", *(f"caller-{n:02}" for n in range(10))]
         for n in range(3):
@@ -89,7 +88,7 @@ async def test_with_more_callers_than_are_looked_at_at_once_nobody_is_left_out(
 async def test_one_claim_takes_the_oldest_of_each_however_many_callers_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fair_queue, "_LANES_PER_SCAN", 4)
+    monkeypatch.setattr(claiming, "_LANES_PER_SCAN", 4)
     async with opened(tmp_path / "runs.db") as store:
         for n in range(3):
             for caller in range(9):
@@ -104,7 +103,7 @@ async def test_one_claim_takes_the_oldest_of_each_however_many_callers_there_are
 
 
 async def test_what_another_process_left_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_queue, "_LANES_PER_SCAN", 4)
+    monkeypatch.setattr(claiming, "_LANES_PER_SCAN", 4)
     async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
         names = [f"run-{n}" for n in range(8)]
         for name in names:
@@ -120,7 +119,7 @@ async def test_what_another_process_left_is_given_once(tmp_path: Path, monkeypat
 async def test_every_ready_run_is_found_and_given_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(fair_queue, "_LANES_PER_SCAN", 4)
+    monkeypatch.setattr(claiming, "_LANES_PER_SCAN", 4)
     chance, ready = random.Random(seed), set()
     async with opened(tmp_path / "runs.db") as store, opened(tmp_path / "runs.db") as other:
         gone = await add_worker(store)
@@ -145,7 +144,7 @@ async def test_every_ready_run_is_found_and_given_once(
 
 
 async def test_a_look_ends_where_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_queue, "_LANES_PER_SCAN", 2)
+    monkeypatch.setattr(claiming, "_LANES_PER_SCAN", 2)
     async with opened(tmp_path / "runs.db") as store:
         worker = await add_worker(store)
         begins = [await create_claimed(store, worker, make_run(f"run-{n}", caller_id=str(n))) for n in range(4)]

@@ -16,8 +16,8 @@ import pytest
 from holdfast.checkpoint.errors import StoreError, StoreFull, StorePermissionError, StoreUnavailable
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.sqlite import SqliteStore, writer
-from holdfast.testing.store_process import StoreProcess
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_process import StoreProcess
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,
@@ -80,7 +80,7 @@ def held_until(resumed: threading.Event, path: Path) -> Iterator[Holder]:
 
 
 async def test_without_room_nothing_is_lost_and_with_room_it_goes_on(tmp_path: Path) -> None:
-    factory = "holdfast.stores.url:store_from_url"
+    factory = "holdfast.stores.from_url:store_from_url"
     async with StoreProcess(factory, f"sqlite:{tmp_path / 'runs.db'}") as store:
         pid, [_, hard] = store.child.identity.pid, resource.getrlimit(resource.RLIMIT_FSIZE)
         claims = [await create_claimed(store, await add_worker(store), make_run(f"run-{n}")) for n in range(3)]

@@ -18,12 +18,12 @@ from tests.stores.sqlite_fixture import describe
 
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, SchemaTooNew, StoreError, StorePermissionError
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
-from holdfast.db.sqlite import PAGE_SIZE
+from holdfast.db.sqlite_file import PAGE_SIZE
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Schema, TablesUnavailable
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.database import Database, load_migrations
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     list_run_ids,

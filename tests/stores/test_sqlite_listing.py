@@ -10,12 +10,11 @@ import apsw
 import pytest
 
 from holdfast.checkpoint.errors import InvalidCursor
-from holdfast.checkpoint.mail import Mail
-from holdfast.checkpoint.record import RunFilter, RunStatus
+from holdfast.checkpoint.record import Mail, RunFilter, RunStatus
 from holdfast.stores.sqlite import SqliteStore, listing
 from holdfast.stores.sqlite.database import load_migrations
 from holdfast.testing import ManualClock
-from holdfast.testing.store_suite.store_under_test import make_run
+from holdfast.testing.store_processes.store_under_test import make_run
 
 NOW = ManualClock().now()
 

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Schema
+from holdfast.stores.from_url import store_from_url
 from holdfast.stores.sqlite import SqliteStore
-from holdfast.stores.url import store_from_url
-from holdfast.testing.store_suite.store_under_test import make_run
+from holdfast.testing.store_processes.store_under_test import make_run
 
 
 @contextmanager

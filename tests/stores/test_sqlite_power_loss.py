@@ -15,7 +15,7 @@ import apsw
 import pytest
 from tests.stores.sqlite_power_loss import KEPT, Operation, Platter, Recording, recorded
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus

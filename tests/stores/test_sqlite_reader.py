@@ -16,7 +16,13 @@ from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.database import Database, statement
 from holdfast.stores.sqlite.reader import ReaderThreads
 from holdfast.stores.sqlite.transaction import Execute
-from holdfast.testing.store_suite.store_under_test import add_worker, create_claimed, load_bodies, make_append, make_run
+from holdfast.testing.store_processes.store_under_test import (
+    add_worker,
+    create_claimed,
+    load_bodies,
+    make_append,
+    make_run,
+)
 
 
 @asynccontextmanager

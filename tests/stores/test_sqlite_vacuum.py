@@ -12,8 +12,8 @@ import pytest
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.stores.sqlite import SqliteStore, reader, vacuum
-from holdfast.testing.store_process import StoreProcess
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_process import StoreProcess
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     load_bodies,
@@ -124,7 +124,7 @@ async def test_room_is_given_back_while_the_store_is_open_and_no_run_writes(tmp_
 
 async def test_a_removal_cut_short_by_a_kill_is_finished_later(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
-    factory = "holdfast.stores.url:store_from_url"
+    factory = "holdfast.stores.from_url:store_from_url"
     for _ in range(20):
         async with StoreProcess(factory, f"sqlite:{path}") as store:
             worker = await add_worker(store)

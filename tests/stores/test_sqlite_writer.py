@@ -9,12 +9,12 @@ import apsw
 import pytest
 from tests.stores.sqlite_power_loss import recorded
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, StoreClosed, StoreError
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.stores.sqlite import SqliteStore, writer
 from holdfast.stores.sqlite.database import statement
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     load_bodies,

@@ -14,7 +14,7 @@ import pytest
 from holdfast.checkpoint.errors import StoreError
 from holdfast.stores.sqlite import SqliteStore, writer
 from holdfast.stores.sqlite.vacuum import Vacuum
-from holdfast.testing.store_suite.store_under_test import (
+from holdfast.testing.store_processes.store_under_test import (
     add_worker,
     create_claimed,
     get_run_ids,

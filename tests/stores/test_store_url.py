@@ -4,8 +4,8 @@ import pytest
 
 from holdfast.checkpoint.errors import StoreError
 from holdfast.db.postgres_url import parse_postgres_url, parse_schema
-from holdfast.db.url import redact_url
-from holdfast.stores.url import store_from_url
+from holdfast.db.urls import redact_url
+from holdfast.stores.from_url import store_from_url
 
 
 def test_a_file_url_is_refused_and_names_what_to_use_instead() -> None:

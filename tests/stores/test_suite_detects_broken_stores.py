@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.stores.broken.suites import RED, without_case
 
-from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
+from holdfast.testing.store_suite import DurableRunStoreSuite, RunStoreSuite
 
 SUITES = Path(__file__).parent / "broken" / "suites.py"
 
@@ -63,5 +63,5 @@ def test_the_suite_goes_red_for_a_store_that(store: str, outcomes: Outcomes) -> 
 
 
 def test_every_test_of_the_suite_goes_red_for_some_store() -> None:
-    tests = {name for suite in (StoreSuite, DurableStoreSuite) for name in dir(suite) if name.startswith("test_")}
+    tests = {name for suite in (RunStoreSuite, DurableRunStoreSuite) for name in dir(suite) if name.startswith("test_")}
     assert {without_case(test) for red in RED.values() for test in red} == tests

@@ -30,7 +30,7 @@ from holdfast import (
     tool,
     wait_for,
 )
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 from holdfast.web.api import make_api
 from holdfast.web.auth import ALL_SCOPES, Principal, Scope
 from holdfast.web.server import serve_locally

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.web.conftest import Site
 
-from holdfast.web.api.body import MAX_BODY_BYTES
+from holdfast.web.api.operation import MAX_BODY_BYTES
 
 
 async def submit(client: httpx.AsyncClient, run_id: str, prompt: str, agent: str = "clerk", **more: Any) -> None:

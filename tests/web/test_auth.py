@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 
 from holdfast.core.errors import DefinitionError
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.manual_clock import ManualClock
 from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, Scope, authenticate, check_loopback, check_origin
 from holdfast.web.errors import Forbidden, InvalidToken, NotAuthenticated
 from holdfast.web.tokens import BrowserTokens

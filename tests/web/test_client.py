@@ -13,7 +13,7 @@ from holdfast import Approve, Deny, RunWaiting, Value, store_from_url
 from holdfast.checkpoint.errors import RunConflict, RunEnded, RunNotFound
 from holdfast.client import AsyncClient, Client, ServerUnavailable
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed
-from holdfast.runtime.transcript import Call
+from holdfast.runtime.reading.transcript import Call
 from holdfast.web.errors import Forbidden, NotAuthenticated
 
 

@@ -10,12 +10,12 @@ from tests.web.site import authorize
 from tests.web.test_api import check_problem, wait_for_status
 
 from holdfast import Agent, App, RunWaiting
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunNotFound, TurnConflict
 from holdfast.checkpoint.record import NewRun
 from holdfast.client import AsyncClient, Client
-from holdfast.core.events import TurnFinished
-from holdfast.runtime.mailer import MAX_MAIL_BYTES
+from holdfast.core.run.run_events import TurnFinished
+from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES
 from holdfast.stores.memory import MemoryStore
 from holdfast.web.api import make_api
 from holdfast.web.server import serve_locally

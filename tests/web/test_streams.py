@@ -13,7 +13,7 @@ from tests.web.test_api import check_problem, fetch_result, submit, wait_for_sta
 
 from holdfast import App
 from holdfast.client import AsyncClient, Client
-from holdfast.core.events import Event, OutputRecorded, ReplyAdded, ToolReturned
+from holdfast.core.run.run_events import Event, OutputRecorded, ReplyAdded, ToolReturned
 from holdfast.web import sse
 from holdfast.web.sse import EventStreamResponse
 

@@ -9,11 +9,10 @@ from bench.systems.holdfast.agent import store_url
 from bench.systems.protocol import Job, Result
 
 from holdfast import Agent, App, Conversation, Message, Reply, ToolSchema, store_from_url
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.journal import Append, Entry
-from holdfast.checkpoint.mail import Mail, Receipt
-from holdfast.checkpoint.record import Release, StoredRun
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.record import Mail, Receipt, Release, StoredRun
+from holdfast.checkpoint.store import RunStore
 from holdfast.stores.wrapper import StoreWrapper
 
 #: Second turns and late turns that are measured, in turn.
@@ -25,7 +24,7 @@ QUESTION, ANSWER = "q" * 1000, "a" * 1000
 class CountingStore(StoreWrapper):
     """Counts the bytes that it is given to write, and the entries that it returns."""
 
-    def __init__(self, store: CheckpointStore) -> None:
+    def __init__(self, store: RunStore) -> None:
         super().__init__(store)
         self.written = self.loaded = 0
 

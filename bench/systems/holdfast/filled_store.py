@@ -4,10 +4,10 @@ from contextlib import closing
 
 import apsw
 
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 
 #: The agent of the runs. No worker executes it.
 PARKED = "parked"
@@ -16,7 +16,7 @@ CALLERS = 1000
 WORKER = WorkerIdentity(worker_id="filler", process=this_process())
 
 
-async def fill(store: CheckpointStore, url: str, number: int) -> None:
+async def fill(store: RunStore, url: str, number: int) -> None:
     """Add runs: a third of them queued, a third waiting for mail that never comes, a third done.
 
     One of each is created by the store, and copied by SQL. The copies have no journals: nothing that is measured reads
@@ -30,7 +30,7 @@ async def fill(store: CheckpointStore, url: str, number: int) -> None:
     copy(url, copies)
 
 
-async def create(store: CheckpointStore, status: RunStatus, run_id: str, release: Release | None = None) -> None:
+async def create(store: RunStore, status: RunStatus, run_id: str, release: Release | None = None) -> None:
     entry = Entry(seq=0, kind=EntryKind.BEGIN, body=b"{}")
     run = NewRun(run_id=run_id, agent_name=PARKED, caller_id="caller", entries=[entry], meta=b"{}", progress=b"{}")
     claim = await store.create(run, worker_id=None if status is RunStatus.QUEUED else WORKER.worker_id)

@@ -7,10 +7,10 @@ from bench.systems.new_process import look_and_resume
 from bench.systems.protocol import Job, Result, kill_self, since_process_start
 
 from holdfast import RunInfo
-from holdfast.checkpoint.codec import read_checkpoint
+from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.record import RunFilter
-from holdfast.core.execution.native import get_loop
-from holdfast.stores.url import store_from_url
+from holdfast.core.execution.native_loop import get_loop
+from holdfast.stores.from_url import store_from_url
 
 
 async def interrupted(job: Job) -> Result:
@@ -45,7 +45,7 @@ async def _look(job: Job) -> Result:
     found = [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
     listed = since_process_start()
     for run_id in found:
-        state = read_checkpoint(await store.load(run_id), codec).state
+        state = decode_run(await store.load(run_id), codec).state
         assert len(state.history) == 2 * job["steps"] + 1
     loaded = since_process_start()
     await store.close()

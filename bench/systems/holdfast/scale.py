@@ -13,8 +13,8 @@ from bench.systems.protocol import Job, Result
 
 from holdfast import Agent, App, Message, Reply, RunWaiting, ToolCall, ToolSchema, User, wait_for
 from holdfast.checkpoint.record import Release, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.stores.url import store_from_url
+from holdfast.checkpoint.store import RunStore
+from holdfast.stores.from_url import store_from_url
 
 #: How often each call is made. The median counts.
 CALLS = 25
@@ -74,7 +74,7 @@ async def _measure_wake_up(app: App, woken: asyncio.Event) -> float:
     return statistics.median(times)
 
 
-async def _measure_purge(store: CheckpointStore) -> float:
+async def _measure_purge(store: RunStore) -> float:
     """Return the seconds that it takes to remove a batch of ended runs whose retention is over."""
     expired = Release(status=RunStatus.DONE, retention=timedelta(0))
     runs = (create(store, RunStatus.DONE, f"expired-{number}", expired) for number in range(EXPIRED))

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.effects import Effect, InDoubt, Reconcile
+from holdfast.core.agents.calls import Effect, InDoubt, Reconcile
+from holdfast.core.agents.retry import Retry
+from holdfast.core.agents.tool import Approval, check_approval, check_tool_retry
 from holdfast.core.errors import DefinitionError
-from holdfast.core.retry import Retry
-from holdfast.core.tool import Approval, check_approval, check_tool_retry
 
 
 @dataclass(frozen=True, slots=True)

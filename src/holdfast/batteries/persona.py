@@ -1,20 +1,25 @@
 """persona: stored, versioned definitions of agents.
 
-`Personas(tiers, tools)` keeps them in memory, `store=TablesDefinitions(tables, "persona")` in a database.
+`Personas(tiers, tools)` keeps them in memory, `store=VersionTable(tables, "persona")` in a database.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from holdfast.batteries.definitions.markdown import from_markdown, to_markdown
-from holdfast.batteries.definitions.repository import DefinitionRepository, DefinitionSource, check_name
+from holdfast.batteries.definitions.repository import (
+    DefinitionRepository,
+    DefinitionSource,
+    check_name,
+    from_markdown,
+    to_markdown,
+)
 from holdfast.batteries.definitions.store import DefinitionStore, MemoryDefinitions
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.agent import Agent, ModelTiers, Phase
+from holdfast.core.agents.agent import Agent, ModelTiers, Phase
+from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError
-from holdfast.core.info import RunInfo
-from holdfast.core.tool import Tool
+from holdfast.core.run.info import RunInfo
 
 __all__ = [
     "Persona",

@@ -1,6 +1,6 @@
 """skill: stored, versioned procedures that any agent may call as a tool. A call is a child run.
 
-`Skills(tiers, tools)` keeps them in memory, `store=TablesDefinitions(tables, "skill")` in a database.
+`Skills(tiers, tools)` keeps them in memory, `store=VersionTable(tables, "skill")` in a database.
 """
 
 import inspect
@@ -9,16 +9,21 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from holdfast.batteries.definitions.markdown import from_markdown, to_markdown
-from holdfast.batteries.definitions.repository import DefinitionRepository, DefinitionSource, check_name
+from holdfast.batteries.definitions.repository import (
+    DefinitionRepository,
+    DefinitionSource,
+    check_name,
+    from_markdown,
+    to_markdown,
+)
 from holdfast.batteries.definitions.store import DefinitionStore, MalformedDefinition, MemoryDefinitions
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.agent import Agent, ModelTiers
-from holdfast.core.agent_tools import to_tool_name
-from holdfast.core.effects import Effect
+from holdfast.core.agents.agent import Agent, ModelTiers
+from holdfast.core.agents.agent_tools import to_tool_name
+from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.tool import Tool
+from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import DefinitionError
-from holdfast.core.tool import Tool
-from holdfast.core.tool_context import current_call
 
 __all__ = ["Parameter", "Skill", "SkillError", "SkillSource", "Skills", "export_skill", "import_skill"]
 

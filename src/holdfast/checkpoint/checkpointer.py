@@ -1,4 +1,4 @@
-"""Saves one run to a store: writes deltas, at most one per save interval, and finalizes the run at its end."""
+"""StoreCheckpointer: the save path."""
 
 import asyncio
 import logging
@@ -8,20 +8,20 @@ from functools import partial
 from typing import Any, Protocol, Unpack
 
 from holdfast.checkpoint.attempts import AttemptLog
-from holdfast.checkpoint.claim import Claim, backoff
+from holdfast.checkpoint.claims import Claim, backoff
 from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Watermark, is_rewritten
 from holdfast.checkpoint.errors import UnreadMail
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.run_writer import ReleaseOptions, RunWriter
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunCancelled, RunLost, format_error
-from holdfast.core.mail import MESSAGE_TOPIC
-from holdfast.core.message import NO_USAGE, Usage
-from holdfast.core.state import RunState
-from holdfast.core.turn import INPUT_TOPICS
+from holdfast.core.run.mail import MESSAGE_TOPIC
+from holdfast.core.run.messages import NO_USAGE, Usage
+from holdfast.core.run.state import RunState
+from holdfast.core.run.turns import INPUT_TOPICS
 
 log: logging.Logger = logging.getLogger("holdfast.checkpoint")
 
@@ -54,7 +54,7 @@ class StoreCheckpointer:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: RunStore,
         meta: RunMeta,
         worker_id: str,
         *,
@@ -89,7 +89,7 @@ class StoreCheckpointer:
         claim: Claim,
         watermark: Watermark,
         record: RunRecord,
-        store: CheckpointStore,
+        store: RunStore,
         meta: RunMeta,
         *,
         state: RunState | None = None,
@@ -178,7 +178,7 @@ class StoreCheckpointer:
             self._timer = None
 
     async def verify_claim(self) -> None:
-        """Verify the claim by a fenced write, unless a write succeeded within `CLAIM_CHECK_TTL`."""
+        """Verify the claim by a fenced write, unless a write succeeded within `CLAIM_PROOF_TTL`."""
         writer = self._writer
         if writer.claim is None or self._closed:
             return
@@ -372,3 +372,30 @@ class StoreCheckpointer:
         self, claim: Claim, *, reason: str = "", outcome: bytes | None = None, **options: Unpack[ReleaseOptions]
     ) -> None:
         await self._writer.release(claim, unsaved=self._latest_state, reason=reason, outcome=outcome, **options)
+
+
+class NullCheckpointer:
+    """The checkpointer of a run without a store: every method succeeds and does nothing."""
+
+    async def save(self, state: RunState, *, force: bool = False) -> None:
+        return
+
+    async def verify_claim(self) -> None:
+        return
+
+    async def complete(self, output: Any, usage: Usage) -> bool:
+        return True
+
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
+        return True
+
+    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
+        return
+
+    async def park(self, reason: str) -> None:
+        return
+
+    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
+        return

@@ -1,4 +1,4 @@
-"""Encodes a run as journal entries, and decodes it. Plain JSON, without names of Python objects."""
+"""Entries and drafts as JSON, format 1; JournalReader."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -11,12 +11,12 @@ from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, UnknownVer
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import StoredRun
 from holdfast.core.errors import PayloadError
-from holdfast.core.info import RunInfo
 from holdfast.core.json_value import to_json_value
-from holdfast.core.message import NO_USAGE, MessageCodec, Usage
-from holdfast.core.prompt import make_request_key
-from holdfast.core.state import History, PhaseOutput, RunState, StepEnd, StepTimes
-from holdfast.core.turn import TurnInput, TurnRecord
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import NO_USAGE, MessageCodec, Usage
+from holdfast.core.run.prompt import make_request_key
+from holdfast.core.run.state import History, PhaseOutput, RunState, StepEnd, StepTimes
+from holdfast.core.run.turns import TurnInput, TurnRecord
 
 #: The newest format of the entry bodies. Increased when an older holdfast could not read the new format.
 #: Version 2 has prompts of content parts, version 3 conversations. Other runs are written as version 1, which older
@@ -213,7 +213,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: Usage = NO_USAGE
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class DecodedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a journal: the state to resume from, or the outcome."""
 
     meta: RunMeta
@@ -262,7 +262,7 @@ def _read_version(stored: StoredRun) -> int:
     return version
 
 
-def read_begin(stored: StoredRun) -> Begin:
+def decode_begin(stored: StoredRun) -> Begin:
     """Return the first entry of a stored run's journal.
 
     Raises:
@@ -274,11 +274,11 @@ def read_begin(stored: StoredRun) -> Begin:
     return decode(stored.entries[0].body, Begin)
 
 
-def read_checkpoint(
+def decode_run(
     stored: StoredRun,
     codec: MessageCodec,
     upgrades: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = UPGRADES,
-) -> Checkpoint:
+) -> DecodedRun:
     """Decode the journal of a stored run.
 
     Raises:
@@ -365,7 +365,7 @@ class JournalReader:
             raise RecordDecodeError(f"a stored message cannot be read by {type(self._codec).__name__}: {exc}") from exc
 
 
-def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> Checkpoint:
+def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> DecodedRun:
     begin = decode(entries[0].body, Begin)
     reader = JournalReader(begin.meta.run_id, codec)
     for entry in entries[1:]:
@@ -374,7 +374,7 @@ def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: Messa
     state.history.turn_start = reader.turn_start
     state.phases = reader.phases
     state.results = {call: result for call, (step, result) in reader.results.items() if step == progress.steps}
-    return Checkpoint(meta=begin.meta, state=state, outcome=reader.outcome)
+    return DecodedRun(meta=begin.meta, state=state, outcome=reader.outcome)
 
 
 def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], turns: list[TurnRecord]) -> RunState:
@@ -391,3 +391,17 @@ def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], tur
         turns=turns,
         turn=progress.turn,
     )
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The part of a reply that has arrived so far."""
+
+    #: Of the claim under which the model was asked. A draft of an earlier claim is void.
+    token: int
+    #: The number of the next journal entry when the model was asked: a reply with this number or a later one ends the
+    #: draft.
+    seq: int
+    #: Tells this draft apart from the others of the claim.
+    number: int
+    text: str = ""
+    reasoning: str = ""

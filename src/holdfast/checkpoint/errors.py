@@ -1,7 +1,7 @@
-"""Errors of stored runs. `holdfast.errors` draws the whole tree."""
+"""Errors of stored runs. `holdfast.root_error` draws the whole tree."""
 
 from holdfast.core.errors import RunError, RunLost, RunParked
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 
 
 class CheckpointError(HoldfastError):

@@ -1,18 +1,22 @@
-"""The checkpointer factory of a store: makes a checkpointer for each run, new or resumed."""
+"""StoreCheckpoints: checkpointers of new, resumed and child runs; journals of recent conversations."""
 
 import asyncio
 import logging
 import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from typing import Any
+
+import msgspec
 
 from holdfast.checkpoint.attempts import AttemptLog
-from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.codec import Progress, RunMeta, decode, read_begin, read_checkpoint
-from holdfast.checkpoint.delta import Watermark, make_watermark
+from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
+from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.codec import DecodedRun, Progress, RunMeta, decode, decode_begin, decode_run, make_state
+from holdfast.checkpoint.delta import StoredTurns, Watermark, make_watermark
 from holdfast.checkpoint.errors import (
     RecordDecodeError,
     RunBusy,
@@ -22,19 +26,96 @@ from holdfast.checkpoint.errors import (
     StoreClosed,
     UnknownVersion,
 )
-from holdfast.checkpoint.null import NullCheckpointer
-from holdfast.checkpoint.recent import RecentConversations
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunFilter, RunStatus, StoredRun, restore_previous
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.turns import StoredTurns
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    Release,
+    RunFilter,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+    restore_previous,
+)
+from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background, shielded_with_undo
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import MissingDefinition, RunCancelled, RunLost, RunParked
-from holdfast.core.info import RunInfo
-from holdfast.core.message import MessageCodec
 from holdfast.core.ports import Checkpointer, ChildOutcome, Resumption
-from holdfast.core.state import RunState
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import MessageCodec
+from holdfast.core.run.state import RunState
+from holdfast.core.run.turns import TurnRecord
+
+#: How many conversations are kept, and how many bytes their journals have in all.
+_MAX_CONVERSATIONS = 128
+_MAX_BYTES = 32 * 2**20
+
+
+class _Journal(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a journal between two turns."""
+
+    created_at: datetime
+    next_seq: int
+    size: int
+    meta: RunMeta
+    messages: list[Any]
+    turns: list[TurnRecord]
+
+    def is_current(self, record: RunRecord) -> bool:
+        """Whether the stored journal has not changed: every write to it increases `next_seq`."""
+        return (record.created_at, record.next_seq) == (self.created_at, self.next_seq)
+
+
+class RecentConversations:
+    """Keeps the journals of conversations that wait for their next message, the least recently used ones up to a limit.
+
+    A turn of 2 KB in a conversation of 200 turns takes a third of the time that it takes with a load of the journal.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._journals: OrderedDict[str, _Journal] = OrderedDict()
+        self._size = 0
+
+    def put(self, meta: RunMeta, state: RunState, created_at: datetime, next_seq: int, size: int) -> None:
+        """Keep a conversation whose turn has ended, as the store has it."""
+        journal = _Journal(
+            created_at=created_at,
+            next_seq=next_seq,
+            size=size,
+            meta=meta,
+            messages=list(state.history),
+            turns=state.turns,
+        )
+        self._remove(meta.run_id)
+        self._journals[meta.run_id] = journal
+        self._size += size
+        while len(self._journals) > _MAX_CONVERSATIONS or self._size > _MAX_BYTES:
+            self._remove(next(iter(self._journals)))
+
+    def _remove(self, run_id: str) -> None:
+        journal = self._journals.pop(run_id, None)
+        self._size -= journal.size if journal is not None else 0
+
+    async def load(self, run_id: str) -> StoredRun:
+        """Load a run, without the entries that are known. Raises as `RunStore.load`."""
+        journal = self._journals.get(run_id)
+        if journal is not None:
+            stored = await self._store.load(run_id, after=journal.next_seq - 1)
+            if journal.is_current(stored.record):
+                return stored
+            self._remove(run_id)
+        return await self._store.load(run_id)
+
+    def read(self, stored: StoredRun, codec: MessageCodec) -> DecodedRun | None:
+        """Return the checkpoint of a run that was loaded without its entries."""
+        journal = self._journals.get(stored.record.run_id)
+        if stored.entries or journal is None or not journal.is_current(stored.record):
+            return None
+        progress = decode(stored.record.progress, Progress)
+        state = make_state(codec, progress, list(journal.messages), list(journal.turns))
+        return DecodedRun(meta=journal.meta, state=state)
+
 
 log: logging.Logger = logging.getLogger("holdfast.checkpoint")
 
@@ -47,7 +128,7 @@ class StoreCheckpoints:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: RunStore,
         *,
         settings: CheckpointSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -65,7 +146,7 @@ class StoreCheckpoints:
         self._is_open = False
 
     @property
-    def store(self) -> CheckpointStore:
+    def store(self) -> RunStore:
         return self._store
 
     async def open(self) -> None:
@@ -99,7 +180,7 @@ class StoreCheckpoints:
         """Load a run for `resume`: without its journal, if this process has it from the last turn of a conversation.
 
         Raises:
-            CheckpointError: as `CheckpointStore.load`.
+            CheckpointError: as `RunStore.load`.
         """
         return await self._recent.load(run_id)
 
@@ -113,7 +194,7 @@ class StoreCheckpoints:
         Raises:
             CheckpointError: the run cannot be read. It was left unchanged.
         """
-        checkpoint = self._recent.read(stored, codec) or read_checkpoint(stored, codec)
+        checkpoint = self._recent.read(stored, codec) or decode_run(stored, codec)
         progress = decode(stored.record.progress, Progress)
         turns = StoredTurns.from_progress(progress)
         watermark = make_watermark(checkpoint.state, stored.record.next_seq, stored.record.size, turns)
@@ -172,7 +253,7 @@ class StoreCheckpoints:
         try:
             stored = await self._store.load(info.run_id)
             if stored.record.is_terminal:
-                outcome = read_checkpoint(stored, codec).outcome
+                outcome = decode_run(stored, codec).outcome
                 if outcome is not None:
                     return ChildOutcome(output=outcome.output, usage=outcome.usage, error=outcome.error), None
             # The owner of the parent owns its children: a parked child resumes with its parent, and a worker that
@@ -222,7 +303,7 @@ class StoreCheckpoints:
         try:
             await self.cancel_children(run_id)
             stored = await self._store.load(run_id)
-            meta, watermark = read_begin(stored).meta, Watermark(next_seq=stored.record.next_seq)
+            meta, watermark = decode_begin(stored).meta, Watermark(next_seq=stored.record.next_seq)
         except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
             await self.release(claim, self.make_cancelled(f"cancelled; {exc}"))
         except asyncio.CancelledError:

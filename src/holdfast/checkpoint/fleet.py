@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.checkpoint.claim import WorkerHeartbeat
+from holdfast.checkpoint.claims import WorkerHeartbeat
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 
 #: The statuses of runs that wait for a worker.
@@ -57,7 +57,7 @@ class SupportsFleetView(Protocol):
         ...
 
 
-async def list_workers(store: CheckpointStore) -> Sequence[WorkerHeartbeat] | None:
+async def list_workers(store: RunStore) -> Sequence[WorkerHeartbeat] | None:
     """Return the registered workers of a store, ordered by id. `None` if the store does not list them."""
     if not isinstance(store, SupportsFleetView):
         return None
@@ -67,7 +67,7 @@ async def list_workers(store: CheckpointStore) -> Sequence[WorkerHeartbeat] | No
         return None
 
 
-async def count_by_status(store: CheckpointStore, limit: int) -> Mapping[RunStatus, int] | None:
+async def count_by_status(store: RunStore, limit: int) -> Mapping[RunStatus, int] | None:
     """Count the runs of each status, up to `limit` of each. `None` if the store cannot."""
     if not isinstance(store, SupportsFleetView):
         return None
@@ -77,14 +77,14 @@ async def count_by_status(store: CheckpointStore, limit: int) -> Mapping[RunStat
         return None
 
 
-async def count_runs(store: CheckpointStore) -> Sequence[RunCount]:
+async def count_runs(store: RunStore) -> Sequence[RunCount]:
     """Count the runs of a store by agent and status. One without `SupportsFleetView` is read as a whole."""
     if isinstance(store, SupportsFleetView):
         return await store.count_runs()
     return await count_by_listing(store, datetime.now(UTC))
 
 
-async def count_by_listing(store: CheckpointStore, now: datetime) -> list[RunCount]:
+async def count_by_listing(store: RunStore, now: datetime) -> list[RunCount]:
     """Count the runs of a store by reading all records."""
     rows = list[CountedRow]()
     async for record in store.list_runs():

@@ -1,4 +1,4 @@
-"""The record of a stored run, its statuses, and the transitions between them.
+"""NewRun, RunRecord, StoredRun, RunFilter, Release, Receipt, RunCount.
 
 A test compares the diagram in docs/architecture.md with `TRANSITIONS`.
 """
@@ -9,9 +9,20 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.journal import Entry
-from holdfast.checkpoint.mail import Mail
+from holdfast.core.run.mail import Mail as Mail
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a store to posted mail."""
+
+    #: Whether this call added the mail. Otherwise the run had mail with this id before.
+    is_new: bool
+    #: The mail that the store has under this id: of the call that was first.
+    mail: Mail
+    #: Whether the run has consumed it.
+    consumed: bool = False
 
 
 class RunStatus(StrEnum):

@@ -9,22 +9,22 @@ from typing import Required, TypedDict, Unpack
 import msgspec
 
 from holdfast.checkpoint.attempts import AttemptLog, StoredAttempt
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import Progress, RunMeta, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
 from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunLost
-from holdfast.core.state import RunState
+from holdfast.core.run.state import RunState
 
 log = logging.getLogger("holdfast.checkpoint")
 
 #: A successful write proves the claim for this long: no check is needed before a `once` tool starts.
-CLAIM_CHECK_TTL = timedelta(seconds=1)
+CLAIM_PROOF_TTL = timedelta(seconds=1)
 
 #: The first pause before a write is retried. The pauses double.
 _INITIAL_BACKOFF = timedelta(milliseconds=50)
@@ -46,7 +46,7 @@ class RunWriter:
     """The claim of one run and what its store holds. Its owner makes one call at a time."""
 
     def __init__(
-        self, store: CheckpointStore, meta: RunMeta, worker_id: str, settings: CheckpointSettings, clock: Clock
+        self, store: RunStore, meta: RunMeta, worker_id: str, settings: CheckpointSettings, clock: Clock
     ) -> None:
         """Make the writer of a new run. The first write puts the run into the store."""
         self._store, self._meta, self._worker_id = store, meta, worker_id
@@ -127,9 +127,9 @@ class RunWriter:
 
     @property
     def is_claim_proven(self) -> bool:
-        """Whether a write succeeded within `CLAIM_CHECK_TTL`."""
+        """Whether a write succeeded within `CLAIM_PROOF_TTL`."""
         checked_at = self._claim_checked_at
-        return checked_at is not None and self._clock.monotonic() - checked_at < CLAIM_CHECK_TTL.total_seconds()
+        return checked_at is not None and self._clock.monotonic() - checked_at < CLAIM_PROOF_TTL.total_seconds()
 
     async def check_claim(self, claim: Claim) -> None:
         """Prove the claim by a fenced write without entries."""

@@ -6,13 +6,14 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity
+from holdfast.checkpoint.claims import Claim, WorkerIdentity
+from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
-from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
+    Mail,
     NewRun,
+    Receipt,
     Release,
     RunFilter,
     RunPage,
@@ -90,7 +91,7 @@ class SupportsTransactions(Protocol):
         ...
 
 
-class CheckpointStore(Protocol):
+class RunStore(Protocol):
     """Durable memory of runs. Safe to share between the tasks of one event loop.
 
     No need to inherit: any object with these methods is a store. The suite in `holdfast.testing` is this contract

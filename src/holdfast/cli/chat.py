@@ -12,12 +12,13 @@ import msgspec
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
+from holdfast.cli.listeners import ProgressListener
 from holdfast.cli.output import Output, format_value, one_line, sanitize
-from holdfast.cli.progress import ProgressListener
-from holdfast.cli.runner import SignalHandler
-from holdfast.cli.waiting import format_answer_command
+from holdfast.cli.printing import format_answer_command
+from holdfast.cli.run_session import SignalHandler
 from holdfast.core.errors import TurnFailed
-from holdfast.core.events import (
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.run_events import (
     DraftRetracted,
     Event,
     ReplyAdded,
@@ -26,12 +27,10 @@ from holdfast.core.events import (
     ToolCalled,
     ToolReturned,
 )
-from holdfast.core.info import RunInfo
-from holdfast.core.turn import INPUT_TOPICS
-from holdfast.core.waiting import Answer, Approve, Deny, RunWaiting, Value, WaitingCall, describe_waits
-from holdfast.runtime.conversations.conversation import Conversation
-from holdfast.runtime.conversations.turns import Turn
-from holdfast.runtime.mailer import AlreadyAnswered, NotWaiting
+from holdfast.core.run.turns import INPUT_TOPICS
+from holdfast.core.run.waiting import Answer, Approve, Deny, RunWaiting, Value, WaitingCall, describe_waits
+from holdfast.runtime.conversations import Conversation, Turn
+from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 
 #: How many earlier turns are shown when a person returns.
 _SHOWN_TURNS = 5

@@ -1,25 +1,29 @@
-"""Checks of `holdfast doctor`: the store, its runs, and whether the given agents can resume them. Changes nothing."""
+"""Doctor's checks, explanations."""
 
+import importlib
+import inspect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
-from holdfast.checkpoint.codec import Checkpoint, read_checkpoint
+from holdfast.checkpoint.codec import DecodedRun, decode_run
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound, StoreError
 from holdfast.checkpoint.fleet import count_runs
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import CheckpointStore, SupportsHealthCheck
-from holdfast.cli import formatting
-from holdfast.cli.errors import format_error
-from holdfast.core.agent import Agent, AgentSource
-from holdfast.core.effects import Effect
+from holdfast.checkpoint.store import RunStore, SupportsHealthCheck
+from holdfast.cli.output import format_error
+from holdfast.core.agents.agent import Agent, AgentSource
+from holdfast.core.agents.calls import Effect
 from holdfast.core.execution.lifecycle import describe_unknown_phases
-from holdfast.core.execution.loop import PendingCall
-from holdfast.core.execution.native import get_loop
-from holdfast.runtime.reading import present_status
-from holdfast.runtime.transcript import Transcript
+from holdfast.core.execution.native_loop import get_loop
+from holdfast.core.loop import PendingCall
+from holdfast.root_error import HoldfastError
+from holdfast.runtime.reading import formatting
+from holdfast.runtime.reading.run_views import present_status
+from holdfast.runtime.reading.transcript import Transcript
 
 
 class AnyMessageCodec:
@@ -51,7 +55,7 @@ async def run_preflight(stored: StoredRun, source: AgentSource) -> PreflightResu
         CheckpointError: the run cannot be loaded.
         Exception: the agent's source raised it.
     """
-    checkpoint = read_checkpoint(stored, get_loop(source).codec)
+    checkpoint = decode_run(stored, get_loop(source).codec)
     agent = await source.build(checkpoint.meta.to_info())
     if unknown := describe_unknown_phases(agent, checkpoint.state):
         return PreflightResult(problem=f"it would stay interrupted: it has {unknown}")
@@ -73,7 +77,7 @@ async def run_preflight(stored: StoredRun, source: AgentSource) -> PreflightResu
     return PreflightResult(problem=problem, in_doubt=in_doubt)
 
 
-def _list_pending_calls(agent: Agent, checkpoint: Checkpoint) -> list[PendingCall]:
+def _list_pending_calls(agent: Agent, checkpoint: DecodedRun) -> list[PendingCall]:
     state = checkpoint.state
     return [call for call in get_loop(agent).pending_calls(state.history) if call.call_id not in state.results]
 
@@ -99,7 +103,7 @@ class Doctor:
     """Checks a store, the records of all runs, and the journals of those under way and of a sample of the others."""
 
     def __init__(
-        self, store: CheckpointStore, agents: Mapping[str, AgentSource] | None, *, sample: int | None = SAMPLE_SIZE
+        self, store: RunStore, agents: Mapping[str, AgentSource] | None, *, sample: int | None = SAMPLE_SIZE
     ) -> None:
         """Check `store`; with `agents`, also whether these can resume its runs.
 
@@ -184,7 +188,7 @@ class Doctor:
     async def _check_journal(self, record: RunRecord) -> None:
         try:
             stored = await self._store.load(record.run_id)
-            read_checkpoint(stored, ANY_MESSAGE_CODEC)
+            decode_run(stored, ANY_MESSAGE_CODEC)
         except RunNotFound:
             return  # it finished and was removed meanwhile
         except CheckpointError as exc:
@@ -252,3 +256,51 @@ def _make_finding(check: str, level: Level, runs: Mapping[str, str], ok_detail: 
     first = "; ".join(f"{run_id}: {reason}" for run_id, reason in list(runs.items())[:5])
     more = f"; and {len(runs) - 5} more" if len(runs) > 5 else ""
     return Finding(check=check, level=level, detail=first + more, runs=list(runs))
+
+
+#: The modules that define errors. Those of an extra that is not installed are left out.
+ERROR_MODULES = (
+    "holdfast.batteries.audit.audit",
+    "holdfast.batteries.budget.budget",
+    "holdfast.batteries.critic.watchdog",
+    "holdfast.batteries.definitions.store",
+    "holdfast.batteries.rate_limits.windows",
+    "holdfast.batteries.persona",
+    "holdfast.batteries.schedule.jobs",
+    "holdfast.batteries.skill",
+    "holdfast.checkpoint.errors",
+    "holdfast.client.errors",
+    "holdfast.cli.output",
+    "holdfast.cli.compare.recipe",
+    "holdfast.core.errors",
+    "holdfast.core.run.run_events",
+    "holdfast.core.run.turns",
+    "holdfast.core.run.waiting",
+    "holdfast.db.tables",
+    "holdfast.root_error",
+    "holdfast.fanout.errors",
+    "holdfast.runtime.operations.mailing",
+    "holdfast.testing.crash.checks",
+    "holdfast.web.api.operation",
+    "holdfast.web.api.operation",
+    "holdfast.web.errors",
+    "holdfast.web.ui.application",
+)
+
+
+def load_explanations() -> dict[str, str]:
+    """Return the explanation of each error, by the name of its class, sorted."""
+    for module in ERROR_MODULES:
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+    # Only those of the list: other modules may be loaded or not.
+    errors = [kind for kind in _walk(HoldfastError) if kind.__module__ in ERROR_MODULES]
+    return {
+        kind.__name__: inspect.cleandoc(kind.__doc__ or "") for kind in sorted(errors, key=lambda kind: kind.__name__)
+    }
+
+
+def _walk(kind: type[HoldfastError]) -> Iterator[type[HoldfastError]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _walk(subclass)

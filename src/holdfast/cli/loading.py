@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.app import App
-from holdfast.cli.errors import CommandError, UsageError, format_error, is_debug_enabled
-from holdfast.cli.stores import make_store
+from holdfast.cli.opening import make_store
+from holdfast.cli.output import CommandError, UsageError, format_error, is_debug_enabled
 from holdfast.config import WorkerSettings
-from holdfast.core.agent import Agent, AgentSource
-from holdfast.core.events import Event
-from holdfast.core.info import RunInfo
+from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.ports import RunListener
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.run_events import Event
 from holdfast.runtime.options import AppOptions
 
 

@@ -9,8 +9,8 @@ import sys
 from typing import NoReturn
 
 from holdfast.cli.output import sanitize
-from holdfast.core.tool_threads import has_running_threads
-from holdfast.errors import HoldfastError
+from holdfast.core.agents.tool_threads import has_running_threads
+from holdfast.root_error import HoldfastError
 
 
 def main() -> NoReturn:
@@ -32,7 +32,7 @@ def _run_program() -> NoReturn:
         import typer  # noqa: F401
     except ModuleNotFoundError:
         _exit_with_message('the command line needs its extra: pip install "holdfast[cli]"', 2)
-    from holdfast.cli.errors import CommandError, UsageError, format_error, is_debug_enabled
+    from holdfast.cli.output import CommandError, UsageError, format_error, is_debug_enabled
     from holdfast.cli.program import build_program
 
     _prepare_streams()

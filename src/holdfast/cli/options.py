@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from holdfast.cli.errors import UsageError
-from holdfast.cli.stores import open_store
-from holdfast.runtime.reading import list_records
+from holdfast.cli.opening import open_store
+from holdfast.cli.output import UsageError
+from holdfast.runtime.reading.run_views import list_records
 
 #: Runs that shell completion looks at.
 _MAX_COMPLETIONS = 1000

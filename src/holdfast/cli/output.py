@@ -1,4 +1,4 @@
-"""Printing: results to stdout, diagnostics to stderr; styled on a terminal, plain elsewhere."""
+"""Stdout, stderr, errors."""
 
 import contextlib
 import os
@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
+
+from holdfast.root_error import HoldfastError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -178,3 +180,34 @@ STYLES = {
     "cancelled": "dim",
     "idle": "dim",
 }
+
+
+#: Set by `--debug`. Child processes of the command inherit it.
+DEBUG_VARIABLE = "HOLDFAST_DEBUG"
+
+
+class CommandError(HoldfastError):
+    """A command failed. Exit code 1.
+
+    What to do: The message says what to change.
+    """
+
+
+class UsageError(CommandError):
+    """A command was used wrongly. Exit code 2.
+
+    What to do: The message says what to change; `--help` lists the options.
+    """
+
+
+def is_debug_enabled() -> bool:
+    """Return whether the user wants tracebacks."""
+    return bool(os.environ.get(DEBUG_VARIABLE))
+
+
+def format_error(error: BaseException) -> str:
+    """Format `error` as one line. Errors of other libraries get their class name as a prefix."""
+    text = " ".join(str(error).split())
+    if isinstance(error, HoldfastError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

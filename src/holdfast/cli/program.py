@@ -8,40 +8,19 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from holdfast.cli.commands.answer import answer
-from holdfast.cli.commands.approve import approve
-from holdfast.cli.commands.cancel import cancel
-from holdfast.cli.commands.chat import chat
-from holdfast.cli.commands.compare import compare
-from holdfast.cli.commands.demo import demo
-from holdfast.cli.commands.deny import deny
-from holdfast.cli.commands.doctor import doctor
-from holdfast.cli.commands.explain import explain
-from holdfast.cli.commands.export import export
-from holdfast.cli.commands.fork import fork
-from holdfast.cli.commands.grants import grants
-from holdfast.cli.commands.limits import LIMIT_COMMANDS
-from holdfast.cli.commands.ls import ls
-from holdfast.cli.commands.mcp import mcp
-from holdfast.cli.commands.migrate import migrate
-from holdfast.cli.commands.pending import pending
-from holdfast.cli.commands.recover import recover
-from holdfast.cli.commands.resume import resume
-from holdfast.cli.commands.rm import rm
-from holdfast.cli.commands.run import run
-from holdfast.cli.commands.schedule import SCHEDULE_COMMANDS
-from holdfast.cli.commands.send import send
-from holdfast.cli.commands.serve import serve
-from holdfast.cli.commands.show import show
-from holdfast.cli.commands.signal import signal
-from holdfast.cli.commands.submit import submit
-from holdfast.cli.commands.tail import tail
+from holdfast.cli.commands.admin import LIMIT_COMMANDS, doctor, explain, grants, migrate
+from holdfast.cli.commands.control import cancel, fork, recover, resume, rm, unpark
+from holdfast.cli.commands.decisions import answer, approve, deny, pending, send, signal
+from holdfast.cli.commands.ls_export import export, ls
+from holdfast.cli.commands.running import chat, run, submit
+from holdfast.cli.commands.scheduling import SCHEDULE_COMMANDS
+from holdfast.cli.commands.serving import mcp, serve, ui, worker
+from holdfast.cli.commands.show_tail import show, tail
 from holdfast.cli.commands.top import top
-from holdfast.cli.commands.ui import ui
-from holdfast.cli.commands.unpark import unpark
-from holdfast.cli.commands.worker import worker
-from holdfast.cli.errors import DEBUG_VARIABLE, is_debug_enabled
-from holdfast.core.observation.log import LIFECYCLE_LOG
+from holdfast.cli.compare.command import compare
+from holdfast.cli.demo.killing import demo
+from holdfast.cli.output import DEBUG_VARIABLE, is_debug_enabled
+from holdfast.core.log import LIFECYCLE_LOG
 
 #: The sections of `holdfast --help`.
 SECTIONS: dict[str, tuple[Callable[..., None], ...]] = {

@@ -1,7 +1,6 @@
 """A client of the HTTP API: `AsyncClient`, and `Client` for code without an event loop. Needs the extra `client`."""
 
-from holdfast.client.async_client import AsyncClient
-from holdfast.client.conversation import AsyncConversation
+from holdfast.client.async_client import AsyncClient, AsyncConversation
 from holdfast.client.errors import ServerUnavailable
 from holdfast.client.sync_client import Client, Conversation
 

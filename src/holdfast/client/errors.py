@@ -8,11 +8,11 @@ import msgspec
 from holdfast.checkpoint import errors as checkpoint_errors
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.core import errors as core_errors
-from holdfast.core import waiting
 from holdfast.core.errors import RunParked
-from holdfast.core.waiting import RunWaiting
-from holdfast.errors import HoldfastError
-from holdfast.runtime import mailer
+from holdfast.core.run import waiting
+from holdfast.core.run.waiting import RunWaiting
+from holdfast.root_error import HoldfastError
+from holdfast.runtime.operations import mailing
 from holdfast.web import errors as web_errors
 from holdfast.web.errors import RequestError
 from holdfast.web.wire import PROBLEM_TYPE, Problem
@@ -28,7 +28,7 @@ class ServerUnavailable(StoreUnavailable):
 #: By name: the classes that a problem may stand for.
 _CLASSES = {
     name: kind
-    for module in (core_errors, checkpoint_errors, waiting, mailer, web_errors)
+    for module in (core_errors, checkpoint_errors, waiting, mailing, web_errors)
     for name, kind in inspect.getmembers(module, inspect.isclass)
     if issubclass(kind, HoldfastError)
 }

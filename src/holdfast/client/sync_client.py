@@ -8,14 +8,13 @@ from typing import Any, Self
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from holdfast.client.async_client import AsyncClient
-from holdfast.client.conversation import AsyncConversation
+from holdfast.client.async_client import AsyncClient, AsyncConversation
 from holdfast.core.errors import DefinitionError
-from holdfast.core.events import Event
-from holdfast.core.waiting import Answer
-from holdfast.runtime.conversations.conversation import When
-from holdfast.runtime.picks import Pick
-from holdfast.runtime.reading import RunDetails, RunList
+from holdfast.core.run.run_events import Event
+from holdfast.core.run.waiting import Answer
+from holdfast.runtime.conversations import When
+from holdfast.runtime.operations.verdicts import Pick
+from holdfast.runtime.reading.run_views import RunDetails, RunList
 from holdfast.web.wire import RunResult, TurnSummary
 
 

@@ -1,10 +1,10 @@
-"""Errors of runs. The whole tree is drawn in `holdfast.errors`."""
+"""Errors of runs. The whole tree is drawn in `holdfast.root_error`."""
 
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import TypeVar
 
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 
 T = TypeVar("T")
 

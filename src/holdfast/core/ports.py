@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol, runtime_checkable
 
-from holdfast.core.events import Event
-from holdfast.core.info import RunInfo
-from holdfast.core.mail import Mail
-from holdfast.core.message import MessageCodec, Usage
-from holdfast.core.observation.telemetry import Telemetry
-from holdfast.core.state import RunState
-from holdfast.core.tool import Tool
-from holdfast.core.tool_context import ToolContext
+from holdfast.core.agents.tool import Tool
+from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.mail import Mail
+from holdfast.core.run.messages import MessageCodec, Usage
+from holdfast.core.run.run_events import Event
+from holdfast.core.run.state import RunState
+from holdfast.core.telemetry_port import Telemetry
 
 
 @runtime_checkable
@@ -167,7 +167,7 @@ class Budget(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPermit:
+class RatePermit:
     """The permission for one model call, which reserves tokens."""
 
     #: The limits that the call counts against.
@@ -177,10 +177,10 @@ class ModelPermit:
 
 
 @runtime_checkable
-class ModelLimits(Protocol):
+class RateLimiter(Protocol):
     """Decides when runs may call their models."""
 
-    async def acquire(self, info: RunInfo, model: str, tokens: int) -> ModelPermit | datetime | None:
+    async def acquire(self, info: RunInfo, model: str, tokens: int) -> RatePermit | datetime | None:
         """Return the permission for one call of `model`, or the time at which to ask again. `None`: it is not limited.
 
         Args:
@@ -188,16 +188,16 @@ class ModelLimits(Protocol):
         """
         ...
 
-    def settle(self, permit: ModelPermit, tokens: int) -> None:
+    def settle(self, permit: RatePermit, tokens: int) -> None:
         """Replace the reserved tokens with those that the call has used. Returns at once."""
         ...
 
-    def pause(self, permit: ModelPermit, delay: timedelta) -> None:
+    def pause(self, permit: RatePermit, delay: timedelta) -> None:
         """Permit no call with the same key for this time: the provider asked for it. Returns at once."""
         ...
 
 
-class RunControl(Protocol):
+class AttemptControl(Protocol):
     """The actions of a critic on the run it watches."""
 
     def steer(self, text: str) -> None:
@@ -231,7 +231,9 @@ class Watch(Protocol):
 class Critic(Protocol):
     """Watches runs for activity."""
 
-    def begin(self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None) -> Watch | None:
+    def begin(
+        self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
+    ) -> Watch | None:
         """Watch a run, with `max_runtime` as the soft timeout. `None`: no watch, and `max_runtime` stops the run."""
         ...
 
@@ -287,7 +289,7 @@ class Ports:
     checkpoints: CheckpointerFactory | None = None
     audit: Audit | None = None
     budget: Budget | None = None
-    model_limits: ModelLimits | None = None
+    rate_limiter: RateLimiter | None = None
     critic: Critic | None = None
     listener: RunListener | None = None
     watchers: Watchers | None = None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.db.sqlite import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
+from holdfast.db.sqlite_file import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
 from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text, run_blocking
 
 _T = TypeVar("_T")

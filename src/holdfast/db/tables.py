@@ -1,4 +1,4 @@
-"""The tables of one battery, in either database, and their errors. `holdfast.errors` draws the whole tree of errors."""
+"""The tables of one battery, in either database, and their errors."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 
 _T = TypeVar("_T")
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from holdfast.core.agent import Agent, AgentSource, Bounds
+from holdfast.core.agents.agent import Agent, AgentSource, Bounds
+from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError
-from holdfast.core.info import AgentDetails, RunInfo
 from holdfast.core.ports import Budget, RunListener
-from holdfast.core.tool import Tool
+from holdfast.core.run.info import AgentDetails, RunInfo
 from holdfast.core.validation import check_count, check_duration, check_flag, check_text, check_type
 
 #: A model callable, an agent of holdfast or pydantic-ai, or the name of a model such as `openai:gpt-5`.

@@ -1,6 +1,6 @@
 """Errors of a fan-out."""
 
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 
 
 class FanoutError(HoldfastError):

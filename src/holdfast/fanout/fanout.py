@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from holdfast.app import App
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.concurrency import shielded
 from holdfast.config import CheckpointSettings, Retention, WorkerSettings
-from holdfast.core.info import check_run_id, new_run_id
-from holdfast.core.tool import Tool
+from holdfast.core.agents.tool import Tool
+from holdfast.core.run.info import check_run_id, new_run_id
 from holdfast.fanout.cells import Cell, CellSettings, FanoutSettings, ModelSpecs, Variant, build_cells, make_cell_run_id
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.errors import FanoutError, FanoutMismatch
@@ -26,8 +26,8 @@ from holdfast.fanout.saver import IncrementalSaver
 from holdfast.fanout.snapshot import ModelResponse, Snapshot
 from holdfast.fanout.storage import CheckpointFile, CheckpointLocation, CheckpointRun
 from holdfast.fanout.workspace import Workspace
+from holdfast.stores.from_url import store_from_url
 from holdfast.stores.shared import SharedStore
-from holdfast.stores.url import store_from_url
 
 #: A model's run stays in the store until the checkpoint has its response, even if the resume comes years later.
 _TEN_YEARS = timedelta(days=3650)
@@ -50,7 +50,7 @@ class Fanout:
         instructions: str = "",
         tools: Sequence[Tool | Callable[..., Any]] = (),
         workspace: Path | str | None = None,
-        store: CheckpointStore | str = "",
+        store: RunStore | str = "",
         checkpoint: Path | str | None = None,
         on_complete: Callable[[Sequence[ModelResponse]], None] | None = None,
         settings: FanoutSettings | None = None,
@@ -254,7 +254,7 @@ class Fanout:
         )
 
 
-async def discard(path: Path | str, store: CheckpointStore) -> None:
+async def discard(path: Path | str, store: RunStore) -> None:
     """Remove the checkpoint in this file and the runs of its models, which are in the open `store`.
 
     Raises:
@@ -271,7 +271,7 @@ async def discard(path: Path | str, store: CheckpointStore) -> None:
         await location.close()
 
 
-async def _discard(checkpoint: FanoutCheckpoint, location: CheckpointLocation, store: CheckpointStore) -> None:
+async def _discard(checkpoint: FanoutCheckpoint, location: CheckpointLocation, store: RunStore) -> None:
     # The checkpoint last: it has the ids of the runs.
     for cell_id in checkpoint.adapter_ids:
         await store.remove(make_cell_run_id(cell_id, checkpoint.fanout_id))

@@ -7,13 +7,13 @@ import msgspec
 
 from holdfast.checkpoint.codec import Outcome, RunMeta, encode
 from holdfast.checkpoint.journal import EntryKind
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.core.message import Usage
+from holdfast.checkpoint.store import RunStore
+from holdfast.core.run.messages import Usage
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.snapshot import ModelResponse
 from holdfast.fanout.storage import AGENT_NAME, encode_phase, read_stored_checkpoint
 from holdfast.runtime.finished_runs import store_finished_run
-from holdfast.runtime.picks import Pick, read_pick
+from holdfast.runtime.operations.verdicts import Pick, read_pick
 
 
 class FinishedFanout(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class FinishedFanout(msgspec.Struct, frozen=True, kw_only=True):
         return next((response for response in self.responses if response.model_id == picked), None)
 
 
-async def load_finished(store: CheckpointStore, run_id: str) -> FinishedFanout:
+async def load_finished(store: RunStore, run_id: str) -> FinishedFanout:
     """Return a finished fan-out of the open `store`. `Fanout.finished_id` is its id.
 
     Raises:
@@ -43,7 +43,7 @@ async def load_finished(store: CheckpointStore, run_id: str) -> FinishedFanout:
     return FinishedFanout(prompt=checkpoint.prompt, responses=responses, pick=await read_pick(store, run_id))
 
 
-async def keep_finished(store: CheckpointStore, checkpoint: FanoutCheckpoint, retention: timedelta) -> str:
+async def keep_finished(store: RunStore, checkpoint: FanoutCheckpoint, retention: timedelta) -> str:
     """Keep the responses of a fan-out that has finished, as a run that is done. Return its id.
 
     The id is the same if this is repeated after a crash. It is not the id of the fan-out, which may run again.

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.effects import Effect
-from holdfast.core.execution.loop import FinishedCall
-from holdfast.core.tool import Tool, tool
-from holdfast.core.tool_context import current_call
+from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.tool import Tool, tool
+from holdfast.core.agents.tool_context import current_call
+from holdfast.core.loop import FinishedCall
 from holdfast.fanout.errors import FanoutError, PathRefused, WorkspaceChanged
 from holdfast.fanout.snapshot import ProposedWrite
 from holdfast.fanout.workspace import Workspace

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import ModelUnavailable
-from holdfast.core.events import Event, ReplyAdded, ToolCalled, ToolReturned
-from holdfast.core.execution.loop import FinishedCall
-from holdfast.core.execution.native import get_loop
-from holdfast.core.info import RunInfo
-from holdfast.core.message import Usage
+from holdfast.core.execution.native_loop import get_loop
+from holdfast.core.loop import FinishedCall
 from holdfast.core.ports import Recorder, RunListener
-from holdfast.core.state import RunState
-from holdfast.core.tool_context import ToolContext
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import Usage
+from holdfast.core.run.run_events import Event, ReplyAdded, ToolCalled, ToolReturned
+from holdfast.core.run.state import RunState
 from holdfast.fanout.cells import Cell
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.saver import IncrementalSaver

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from holdfast.app import App
-from holdfast.checkpoint.codec import Checkpoint, read_checkpoint
+from holdfast.checkpoint.codec import DecodedRun, decode_run
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import RunInterrupted, RunLost, RunParked, SaveFailed, Shutdown, format_error
-from holdfast.core.execution.native import get_loop
+from holdfast.core.execution.native_loop import get_loop
 from holdfast.fanout.cells import Cell, FanoutSettings
 from holdfast.fanout.errors import WorkspaceChanged
 from holdfast.fanout.progress import ProgressRecorder, to_milliseconds
@@ -46,7 +46,7 @@ class CellRunner:
     def __init__(
         self,
         app: App,
-        store: CheckpointStore,
+        store: RunStore,
         recorder: ProgressRecorder,
         saver: IncrementalSaver,
         settings: FanoutSettings,
@@ -125,9 +125,9 @@ class CellRunner:
             return ModelResponse(model_id=cell.id, error=format_error(error))
         if not stored.record.is_terminal:
             raise SaveFailed(f"the outcome of run {run_id} could not be stored")
-        return self._build_response(cell, read_checkpoint(stored, get_loop(cell.agent).codec), error)
+        return self._build_response(cell, decode_run(stored, get_loop(cell.agent).codec), error)
 
-    def _build_response(self, cell: Cell, checkpoint: Checkpoint, error: Exception | None) -> ModelResponse:
+    def _build_response(self, cell: Cell, checkpoint: DecodedRun, error: Exception | None) -> ModelResponse:
         outcome = checkpoint.outcome
         failure = outcome.error if outcome is not None else format_error(error) if error is not None else None
         recorder = self._recorder.get_recorder(checkpoint.meta.run_id)
@@ -153,7 +153,7 @@ class CellRunner:
         )
 
 
-def _format_output(cell: Cell, checkpoint: Checkpoint) -> str:
+def _format_output(cell: Cell, checkpoint: DecodedRun) -> str:
     """Return the run's output: text as it is, other values as JSON."""
     if checkpoint.outcome is None:
         return ""

@@ -11,8 +11,8 @@ from typing import Any, overload
 
 import msgspec
 
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.core.info import new_run_id
+from holdfast.checkpoint.store import RunStore
+from holdfast.core.run.info import new_run_id
 from holdfast.fanout.checkpoint import VERSION, load
 from holdfast.fanout.errors import FanoutError
 from holdfast.fanout.snapshot import ModelResponse, PartialResponse, Snapshot
@@ -54,7 +54,7 @@ class IncrementalSaver:
 
     def __init__(
         self,
-        location: Path | str | CheckpointStore | CheckpointLocation,
+        location: Path | str | RunStore | CheckpointLocation,
         prompt: str,
         adapter_ids: Sequence[str],
         verbose: bool = False,
@@ -248,7 +248,7 @@ def _new_future() -> "Future[bool]":
 
 
 def _resolve_location(
-    location: Path | str | CheckpointStore | CheckpointLocation, fanout_id: str
+    location: Path | str | RunStore | CheckpointLocation, fanout_id: str
 ) -> tuple[CheckpointLocation, bool]:
     """Return the location, and whether it was created here."""
     if isinstance(location, str | Path):

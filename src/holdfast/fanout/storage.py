@@ -12,12 +12,12 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Begin, Progress, RunMeta, encode
 from holdfast.checkpoint.errors import RunBusy, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus, StoredRun
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.fanout import atomic_file
 from holdfast.fanout import checkpoint as checkpoints
 from holdfast.fanout.checkpoint import FanoutCheckpoint
@@ -108,7 +108,7 @@ class CheckpointFile:
 class CheckpointRun:
     """One run of an open store. Every write replaces its journal. Belongs to the running event loop."""
 
-    def __init__(self, store: CheckpointStore, fanout_id: str) -> None:
+    def __init__(self, store: RunStore, fanout_id: str) -> None:
         self._store, self._run_id = store, fanout_id
         self._loop = asyncio.get_running_loop()
         self._worker_id = f"w-{secrets.token_hex(8)}"

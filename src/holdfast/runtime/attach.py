@@ -6,14 +6,14 @@ from datetime import timedelta
 from holdfast.checkpoint.errors import LimitReached, RunBusy, RunConflict, RunExists, RunNotClaimable, StoreClosed
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus, StoredRun
 from holdfast.clock import Clock
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import MailArrived, ModelUnavailable, RunAlreadyRunning, RunLost, Shutdown
+from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
-from holdfast.core.execution.run import OnCancel
-from holdfast.core.info import RunInfo
-from holdfast.core.result import Result
-from holdfast.core.waiting import RunWaiting
-from holdfast.runtime.client import RunClient, is_settled
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.result import Result
+from holdfast.core.run.waiting import RunWaiting
+from holdfast.runtime.operations.run_client import RunClient, is_settled
 from holdfast.runtime.worker import Worker
 
 #: The statuses from which a person may resume a run.

@@ -4,16 +4,16 @@ import secrets
 from collections.abc import Sequence
 from datetime import timedelta
 
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Begin, Outcome, Progress, RunMeta, encode
 from holdfast.checkpoint.errors import RunExists
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 
 
 async def store_finished_run(
-    store: CheckpointStore,
+    store: RunStore,
     meta: RunMeta,
     outcome: Outcome,
     retention: timedelta,

@@ -11,7 +11,7 @@ from holdfast.checkpoint.fleet import count_runs, measure_queues
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunCancelled
 from holdfast.core.execution.executor import Executor
-from holdfast.runtime.mailer import Mailer
+from holdfast.runtime.operations.mailing import Mailer
 
 log: logging.Logger = logging.getLogger("holdfast.janitor")
 

@@ -3,29 +3,29 @@
 from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
-from holdfast.checkpoint.limits import ConcurrencyLimit
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit
+from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings, WorkerSettings
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import DefinitionError
-from holdfast.core.observation.telemetry import Telemetry
-from holdfast.core.ports import Audit, Budget, Closeable, Critic, ModelLimits, RunListener, ToolProvider
+from holdfast.core.ports import Audit, Budget, Closeable, Critic, RateLimiter, RunListener, ToolProvider
+from holdfast.core.telemetry_port import Telemetry
 from holdfast.core.validation import check_protocol, check_type
+from holdfast.stores.from_url import store_from_url
 from holdfast.stores.redacting import RedactingStore
-from holdfast.stores.url import store_from_url
 
 
 class AppOptions(TypedDict, total=False):
     """The parameters of `App`, for `App.replace`."""
 
     agents: Iterable[AgentSource]
-    store: CheckpointStore | str | None
+    store: RunStore | str | None
     checkpoint: CheckpointSettings
     worker: WorkerSettings | bool
     audit: Audit | None
     budget: Budget | None
-    provider_limits: ModelLimits | None
+    rate_limits: RateLimiter | None
     critic: Critic | None
     listener: RunListener | None
     extra_tools: ToolProvider | None
@@ -38,7 +38,7 @@ class AppOptions(TypedDict, total=False):
 _PORTS: Mapping[str, type] = {
     "audit": Audit,
     "budget": Budget,
-    "provider_limits": ModelLimits,
+    "rate_limits": RateLimiter,
     "critic": Critic,
     "listener": RunListener,
     "extra_tools": ToolProvider,
@@ -74,7 +74,7 @@ def check_limits(limits: Iterable[ConcurrencyLimit]) -> tuple[ConcurrencyLimit, 
     return checked
 
 
-def find_store(store: CheckpointStore | str | None, settings: CheckpointSettings) -> CheckpointStore | None:
+def find_store(store: RunStore | str | None, settings: CheckpointSettings) -> RunStore | None:
     """Return the store that an App uses, which redacts if the settings say so.
 
     Raises:

@@ -7,14 +7,14 @@ from typing import Self
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.clock import Clock
 from holdfast.config import WorkerSettings
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.execution.executor import Executor
 from holdfast.runtime.attach import RunAttacher
-from holdfast.runtime.client import RunClient
-from holdfast.runtime.events.hub import EventHub
-from holdfast.runtime.health import HealthCheck
 from holdfast.runtime.janitor import Janitor
-from holdfast.runtime.mailer import Mailer
+from holdfast.runtime.operations.mailing import Mailer
+from holdfast.runtime.operations.run_client import RunClient
+from holdfast.runtime.status_server import HealthCheck
+from holdfast.runtime.streams.hub import EventHub
 from holdfast.runtime.worker import Worker
 
 

@@ -8,25 +8,25 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDamaged, StoreClosed, StoreError
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background, shielded_with_undo
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import MissingDefinition, RunCancelled, RunInterrupted, RunLost, RunParked
+from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.lifecycle import PROCESS_EXIT_KEY
-from holdfast.core.execution.native import get_loop
-from holdfast.core.execution.run import OnCancel
-from holdfast.core.observation.log import log_parked
+from holdfast.core.execution.native_loop import get_loop
+from holdfast.core.log import log_parked
 from holdfast.core.ports import Resumption
-from holdfast.core.result import Result
-from holdfast.core.waiting import RunWaiting
-from holdfast.runtime.agents import find_agent
-from holdfast.runtime.client import RunClient
+from holdfast.core.run.result import Result
+from holdfast.core.run.waiting import RunWaiting
+from holdfast.runtime.agent_registry import find_agent
+from holdfast.runtime.operations.run_client import RunClient
 
 log: logging.Logger = logging.getLogger("holdfast.worker")
 

@@ -1,4 +1,4 @@
-"""A store in the memory of this process, for tests and for hosts that need no durability."""
+"""MemoryStore."""
 
 import asyncio
 from collections import Counter
@@ -7,7 +7,16 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity, backoff
+from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity, backoff
+from holdfast.checkpoint.concurrency_limits import (
+    ConcurrencyLimit,
+    LimitKind,
+    LimitName,
+    LimitUsage,
+    Slots,
+    choose_fairly,
+    list_limit_names,
+)
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -20,12 +29,12 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.fleet import RunCount, count_by_listing
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitName, LimitUsage, choose_fairly
-from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     TERMINAL_STATUSES,
+    Mail,
     NewRun,
+    Receipt,
     Release,
     RunFilter,
     RunPage,
@@ -34,8 +43,44 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.stores.memory_limits import MemoryLimits, get_limit_names
 from holdfast.stores.memory_run import MemoryRun
+
+
+class MemoryLimits:
+    """Keeps the limits by agent and by key."""
+
+    def __init__(self) -> None:
+        self._limits: dict[LimitName, ConcurrencyLimit] = {}
+        #: Those of them that are defaults.
+        self._defaults: set[LimitName] = set()
+
+    def set(self, limit: ConcurrencyLimit, *, default: bool) -> None:
+        name = limit.kind, limit.name
+        if default and name in self._limits and name not in self._defaults:
+            return
+        self._limits[name] = limit
+        (self._defaults.add if default else self._defaults.discard)(name)
+
+    def remove(self, kind: LimitKind, name: str) -> bool:
+        self._defaults.discard((kind, name))
+        return self._limits.pop((kind, name), None) is not None
+
+    def find_slots(self, running: Iterable[MemoryRun]) -> Slots:
+        """Return the slots, given the runs that have a live owner."""
+        caps = {name: limit.max_runs for name, limit in self._limits.items()}
+        return Slots(caps, (get_limit_names(run) for run in running) if caps else ())
+
+    def list_usage(self, running: Iterable[MemoryRun]) -> tuple[LimitUsage, ...]:
+        slots = self.find_slots(running)
+        return tuple(
+            LimitUsage(limit=limit, running=slots.used[name], is_default=name in self._defaults)
+            for name, limit in sorted(self._limits.items())
+        )
+
+
+def get_limit_names(run: MemoryRun) -> tuple[LimitName, ...]:
+    return list_limit_names(run.new.agent_name, run.new.key, run.new.parent_run_id)
+
 
 #: More digits than any number of runs has.
 _CURSOR_DIGITS = 18

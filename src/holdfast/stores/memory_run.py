@@ -8,8 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.errors import RunEnded, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry
-from holdfast.checkpoint.mail import Mail, Receipt
-from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunRecord, RunStatus
+from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunRecord, RunStatus
 
 
 @dataclass(slots=True)

@@ -5,13 +5,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.codec import Begin, RunMeta, decode, encode
-from holdfast.checkpoint.draft import Draft
+from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.codec import Begin, Draft, RunMeta, decode, encode
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.mail import Mail, Receipt
-from holdfast.checkpoint.record import NewRun, Release
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.record import Mail, NewRun, Receipt, Release
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.redaction import Redact
 from holdfast.stores.wrapper import StoreWrapper
 
@@ -25,12 +23,12 @@ _TURN_FIELDS = ("turn_id", "joined", "digest", "recent_turns")
 
 
 class RedactingStore(StoreWrapper):
-    """Wraps another `CheckpointStore`. A resumed run reads its conversation redacted.
+    """Wraps another `RunStore`. A resumed run reads its conversation redacted.
 
     The ids and names of the run, its parent, agent, caller, channel and guild are not redacted.
     """
 
-    def __init__(self, store: CheckpointStore, redact: Redact) -> None:
+    def __init__(self, store: RunStore, redact: Redact) -> None:
         super().__init__(store)
         self._redact = redact
 
@@ -127,6 +125,6 @@ def _cut_last_word(text: str) -> str:
     return text if text[-1:].isspace() else text[: len(text) - len(last)]
 
 
-def stored_meta(store: CheckpointStore, meta: RunMeta) -> RunMeta:
+def stored_meta(store: RunStore, meta: RunMeta) -> RunMeta:
     """Return `meta` as `store` keeps it."""
     return store.stored_meta(meta) if isinstance(store, RedactingStore) else meta

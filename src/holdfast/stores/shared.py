@@ -2,18 +2,18 @@
 
 import asyncio
 
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.stores.wrapper import StoreWrapper
 
 
 class SharedStore(StoreWrapper):
-    """A `CheckpointStore` over another one: the first `open` opens it, the last `close` closes it.
+    """A `RunStore` over another one: the first `open` opens it, the last `close` closes it.
 
     A fan-out and its App share their store this way. To share a store between fan-outs that run at the same time,
     give all of them the same `SharedStore`. Each user closes it exactly once.
     """
 
-    def __init__(self, store: CheckpointStore) -> None:
+    def __init__(self, store: RunStore) -> None:
         super().__init__(store)
         self._users = 0
         self._is_open = False

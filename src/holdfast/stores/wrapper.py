@@ -4,14 +4,15 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claim import Claim, WorkerHeartbeat, WorkerIdentity
+from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity
+from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
 from holdfast.checkpoint.fleet import RunCount, SupportsFleetView, count_runs
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind, LimitUsage
-from holdfast.checkpoint.mail import Mail, Receipt
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
+    Mail,
     NewRun,
+    Receipt,
     Release,
     RunFilter,
     RunPage,
@@ -19,14 +20,14 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import NO_TRANSACTIONS, CheckpointStore, SupportsTransactions
+from holdfast.checkpoint.store import NO_TRANSACTIONS, RunStore, SupportsTransactions
 from holdfast.core.errors import DefinitionError
 
 
 class StoreWrapper:
-    """A `CheckpointStore` that passes every call to another one."""
+    """A `RunStore` that passes every call to another one."""
 
-    def __init__(self, store: CheckpointStore) -> None:
+    def __init__(self, store: RunStore) -> None:
         self._store = store
         self.durable: bool = store.durable
 

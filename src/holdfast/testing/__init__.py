@@ -3,7 +3,7 @@
 Only the suites and `holdfast.testing.pytest_plugin` need pytest.
 """
 
-from holdfast.testing.clock import ManualClock
 from holdfast.testing.crash import TRIAL_FOLDER, CrashReport, CrashTestFailed, Trial, crash_everywhere
+from holdfast.testing.manual_clock import ManualClock
 
 __all__ = ["TRIAL_FOLDER", "CrashReport", "CrashTestFailed", "ManualClock", "Trial", "crash_everywhere"]

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 
 from holdfast.core.errors import DefinitionError
+from holdfast.runtime.reading.run_views import RunQuery
 from holdfast.web.errors import Forbidden, NotAuthenticated
 
 #: `read`: status, listing, events. `send`: messages and signals. `answer`: approvals and answers. `start`: new runs,
@@ -142,3 +143,12 @@ def _strip_port(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+def restrict(query: RunQuery, principal: Principal) -> RunQuery:
+    """Return the query, limited to the runs that exist for the principal, as far as the store can."""
+    if principal.sees_all or principal.run_id is not None:
+        return query
+    if query.get("caller") not in (None, principal.caller_id):
+        return RunQuery(status=[])
+    return RunQuery(**query | {"caller": principal.caller_id})

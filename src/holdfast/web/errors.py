@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 
 
 class RequestError(HoldfastError):

@@ -1,4 +1,4 @@
-"""Serves an ASGI app on this machine, in the event loop of its caller."""
+"""UI and API as one application; a local server."""
 
 import asyncio
 import os
@@ -7,9 +7,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.types import ASGIApp
 
+from holdfast.app import App
+from holdfast.batteries.schedule import Schedule
+from holdfast.web.api import make_api
+from holdfast.web.auth import Authorize
 from holdfast.web.errors import AddressInUse
+from holdfast.web.ui import make_ui
 
 HOST = "127.0.0.1"
 #: Seconds in which responses end after the server was stopped. Clients of event streams connect again.
@@ -47,3 +54,21 @@ async def serve_locally(site: ASGIApp, port: int) -> AsyncIterator[str]:
         finally:
             server.should_exit = True
             await serving
+
+
+def make_web(app: App, *, authorize: Authorize | None = None, schedule: Schedule | None = None) -> Starlette:
+    """Return the page at `/` and the API at `/api`, both with the same `authorize`.
+
+    Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
+    """
+
+    @asynccontextmanager
+    async def open_app(server: Starlette) -> AsyncIterator[None]:
+        async with app:
+            yield
+
+    routes = [
+        Mount("/api", make_api(app, authorize=authorize)),
+        Mount("/", make_ui(app, authorize=authorize, schedule=schedule)),
+    ]
+    return Starlette(routes=routes, lifespan=open_app)

@@ -11,8 +11,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.core.events import Event
-from holdfast.errors import HoldfastError
+from holdfast.core.run.run_events import Event
+from holdfast.root_error import HoldfastError
 
 log = logging.getLogger("holdfast.web")
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import DefinitionError
-from holdfast.core.info import check_run_id
+from holdfast.core.run.info import check_run_id
 from holdfast.core.validation import check_duration
 from holdfast.web.auth import Principal, Scope
 from holdfast.web.errors import InvalidToken

@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.core.message import Usage
-from holdfast.core.turn import TurnStatus
-from holdfast.core.waiting import Answer, Approve, Deny, Value, WaitingCall
-from holdfast.runtime.conversations.conversation import When
-from holdfast.runtime.picks import Pick
+from holdfast.core.run.messages import Usage
+from holdfast.core.run.turns import TurnStatus
+from holdfast.core.run.waiting import Answer, Approve, Deny, Value, WaitingCall
+from holdfast.runtime.conversations import When
+from holdfast.runtime.operations.verdicts import Pick
 
 #: The media type of errors (RFC 9457).
 PROBLEM_JSON = "application/problem+json"

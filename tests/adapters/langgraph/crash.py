@@ -4,12 +4,12 @@ import asyncio
 
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.core.agent import Agent
-from holdfast.core.result import Result
-from holdfast.core.waiting import Answer
-from holdfast.runtime.mailer import Mailer
+from holdfast.core.agents.agent import Agent
+from holdfast.core.run.result import Result
+from holdfast.core.run.waiting import Answer
+from holdfast.runtime.operations.mailing import Mailer
 
 RUN = "r1"
 
@@ -44,7 +44,7 @@ class Crash:
         execution.abandon_thread()
         await asyncio.Event().wait()
 
-    async def run(self, agent: Agent, store: CheckpointStore | None = None) -> Result:
+    async def run(self, agent: Agent, store: RunStore | None = None) -> Result:
         """Run the agent, host after host, to its end."""
         self._host = SimulatedHost(store)
         return await self._run_to_end(agent, asyncio.create_task(self._host.executor.run(agent, "go", run_id=RUN)))

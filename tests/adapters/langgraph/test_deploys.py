@@ -11,8 +11,8 @@ from tests.adapters.langgraph.test_durable import Visits, build_line
 
 from holdfast import App, RunWaiting, Value
 from holdfast.adapters.langgraph import durable
-from holdfast.core.agent import Agent, MissingTools
-from holdfast.runtime.reading import RunDetails
+from holdfast.core.agents.agent import Agent, MissingTools
+from holdfast.runtime.reading.run_views import RunDetails
 
 
 async def ask(state: Visits) -> Visits:

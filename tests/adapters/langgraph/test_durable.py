@@ -26,9 +26,9 @@ from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo, TurnFailed
 from holdfast.adapters.langgraph import durable, record_tool_call
 from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
-from holdfast.core.message import Usage
+from holdfast.core.run.messages import Usage
 from holdfast.events import Event, ReplyAdded, TextDelta
-from holdfast.runtime.transcript import Transcript
+from holdfast.runtime.reading.transcript import Transcript
 from holdfast.stores.memory import MemoryStore
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]

@@ -17,8 +17,8 @@ from tests.adapters.langgraph.test_durable import Visits, build_line, get_tool_t
 
 from holdfast import App, Approve, Deny, RunWaiting, Value, WaitingCall
 from holdfast.adapters.langgraph import durable
-from holdfast.core.agent import Agent
-from holdfast.core.waiting import Answer
+from holdfast.core.agents.agent import Agent
+from holdfast.core.run.waiting import Answer
 
 
 class Story:

@@ -15,7 +15,7 @@ from tests.adapters.langgraph.test_durable import Chat, Visits, build_line
 from holdfast import App, RunWaiting
 from holdfast.adapters.langgraph import durable
 from holdfast.core.errors import DefinitionError
-from holdfast.core.info import RunInfo
+from holdfast.core.run.info import RunInfo
 from holdfast.events import CustomEvent, Event, ReplyAdded
 
 

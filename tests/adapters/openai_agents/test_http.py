@@ -15,7 +15,7 @@ from tests.adapters.openai_server import Request
 from tests.core.null_listener import NullListener
 
 from holdfast import App, Retry, RunInfo
-from holdfast.core.events import RunEvent, TextDelta
+from holdfast.core.run.run_events import RunEvent, TextDelta
 
 TURNS = ([("c1", "look", {"city": "Lyon"}), ("c2", "pay", {"city": "Lyon"})], [("c3", "pay", {"city": "Faro"})], "paid")
 DONE = ["look Lyon", "pay Lyon", "pay Faro"]

@@ -22,7 +22,7 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast import RunInfo
 from holdfast.adapters.openai_agents import durable
-from holdfast.core.effects import Completed
+from holdfast.core.agents.calls import Completed
 from holdfast.core.errors import DefinitionError, MissingDefinition, RunParked
 from holdfast.stores.memory import MemoryStore
 

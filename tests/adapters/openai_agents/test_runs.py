@@ -30,10 +30,10 @@ from tests.adapters.openai_agents.test_resume import get_outputs
 
 from holdfast import App, tool
 from holdfast.adapters.openai_agents import durable
-from holdfast.adapters.openai_agents.messages import CODEC, Input, make_output, make_reply
+from holdfast.adapters.openai_agents.message_codec import CODEC, Input, make_output, make_reply
+from holdfast.adapters.readable import read_message
 from holdfast.core.errors import RunFailed
-from holdfast.core.message import Reply, ToolCall, ToolResult, User
-from holdfast.runtime.messages import read_message
+from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 
 
 class Trip(BaseModel):

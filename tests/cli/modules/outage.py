@@ -11,4 +11,4 @@ async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
     raise ModelUnavailable("503")
 
 
-agent = Agent(name="outage", model=model, retry=Retry(attempts=2, initial_delay=timedelta(0)))
+agent = Agent(name="outage", model=model, retry=Retry(max_tries=2, initial_delay=timedelta(0)))

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import RunStatus
 
 

@@ -11,11 +11,10 @@ from typing import ClassVar
 import msgspec
 from examples.snapshot_store import Contents, Run, SnapshotStore
 
-from holdfast.checkpoint.claim import Claim, ProcessIdentity, WorkerIdentity, is_process_alive
+from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, is_process_alive
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.mail import Mail, Receipt
-from holdfast.checkpoint.record import Release, RunStatus, StoredRun
+from holdfast.checkpoint.record import Mail, Receipt, Release, RunStatus, StoredRun
 
 #: Between two transactions that should be one: by far the longest part of the call, so that the kill comes then.
 TIME_TO_KILL = 0.5

@@ -8,7 +8,7 @@ from datetime import timedelta
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.record import NewRun, Release, RunStatus, StoredRun
 

@@ -7,8 +7,8 @@ from examples.snapshot_store import Contents
 from tests.stores.broken.broken_store import BrokenStore
 from tests.stores.broken.durability import BrokenSnapshotStore
 
-from holdfast.checkpoint.claim import Claim, ProcessIdentity
-from holdfast.checkpoint.limits import ConcurrencyLimit, LimitKind
+from holdfast.checkpoint.claims import Claim, ProcessIdentity
+from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind
 from holdfast.checkpoint.record import NewRun, RunRecord, RunStatus
 from holdfast.stores.memory_run import MemoryRun
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus
 from holdfast.stores.memory_run import MemoryRun

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.mail import Mail, Receipt
-from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
+from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
 from holdfast.stores.memory_run import MemoryRun
 
 

@@ -3,7 +3,7 @@
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunBusy, RunExists
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus

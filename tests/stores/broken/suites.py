@@ -24,12 +24,12 @@ from tests.stores.broken import (
     waiting,
 )
 
-from holdfast.testing.store_suite import DurableStoreSuite, StoreSuite
+from holdfast.testing.store_suite import DurableRunStoreSuite, RunStoreSuite
 
 PARTS = (journal, claims, release, listing, limits, pages, mail, waiting, drafts, lifecycle, durability)
 
 
-class Suite(StoreSuite, DurableStoreSuite):
+class Suite(RunStoreSuite, DurableRunStoreSuite):
     timeout = timedelta(seconds=3)  # short, because the broken stores often run into it
     sequence_seconds = 30  # long, because a failure ends the sequences
     heartbeat_interval = timedelta(milliseconds=200)

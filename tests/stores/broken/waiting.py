@@ -6,9 +6,8 @@ from datetime import datetime, timedelta
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claim import Claim
-from holdfast.checkpoint.mail import Mail, Receipt
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
+from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
 from holdfast.stores.memory_run import MemoryRun
 
 

@@ -9,7 +9,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 
 
 def make_assistant(folder: Path) -> AgentSource:

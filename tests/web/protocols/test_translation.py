@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic_ai.ui.ag_ui import AGUIEventStream
 from pydantic_ai.ui.vercel_ai import VercelAIEventStream
 
-from holdfast.core.events import (
+from holdfast.core.run.run_events import (
     CallsWaiting,
     DraftRetracted,
     Event,
@@ -20,7 +20,7 @@ from holdfast.core.events import (
     ToolCalled,
     ToolReturned,
 )
-from holdfast.core.waiting import WaitingCall
+from holdfast.core.run.waiting import WaitingCall
 from holdfast.web.protocols.translation import Translator
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,14 +8,14 @@ from typing import Any
 
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast.core.agent import Agent
-from holdfast.core.approval import ApprovalRequest
+from holdfast.core.agents.agent import Agent
+from holdfast.core.agents.retry import Retry
+from holdfast.core.agents.tool import ToolSchema, tool
+from holdfast.core.agents.tool_context import emit_text
+from holdfast.core.agents.waiting_tools import ask_person
 from holdfast.core.errors import ModelUnavailable
-from holdfast.core.message import Message, Reply, Usage
-from holdfast.core.reply_stream import emit_text
-from holdfast.core.retry import Retry
-from holdfast.core.tool import ToolSchema, tool
-from holdfast.core.waiting_tools import ask_person
+from holdfast.core.run.messages import Message, Reply, Usage
+from holdfast.core.run.waiting import ApprovalRequest
 
 LONG_TEXT = "line of a long page\n" * 500
 
@@ -65,7 +65,7 @@ def build_agents() -> list[Agent[Any]]:
         Agent(name="reader", model=reader, tools=[read_page]),
         Agent(name="broken", model=ScriptedModel(ValueError("no such account"))),
         Agent(name="writer", model=write_slowly),
-        Agent(name="throttled", model=refuse_for_an_hour, retry=Retry(attempts=1)),
+        Agent(name="throttled", model=refuse_for_an_hour, retry=Retry(max_tries=1)),
         Agent(name="patient", model=refuse_for_an_hour, retry=Retry(max_elapsed=timedelta(days=1))),
         # No test agent executes these: their runs stay as they were stored.
         Agent(name="greeter", model=ScriptedModel("Hello.", "Hello again.")),

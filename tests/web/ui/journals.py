@@ -5,15 +5,15 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from holdfast.checkpoint.claim import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Begin, Progress, RunMeta, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.execution.calls import IN_DOUBT_KEY
 from holdfast.core.execution.waits import WAITS_KEY
-from holdfast.core.message import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.waiting import WaitingCall
+from holdfast.core.run.messages import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
+from holdfast.core.run.waiting import WaitingCall
 from holdfast.fanout import ModelResponse, PartialResponse, ProposedWrite, build
 from holdfast.fanout.storage import CheckpointRun
 
@@ -21,7 +21,7 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 async def store_long_run(
-    store: CheckpointStore | None, run_id: str, steps: int, *, agent: str = "nobody", size: int = 200
+    store: RunStore | None, run_id: str, steps: int, *, agent: str = "nobody", size: int = 200
 ) -> None:
     """Store a queued run with this many finished steps, each with one call and its result."""
     assert store is not None
@@ -48,7 +48,7 @@ async def store_long_run(
     await store.create(new)
 
 
-async def store_fanout(store: CheckpointStore | None, run_id: str) -> None:
+async def store_fanout(store: RunStore | None, run_id: str) -> None:
     """Store a fan-out of which two models have answered, with proposed files, and one is under way."""
     assert store is not None
     first = (ProposedWrite(path="app.py", content="import os\n\nprint(1)\n"), ProposedWrite(path="old.py", delete=True))
@@ -67,7 +67,7 @@ async def store_fanout(store: CheckpointStore | None, run_id: str) -> None:
     await location.close()
 
 
-async def store_parked_run(store: CheckpointStore | None, run_id: str) -> None:
+async def store_parked_run(store: RunStore | None, run_id: str) -> None:
     """Store a run of the clerk that is parked: its payment was started, and its outcome is not known."""
     assert store is not None
     meta = RunMeta(run_id=run_id, agent_name="clerk", prompt="Pay the invoice of ann.")
@@ -108,7 +108,7 @@ _HOSTILE = (
 )
 
 
-async def store_hostile_run(store: CheckpointStore | None, run_id: str) -> list[str]:
+async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
     """Store a waiting run in which everything that others can write is hostile. Returns what a reader should see."""
     assert store is not None
     text = "\n".join(_HOSTILE)

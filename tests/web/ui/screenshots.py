@@ -12,8 +12,8 @@ from tests.web.ui.server import UIServer
 
 from holdfast.app import App
 from holdfast.batteries.schedule import MemoryJobs, Schedule
-from holdfast.cli.demo.fleet import add_jobs, build_fleet, submit_runs
-from holdfast.core.waiting import Value
+from holdfast.cli.demo.sample_fleet import add_jobs, build_fleet, submit_runs
+from holdfast.core.run.waiting import Value
 from holdfast.web.ui import make_ui
 
 _PICTURES: tuple[tuple[str, str, Literal["light", "dark"]], ...] = (

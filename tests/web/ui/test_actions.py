@@ -9,8 +9,8 @@ from tests.web.ui.journals import store_parked_run
 from tests.web.ui.server import UIServer
 
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.message import Reply
-from holdfast.core.waiting import Approve
+from holdfast.core.run.messages import Reply
+from holdfast.core.run.waiting import Approve
 
 #: Actions that differ only in their form need one store.
 on_sqlite = pytest.mark.parametrize("any_server", ["sqlite"], indirect=True)

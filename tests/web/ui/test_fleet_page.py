@@ -18,9 +18,9 @@ from tests.web.ui.server import UIServer
 
 from holdfast.app import App
 from holdfast.batteries.budget import Budget, Limit
-from holdfast.batteries.schedule import Schedule, TablesJobs
+from holdfast.batteries.schedule import JobTable, Schedule
 from holdfast.config import WorkerSettings
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 from holdfast.web.auth import Principal
 from holdfast.web.ui import make_ui
 
@@ -43,7 +43,7 @@ class Fleet:
         return App(build_agents(), store, budget=budget, worker=WorkerSettings(handle_signals=False))
 
     def _make_site(self, app: App) -> Starlette:
-        self.schedule = Schedule(app.submit, jobs=TablesJobs(tables_from_url(self._url)))
+        self.schedule = Schedule(app.submit, jobs=JobTable(tables_from_url(self._url)))
         return make_ui(app, authorize=authorize, schedule=self.schedule)
 
 

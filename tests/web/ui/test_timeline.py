@@ -2,10 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
-from holdfast.core.state import StepTimes
-from holdfast.runtime.attempts import Attempt, AttemptEnd
-from holdfast.web.ui.views.steps import StepView
-from holdfast.web.ui.views.timeline import build_timeline
+from holdfast.core.run.state import StepTimes
+from holdfast.runtime.reading.run_attempts import Attempt, AttemptEnd
+from holdfast.web.ui.run_view.run_steps import StepView
+from holdfast.web.ui.run_view.run_timeline import build_timeline
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 
 from holdfast.app import App
-from holdfast.core.agent import Agent
-from holdfast.core.message import Message, Reply, ToolCall, ToolResult
-from holdfast.core.reply_stream import emit_text
-from holdfast.core.tool import ToolSchema, tool
+from holdfast.core.agents.agent import Agent
+from holdfast.core.agents.tool import ToolSchema, tool
+from holdfast.core.agents.tool_context import emit_text
+from holdfast.core.run.messages import Message, Reply, ToolCall, ToolResult
 
 
 @tool(effect="pure")

@@ -1,14 +1,17 @@
-"""What a deploy has removed from a graph while one of its runs was about to use it."""
+"""What a deploy removed from a graph."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint
 from langgraph.pregel import Pregel
 from langgraph.types import Send, StateSnapshot
 
-from holdfast.adapters.langgraph.graph import Graph
-from holdfast.core.agent import MissingTools
+from holdfast.core.agents.agent import MissingTools
 from holdfast.core.errors import MissingDefinition, RunParked
+
+Graph = Pregel[Any, Any, Any, Any]
+
 
 #: The channel that starts a node has this before the name of the node.
 _BRANCH = "branch:to:"

@@ -9,7 +9,7 @@ from holdfast.adapters.langgraph.saver.batch import RowBatch
 from holdfast.adapters.langgraph.saver.schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, split_row
 from holdfast.adapters.langgraph.saver.values import ListCache
 from holdfast.core.errors import PayloadError
-from holdfast.core.message import JsonCodec, ToolCall, User
+from holdfast.core.run.messages import JsonCodec, ToolCall, User
 
 _CheckpointRow = tuple[str, str, str | None, str | None, str, bytes]
 _ValueRow = tuple[str, str, str, str, bytes]

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from langgraph.types import Interrupt
 
-from holdfast.adapters.langgraph.stream import to_plain_data
-from holdfast.core.effects import Effect
+from holdfast.adapters.langgraph.graph_stream import to_plain_data
+from holdfast.core.agents.calls import Effect
 from holdfast.core.execution.calls import CallRequest
-from holdfast.core.execution.steps import StepContext
+from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
-from holdfast.core.waiting import WaitKind
+from holdfast.core.run.waiting import WaitKind
 
 #: Of a waiting call, in place of a tool's name.
 INTERRUPT = "interrupt"

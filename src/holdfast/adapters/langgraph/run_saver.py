@@ -19,10 +19,10 @@ from holdfast.adapters.langgraph.saver.batch import RowBatch
 from holdfast.adapters.langgraph.saver.database import SaverDatabase
 from holdfast.adapters.langgraph.saver.requests import WriteRequest, get_thread
 from holdfast.adapters.langgraph.saver.schema import make_schema
-from holdfast.core.execution.native import make_prompt_message
-from holdfast.core.execution.steps import StepContext
-from holdfast.core.message import Usage
-from holdfast.db.sqlite import transaction
+from holdfast.core.execution.native_loop import make_prompt_message
+from holdfast.core.execution.step import StepContext
+from holdfast.core.run.messages import Usage
+from holdfast.db.sqlite_file import transaction
 from holdfast.db.tables import Cursor, Schema, TablesError
 
 _T = TypeVar("_T")

@@ -1,6 +1,6 @@
 """Agents of the OpenAI Agents SDK as agents of holdfast, and sessions for it. Needs the extra `openai-agents`."""
 
-from holdfast.adapters.openai_agents.loop import OpenAIAgentsLoop, durable
+from holdfast.adapters.openai_agents.durable import OpenAIAgentsLoop, durable
 from holdfast.adapters.openai_agents.session import HoldfastSession, HoldfastSessions
 
 __all__ = ["HoldfastSession", "HoldfastSessions", "OpenAIAgentsLoop", "durable"]

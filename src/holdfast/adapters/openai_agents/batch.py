@@ -10,16 +10,16 @@ from agents.tool_context import ToolContext
 from agents.util._approvals import evaluate_function_tool_approval
 from openai.types.responses import ResponseFunctionToolCall
 
-from holdfast.adapters.openai_agents.calls import Call, FunctionCall, HandoffCall, HoldfastCall
-from holdfast.adapters.openai_agents.messages import Reply, ToolOutput
+from holdfast.adapters.openai_agents.function_calls import Call, FunctionCall, HandoffCall, HoldfastCall
+from holdfast.adapters.openai_agents.message_codec import Reply, ToolOutput
 from holdfast.adapters.policies import UNKNOWN_TOOL_POLICY, ToolPolicies
-from holdfast.core.approval import ApprovalRequest
-from holdfast.core.effects import Effect
+from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.tool import Tool as HoldfastTool
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
-from holdfast.core.execution.steps import StepContext
+from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
-from holdfast.core.message import Usage
-from holdfast.core.tool import Tool as HoldfastTool
+from holdfast.core.run.messages import Usage
+from holdfast.core.run.waiting import ApprovalRequest
 
 
 class _Recorded:

@@ -10,7 +10,7 @@ from agents.memory import SessionSettings
 
 from holdfast.core.errors import PayloadError
 from holdfast.db.tables import Cursor, Schema, Tables
-from holdfast.db.url import tables_from_url
+from holdfast.db.urls import tables_from_url
 
 _ITEM = "openai_agents_item"
 _SCHEMA = Schema(

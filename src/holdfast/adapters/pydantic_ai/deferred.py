@@ -9,22 +9,21 @@ from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import ToolApproved, ToolDenied
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from holdfast.adapters.pydantic_ai.results import (
+from holdfast.adapters.pydantic_ai.history import Deferral
+from holdfast.adapters.pydantic_ai.tool_results import (
     RESOLUTION,
     ToolResultBuilder,
     get_return_part,
     has_mark,
     parse_approval,
 )
-from holdfast.adapters.pydantic_ai.state import Deferral
-from holdfast.adapters.pydantic_ai.tools import OpenCall
-from holdfast.core.approval import ApprovalRequest
+from holdfast.adapters.pydantic_ai.toolset import OpenCall
+from holdfast.core.agents.tool import request_approval
 from holdfast.core.errors import PayloadError
-from holdfast.core.execution.steps import StepContext
+from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import format_expiry
 from holdfast.core.json_value import to_json_value
-from holdfast.core.tool import request_approval
-from holdfast.core.waiting import Decision, WaitingCall
+from holdfast.core.run.waiting import ApprovalRequest, Decision, WaitingCall
 
 #: The kinds of waits that a capability of the agent may end at once.
 _DEFERRED_KINDS = ("approval", "result")

@@ -12,14 +12,14 @@ import msgspec
 
 from holdfast.batteries.audit.store import AuditKind, AuditQuery, AuditRow, AuditStore, MemoryAudit, replace_unstorable
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import format_error
-from holdfast.core.info import RunInfo
-from holdfast.core.message import NO_USAGE, Usage
 from holdfast.core.ports import Recorder
 from holdfast.core.redaction import Redact, Redactor
-from holdfast.core.state import RunState
-from holdfast.core.tool_context import ToolContext
-from holdfast.errors import HoldfastError
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import NO_USAGE, Usage
+from holdfast.core.run.state import RunState
+from holdfast.root_error import HoldfastError
 
 log: logging.Logger = logging.getLogger("holdfast.audit")
 

@@ -38,7 +38,7 @@ _IN_RUN_TREE = """
 """
 
 
-class TablesAudit:
+class AuditTable:
     """A durable `AuditStore` that any number of processes may share."""
 
     def __init__(self, tables: Tables) -> None:

@@ -10,10 +10,10 @@ import msgspec
 from holdfast.batteries.budget.ledger import NO_SPEND, UNITS, Ledger, MemoryLedger, Reservation, Spend
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunInterrupted, RunParked
-from holdfast.core.info import RunInfo
-from holdfast.core.state import RunState
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.state import RunState
 from holdfast.db.tables import TablesError
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 
 
 class BudgetError(HoldfastError):

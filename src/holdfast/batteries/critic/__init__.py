@@ -4,6 +4,6 @@
 """
 
 from holdfast.batteries.critic.critic import Critic
-from holdfast.batteries.critic.escalation import CriticError, Decision, Escalator, ExtendOnce, IdleRun
+from holdfast.batteries.critic.watchdog import CriticAction, CriticError, Escalator, ExtendOnce, IdleRun
 
-__all__ = ["Critic", "CriticError", "Decision", "Escalator", "ExtendOnce", "IdleRun"]
+__all__ = ["Critic", "CriticAction", "CriticError", "Escalator", "ExtendOnce", "IdleRun"]

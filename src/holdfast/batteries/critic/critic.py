@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from holdfast.batteries.critic.escalation import CriticError, Escalator, ExtendOnce
-from holdfast.batteries.critic.timer import TimerQueue
-from holdfast.batteries.critic.watchdog import IdleWatch, WatchTimeouts
+from holdfast.batteries.critic.watchdog import CriticError, Escalator, ExtendOnce, IdleWatch, TimerQueue, WatchTimeouts
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunControl, Watch
-from holdfast.core.state import RunState
+from holdfast.core.ports import AttemptControl, Watch
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.state import RunState
 
 
 class Critic:
@@ -51,7 +49,9 @@ class Critic:
         self._escalator_timeout, self._clock = escalator_timeout, clock
         self._timers = TimerQueue(clock)
 
-    def begin(self, info: RunInfo, state: RunState, control: RunControl, max_runtime: timedelta | None) -> Watch | None:
+    def begin(
+        self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
+    ) -> Watch | None:
         """Watch a run. Returns `None` if it has no soft timeout, so that its own bounds apply."""
         soft = self._soft_timeout or max_runtime
         if soft is None:

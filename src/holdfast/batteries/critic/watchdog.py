@@ -1,19 +1,138 @@
-"""The critic's watch on one run."""
+"""The watch on one attempt, an observer; escalators; timer queue."""
 
 import asyncio
+import heapq
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
 import msgspec
 
-from holdfast.batteries.critic.escalation import CriticError, Decision, Escalator, IdleRun
-from holdfast.batteries.critic.timer import TimerQueue
-from holdfast.clock import Clock
+from holdfast.clock import Clock, Timer
 from holdfast.core.errors import PayloadError
-from holdfast.core.info import RunInfo
-from holdfast.core.ports import RunControl
-from holdfast.core.state import RunState
+from holdfast.core.ports import AttemptControl
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.state import RunState
+from holdfast.root_error import HoldfastError
+
+
+class CriticError(HoldfastError):
+    """The critic's settings are invalid, or an escalator returned something else than a decision.
+
+    What to do: Correct the setting that the message names, or let the escalator return a decision.
+    """
+
+
+class IdleRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run without activity, as an escalator sees it."""
+
+    info: RunInfo
+    #: The run's current state. Read only.
+    state: RunState
+    #: Time since the last activity.
+    idle_for: timedelta
+    #: Idle time after which the escalator is asked.
+    soft_timeout: timedelta
+    #: Time left until the backstop kills the run.
+    until_kill: timedelta
+    #: Number of extensions so far, in all attempts of the run.
+    extensions: int
+
+
+class CriticAction(msgspec.Struct, frozen=True, kw_only=True):
+    """The action to take on an idle run. By default none."""
+
+    #: Kill the run. Overrides every other field.
+    kill: bool = False
+    #: A message to insert before the run's next step.
+    nudge: str = ""
+    #: Postpone the backstop by this long.
+    extend: timedelta = timedelta(0)
+    #: Ask the next escalator.
+    escalate: bool = False
+    reason: str = ""
+
+
+#: Called once per idle period. A decision that arrives after the run became active again is ignored.
+Escalator = Callable[[IdleRun], Awaitable[CriticAction | None]]
+
+
+class ExtendOnce:
+    """Extends an idle run by one soft timeout, once per run."""
+
+    async def __call__(self, idle_run: IdleRun) -> CriticAction | None:
+        if idle_run.extensions:
+            return None
+        return CriticAction(extend=idle_run.soft_timeout, reason="one extension per run")
+
+
+#: Number of cancelled deadlines that may stay in the heap before it is rebuilt without them.
+_COMPACT_THRESHOLD = 100
+
+
+class TimerQueue:
+    """Calls a function at its deadline. All deadlines share one timer of the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._timer_ids = itertools.count()
+        self._deadlines: list[tuple[float, int]] = []
+        #: By timer id. A cancelled timer has no entry here, but stays in the heap.
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._timer: Timer | None = None
+        self._armed_for = float("inf")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def call_at(self, deadline: float, callback: Callable[[], None]) -> int:
+        """Call `callback` when the clock's monotonic time reaches `deadline`. Returns the timer's id."""
+        self._bind_loop()
+        timer_id = next(self._timer_ids)
+        self._callbacks[timer_id] = callback
+        heapq.heappush(self._deadlines, (deadline, timer_id))
+        self._arm()
+        return timer_id
+
+    def cancel(self, timer_id: int) -> None:
+        """Cancel a timer. An unknown id is ignored."""
+        self._callbacks.pop(timer_id, None)
+        if len(self._deadlines) > 2 * len(self._callbacks) + _COMPACT_THRESHOLD:
+            self._deadlines = [each for each in self._deadlines if each[1] in self._callbacks]
+            heapq.heapify(self._deadlines)
+
+    def _bind_loop(self) -> None:
+        """Drop all timers if the event loop changed: the runs of the old loop are gone."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._timer, self._armed_for = loop, None, float("inf")
+            self._deadlines.clear()
+            self._callbacks.clear()
+
+    def _arm(self) -> None:
+        due = self._deadlines[0][0] if self._deadlines else float("inf")
+        if due == self._armed_for:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._armed_for = due
+        if self._deadlines:
+            wait = timedelta(seconds=max(0.0, due - self._clock.monotonic()))
+            self._timer = self._clock.call_later(wait, self._fire_due)
+
+    def _fire_due(self) -> None:
+        self._timer, self._armed_for = None, float("inf")
+        now = self._clock.monotonic()
+        due: list[int] = []
+        # A timer's delay is rounded, so it may fire up to 1 ms early.
+        while self._deadlines and self._deadlines[0][0] <= now + 1e-3:
+            due.append(heapq.heappop(self._deadlines)[1])
+        for timer_id in due:
+            callback = self._callbacks.pop(timer_id, None)
+            if callback is not None:
+                callback()
+        self._arm()
+
 
 log: logging.Logger = logging.getLogger("holdfast.critic")
 
@@ -42,7 +161,7 @@ class IdleWatch:
         self,
         info: RunInfo,
         state: RunState,
-        control: RunControl,
+        control: AttemptControl,
         *,
         timeouts: WatchTimeouts,
         escalators: Sequence[Escalator],
@@ -140,7 +259,7 @@ class IdleWatch:
             if self._closed or not decision.escalate:
                 return
 
-    async def _apply_decision(self, decision: Decision) -> None:
+    async def _apply_decision(self, decision: CriticAction) -> None:
         if decision.kill:
             self._kill(decision.reason or "its escalator decided so")
             return
@@ -173,7 +292,7 @@ class IdleWatch:
         )
 
 
-def _validate_decision(decision: Decision | None) -> Decision | None:
-    if decision is not None and not isinstance(decision, Decision):
-        raise CriticError(f"an escalator returned {decision!r:.80}: return a Decision, or None")
+def _validate_decision(decision: CriticAction | None) -> CriticAction | None:
+    if decision is not None and not isinstance(decision, CriticAction):
+        raise CriticError(f"an escalator returned {decision!r:.80}: return a CriticAction, or None")
     return decision

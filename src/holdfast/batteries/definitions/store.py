@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.core.errors import RunInterrupted
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 
 
 class DefinitionStoreError(HoldfastError):

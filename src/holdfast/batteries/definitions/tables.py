@@ -47,7 +47,7 @@ _AND_READABLE = """
 """
 
 
-class TablesDefinitions:
+class VersionTable:
     """A durable `DefinitionStore` that any number of processes may share."""
 
     def __init__(self, tables: Tables, kind: str) -> None:

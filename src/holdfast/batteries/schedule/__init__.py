@@ -15,7 +15,7 @@ from holdfast.batteries.schedule.jobs import (
 )
 from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
 from holdfast.batteries.schedule.schedule import Fire, Schedule, Submit
-from holdfast.batteries.schedule.tables import TablesJobs
+from holdfast.batteries.schedule.tables import JobTable
 
 __all__ = [
     "Fire",
@@ -23,6 +23,7 @@ __all__ = [
     "JobExists",
     "JobNotFound",
     "JobStore",
+    "JobTable",
     "MemoryJobs",
     "Missed",
     "Pass",
@@ -30,6 +31,5 @@ __all__ = [
     "ScheduleError",
     "ScheduleRunner",
     "Submit",
-    "TablesJobs",
     "cron_next",
 ]

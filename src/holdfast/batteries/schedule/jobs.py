@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 
 
 class ScheduleError(HoldfastError):

@@ -22,7 +22,7 @@ SCHEMA = Schema(
 _SELECT_JOBS = "SELECT name, agent, prompt, cron, timezone, missed, caller_id, next_at FROM schedule_job"
 
 
-class TablesJobs:
+class JobTable:
     """A durable `JobStore` that any number of processes may share."""
 
     def __init__(self, tables: Tables) -> None:

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from holdfast.core.message import Usage
-from holdfast.core.observation.metrics import AgentMetrics, RunMetrics
+from holdfast.core.metrics import AgentMetrics, RunMetrics
+from holdfast.core.run.messages import Usage
 
 _Values = Iterable[tuple[Mapping[str, str], float]]
 

@@ -10,11 +10,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from holdfast.batteries.telemetry.instruments import Instruments
 from holdfast.clock import Clock
-from holdfast.core.info import RunInfo
-from holdfast.core.message import Usage
-from holdfast.core.observation.trace_context import TRACE_KEY
-from holdfast.core.state import RunState
-from holdfast.core.tool_context import ToolContext
+from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import Usage
+from holdfast.core.run.state import RunState
+from holdfast.core.trace_context import TRACE_KEY
 
 
 def to_carrier(span: Span) -> dict[str, str]:

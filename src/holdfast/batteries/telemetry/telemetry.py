@@ -11,11 +11,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from holdfast.batteries.telemetry.instruments import Instruments
 from holdfast.batteries.telemetry.spans import RunSpans, make_run_attributes, to_carrier
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.info import RunInfo
-from holdfast.core.observation.metrics import RunMetrics
-from holdfast.core.observation.telemetry import RunTelemetry
-from holdfast.core.observation.trace_context import TRACE_KEY, get_trace_context
-from holdfast.core.state import RunState
+from holdfast.core.metrics import RunMetrics
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.state import RunState
+from holdfast.core.telemetry_port import RunTelemetry
+from holdfast.core.trace_context import TRACE_KEY, get_trace_context
 
 
 class OpenTelemetry:

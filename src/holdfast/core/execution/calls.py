@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.core.approval import ApprovalRequest
-from holdfast.core.effects import Effect, InDoubt, Reconcile
+from holdfast.core.agents.calls import Effect, InDoubt, Reconcile
+from holdfast.core.run.waiting import ApprovalRequest
 
 #: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
 IN_DOUBT_KEY = "in_doubt"

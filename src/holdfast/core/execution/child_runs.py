@@ -5,16 +5,16 @@ import hashlib
 from typing import Any, Literal
 
 from holdfast.concurrency import shielded
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import RunCancelled, RunError, RunFailed, RunInterrupted, SaveFailed, ShuttingDown
-from holdfast.core.events import ChildFinished, ChildStarted
-from holdfast.core.execution.loop import Loop
-from holdfast.core.execution.run import RunExecution
-from holdfast.core.info import RunInfo
-from holdfast.core.message import NO_USAGE, Usage
+from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.loop import Loop
 from holdfast.core.ports import ChildOutcome, Resumption
-from holdfast.core.result import Result
-from holdfast.core.waiting import RunWaiting
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.messages import NO_USAGE, Usage
+from holdfast.core.run.result import Result
+from holdfast.core.run.run_events import ChildFinished, ChildStarted
+from holdfast.core.run.waiting import RunWaiting
 
 
 def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:

@@ -8,19 +8,19 @@ from typing import Any, Unpack
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT, close_with_timeout, run_with_timeout, shielded
-from holdfast.core.agent import AgentSource
+from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.tool_threads import ToolThreads
 from holdfast.core.errors import ProcessExit, RunAlreadyRunning, RunCancelled, RunError, RunLost, ShuttingDown
+from holdfast.core.execution.attempt import OnCancel, RunExecution, Services, log
 from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, release_claim
-from holdfast.core.execution.native import NATIVE_LOOP
-from holdfast.core.execution.run import ExecutionServices, OnCancel, RunExecution, log
+from holdfast.core.execution.native_loop import NATIVE_LOOP
 from holdfast.core.execution.shutdown import Drain, install_signal_handlers
-from holdfast.core.info import RunInfo, RunLabels
-from holdfast.core.observation.metrics import RunMetrics
+from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Ports, Resumption
-from holdfast.core.prompt import Prompt
-from holdfast.core.result import Result
-from holdfast.core.tool_threads import ToolThreads
+from holdfast.core.run.info import RunInfo, RunLabels
+from holdfast.core.run.prompt import Prompt
+from holdfast.core.run.result import Result
 
 
 class Executor:
@@ -46,7 +46,7 @@ class Executor:
             shutdown_timeout: for a shutdown that names none, such as that of a process which a tool ends.
         """
         self._shutdown_timeout = shutdown_timeout
-        self._services = ExecutionServices(
+        self._services = Services(
             supervisor=self,
             ports=ports or Ports(),
             clock=clock,

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Timer
-from holdfast.core.agent import Agent, AgentSource, Bounds, Phase, Profile
+from holdfast.core.agents.agent import Agent, AgentSource, Bounds, Phase, Profile
+from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import (
     DefinitionError,
     MailArrived,
@@ -21,18 +22,17 @@ from holdfast.core.errors import (
     Shutdown,
     convert_process_exit,
 )
-from holdfast.core.events import PhaseStarted, StatusChanged
-from holdfast.core.execution.loop import Loop
+from holdfast.core.execution.attempt import RunExecution, log
 from holdfast.core.execution.reporting import report_begin, report_end
-from holdfast.core.execution.run import RunExecution, log
-from holdfast.core.execution.steps import StepContext
-from holdfast.core.execution.turns import end_turn, ends_turn, open_turn
-from holdfast.core.mail import Mail
-from holdfast.core.result import CheckpointAction, Result
-from holdfast.core.state import RunState
-from holdfast.core.tool import Tool
-from holdfast.core.turn import INTERRUPT_TOPIC, ConversationIdle, TurnMessage
-from holdfast.core.waiting import RunWaiting
+from holdfast.core.execution.step import StepContext
+from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
+from holdfast.core.loop import Loop
+from holdfast.core.run.mail import Mail
+from holdfast.core.run.result import CheckpointAction, Result
+from holdfast.core.run.run_events import PhaseStarted, StatusChanged
+from holdfast.core.run.state import RunState
+from holdfast.core.run.turns import INTERRUPT_TOPIC, ConversationIdle, TurnMessage
+from holdfast.core.run.waiting import RunWaiting
 
 #: Attempts in a row in which the agent of a resumed run cannot be built, before the run is parked.
 MAX_BUILD_FAILURES = 10

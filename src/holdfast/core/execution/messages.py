@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core.json_value import to_json_value
-from holdfast.core.mail import MESSAGE_TOPIC, Mailbox, decode_message
-from holdfast.core.state import RunState
-from holdfast.core.turn import TurnMessage
+from holdfast.core.run.mail import MESSAGE_TOPIC, Mailbox, decode_message
+from holdfast.core.run.state import RunState
+from holdfast.core.run.turns import TurnMessage
 
 #: Among a run's annotations: nudges that no step has taken yet.
 STEERING_KEY = "steering"

@@ -2,11 +2,11 @@
 
 from datetime import datetime, timedelta
 
-from holdfast.core.execution.run import RunExecution
-from holdfast.core.message import Usage
-from holdfast.core.ports import ModelPermit
-from holdfast.core.retry import get_retry_after
-from holdfast.core.waiting import ProviderWait
+from holdfast.core.agents.retry import get_retry_after
+from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.ports import RatePermit
+from holdfast.core.run.messages import Usage
+from holdfast.core.run.waiting import RateLimitWait
 
 #: A run waits in its process at most this long. For a longer wait it is released, and holds no slot of a worker.
 MAX_PAUSE = timedelta(seconds=5)
@@ -18,11 +18,11 @@ class ModelGate:
     __slots__ = ("_last_tokens", "_limits", "_permit", "_run", "has_limits")
 
     def __init__(self, run: RunExecution) -> None:
-        self._run, self._limits = run, run.ports.model_limits
+        self._run, self._limits = run, run.ports.rate_limiter
         #: Without them there is nothing to enter.
         self.has_limits: bool = self._limits is not None
         #: Of the call under way, until its usage is known.
-        self._permit: ModelPermit | None = None
+        self._permit: RatePermit | None = None
         usage = run.state.own_usage
         self._last_tokens = usage.total_tokens // max(usage.requests, 1)
 
@@ -30,19 +30,19 @@ class ModelGate:
         """Return when the model may be called.
 
         Raises:
-            ProviderWait: that takes too long to wait for it in this process.
+            RateLimitWait: that takes too long to wait for it in this process.
         """
         if self._limits is not None:
             self._permit = await self._acquire(model, in_place=self._run.checkpointer is None)
 
-    async def acquire(self, model: str) -> ModelPermit | None:
+    async def acquire(self, model: str) -> RatePermit | None:
         """As `enter`, for calls within a tool or a node, which may be concurrent: waits in this process.
 
         End the call with `settle` or `fail`.
         """
         return None if self._limits is None else await self._acquire(model, in_place=True)
 
-    async def _acquire(self, model: str, *, in_place: bool) -> ModelPermit | None:
+    async def _acquire(self, model: str, *, in_place: bool) -> RatePermit | None:
         run, limits = self._run, self._limits
         assert limits is not None, "checked by the callers"
         while True:
@@ -51,7 +51,7 @@ class ModelGate:
                 return answer
             wait = answer - run.clock.now()
             if wait > MAX_PAUSE and not in_place:
-                raise ProviderWait(run.info.run_id, model, answer)
+                raise RateLimitWait(run.info.run_id, model, answer)
             await run.pause(max(wait, timedelta(0)))
 
     def on_usage(self, usage: Usage) -> None:
@@ -60,7 +60,7 @@ class ModelGate:
             self.settle(self._permit, usage.total_tokens)
             self._permit = None
 
-    def settle(self, permit: ModelPermit | None, tokens: int) -> None:
+    def settle(self, permit: RatePermit | None, tokens: int) -> None:
         """Replace the reserved tokens of a call with those that it has used."""
         if permit is not None and self._limits is not None and tokens > 0:
             self._last_tokens = tokens
@@ -71,7 +71,7 @@ class ModelGate:
         permit, self._permit = self._permit, None
         self.fail(permit, error)
 
-    def fail(self, permit: ModelPermit | None, error: BaseException) -> None:
+    def fail(self, permit: RatePermit | None, error: BaseException) -> None:
         """Pass a `Retry-After` of the provider on to all runs. The reservation of a failed call stays."""
         if permit is None or self._limits is None:
             return

@@ -1,8 +1,8 @@
 """Makes the beginning and the end of an attempt visible: in the log, the metrics, the audit and the telemetry."""
 
-from holdfast.core.execution.run import RunExecution
-from holdfast.core.observation.log import log_end, log_start
-from holdfast.core.result import CheckpointAction
+from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.log import log_end, log_start
+from holdfast.core.run.result import CheckpointAction
 
 
 def report_begin(run: RunExecution, *, new_turn: bool) -> None:

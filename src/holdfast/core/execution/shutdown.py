@@ -10,9 +10,9 @@ from typing import Any
 
 from holdfast.clock import Clock, Timer
 from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT
-from holdfast.core.execution.run import RunExecution, log
-from holdfast.core.tool_context import ToolContext
-from holdfast.core.tool_threads import ToolThreads
+from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.agents.tool_threads import ToolThreads
+from holdfast.core.execution.attempt import RunExecution, log
 
 #: After the timeout of a shutdown, the time that tools in threads have to return before their runs are abandoned.
 BLOCKED_TOOL_TIMEOUT = timedelta(seconds=10)

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.effects import NOT_EXECUTED, Completed, Effect
+from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Effect
+from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit, RunParked, convert_process_exit
-from holdfast.core.events import ToolCalled, ToolReturned
+from holdfast.core.execution.attempt import RunExecution, log
 from holdfast.core.execution.calls import (
     IN_DOUBT_KEY,
     NOT_STARTED_KEY,
@@ -18,14 +19,13 @@ from holdfast.core.execution.calls import (
     RequestedCall,
 )
 from holdfast.core.execution.child_runs import ChildRuns
-from holdfast.core.execution.run import RunExecution, log
-from holdfast.core.execution.step_timer import StepTimer
 from holdfast.core.execution.waits import WAITING, Waits
-from holdfast.core.mail import CHILD_TOPIC
-from holdfast.core.message import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
-from holdfast.core.observation.telemetry import RunTelemetry
-from holdfast.core.tool_context import _CURRENT_CALL, ToolContext
-from holdfast.core.waiting import Deferred, Suspend, WaitingCall
+from holdfast.core.run.mail import CHILD_TOPIC
+from holdfast.core.run.messages import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
+from holdfast.core.run.run_events import ToolCalled, ToolReturned
+from holdfast.core.run.state import StepTimer
+from holdfast.core.run.waiting import Deferred, Suspend, WaitingCall
+from holdfast.core.telemetry_port import RunTelemetry
 
 #: Sent to the model as the result of a call in doubt.
 UNKNOWN_OUTCOME = (

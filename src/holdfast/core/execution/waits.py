@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.core.events import CallDecided
+from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.execution.calls import ExecutableCall
-from holdfast.core.execution.run import RunExecution
 from holdfast.core.json_value import to_json_value
-from holdfast.core.mail import CHILD_TOPIC, Mail
-from holdfast.core.tool_context import ToolContext
-from holdfast.core.waiting import (
+from holdfast.core.run.mail import CHILD_TOPIC, Mail
+from holdfast.core.run.run_events import CallDecided
+from holdfast.core.run.waiting import (
     ApprovalRequest,
     Decision,
     Deferred,

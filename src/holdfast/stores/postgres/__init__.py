@@ -9,6 +9,6 @@ except ImportError as exc:
         f"the PostgreSQL store needs psycopg, which cannot be imported ({exc}): pip install 'holdfast[postgres]'"
     ) from exc
 
-from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.postgres.postgres_store import PostgresStore
 
 __all__ = ["PostgresStore"]

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import psycopg
 
 from holdfast.checkpoint.errors import StoreError, StoreFull, StorePermissionError, StoreUnavailable
-from holdfast.db.postgres import PostgresServer
 from holdfast.db.postgres_connection import DeadlinePassed, ErrorKind, PgConnection, Rows, classify, is_read_only
+from holdfast.db.postgres_tables import PostgresServer
 
 _T = TypeVar("_T")
 

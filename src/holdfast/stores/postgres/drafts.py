@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from datetime import timedelta
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
 
 _PUT_SQL = """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claim import WorkerIdentity
+from holdfast.checkpoint.claims import WorkerIdentity
 from holdfast.db.postgres_connection import PgConnection
 from holdfast.stores.postgres.database import Database, escape_text, unescape_text
 

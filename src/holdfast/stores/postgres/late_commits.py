@@ -12,7 +12,7 @@ from msgspec import structs
 
 from holdfast.checkpoint.record import RELEASE_STATUSES
 from holdfast.stores.postgres.database import unescape_text
-from holdfast.stores.postgres.requests import AppendRequest, Command, Response, WriteRequest
+from holdfast.stores.postgres.write_requests import AppendRequest, Command, Response, WriteRequest
 
 _NO_RESPONSE: Response = {}
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claim import ProcessIdentity, is_process_alive
+from holdfast.checkpoint.claims import ProcessIdentity, is_process_alive
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry, unpack_segments
-from holdfast.checkpoint.mail import Mail, Receipt
-from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus, StoredRun
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import unescape_text
 

@@ -10,7 +10,7 @@ from holdfast.checkpoint.errors import StoreError
 from holdfast.checkpoint.journal import pack_segment
 from holdfast.core.errors import DefinitionError
 from holdfast.stores.postgres.database import SqlFiles
-from holdfast.stores.postgres.requests import Command
+from holdfast.stores.postgres.write_requests import Command
 
 _PARAMETERS = ("operation", "layout", "checksum", "body")
 

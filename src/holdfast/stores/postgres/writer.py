@@ -13,7 +13,7 @@ from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.db.postgres_connection import EncodedParams, ErrorKind, PgConnection, classify, is_connection_lost
 from holdfast.stores.postgres.database import Database
 from holdfast.stores.postgres.late_commits import LateCommits
-from holdfast.stores.postgres.requests import (
+from holdfast.stores.postgres.write_requests import (
     WRITE_BATCH,
     AppendRequest,
     Command,
@@ -21,8 +21,10 @@ from holdfast.stores.postgres.requests import (
     Response,
     WriteRequest,
     encode_arguments,
+    encode_bigint,
+    encode_bool,
+    encode_uuid,
 )
-from holdfast.stores.postgres.wire import encode_bigint, encode_bool, encode_uuid
 
 log = logging.getLogger("holdfast.stores.postgres")
 

@@ -12,7 +12,7 @@ import apsw
 
 from holdfast.checkpoint.errors import SchemaTooNew, StoreError, StoreFull, StorePermissionError, StoreUnavailable
 from holdfast.checkpoint.store import Durability, SchemaVersion
-from holdfast.db.sqlite import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
+from holdfast.db.sqlite_file import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
 
 #: Journals of runs that execute at the same time share pages, so one load caches pages of the next.
 _WRITER_CACHE_BYTES, _READER_CACHE_BYTES = 32 * 2**20, 16 * 2**20

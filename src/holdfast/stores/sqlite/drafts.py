@@ -9,9 +9,9 @@ from functools import partial
 import apsw
 import msgspec
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.clock import Clock
-from holdfast.db.sqlite import set_synchronous, transaction
+from holdfast.db.sqlite_file import set_synchronous, transaction
 from holdfast.stores.sqlite.database import Database, statement
 from holdfast.stores.sqlite.transaction import Execute, to_micros
 

@@ -11,10 +11,10 @@ from datetime import timedelta
 
 import apsw
 
-from holdfast.checkpoint.claim import WorkerIdentity
+from holdfast.checkpoint.claims import WorkerIdentity
 from holdfast.checkpoint.errors import StoreError
 from holdfast.clock import Clock
-from holdfast.db.sqlite import set_synchronous, transaction
+from holdfast.db.sqlite_file import set_synchronous, transaction
 from holdfast.stores.sqlite.database import Database, statement
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.transaction import Execute, Transaction, to_micros

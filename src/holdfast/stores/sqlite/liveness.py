@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import NamedTuple
 
-from holdfast.checkpoint.claim import (
+from holdfast.checkpoint.claims import (
     ProcessIdentity,
     WorkerHeartbeat,
     WorkerIdentity,

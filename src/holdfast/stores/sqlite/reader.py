@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.checkpoint.claim import WorkerHeartbeat
+from holdfast.checkpoint.claims import WorkerHeartbeat
+from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.fleet import RunCount, merge_rows
 from holdfast.checkpoint.journal import Entry, unpack_segments
-from holdfast.checkpoint.limits import LimitUsage
-from holdfast.checkpoint.mail import Mail
-from holdfast.checkpoint.record import RunFilter, RunPage, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.record import Mail, RunFilter, RunPage, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
-from holdfast.stores.sqlite.claiming.limits import list_usage
+from holdfast.stores.sqlite.claiming import list_usage
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
 from holdfast.stores.sqlite.drafts import find_requested, read_draft
 from holdfast.stores.sqlite.listing import (
@@ -35,7 +34,7 @@ from holdfast.stores.sqlite.listing import (
     read_page,
 )
 from holdfast.stores.sqlite.liveness import Liveness
-from holdfast.stores.sqlite.mail import read_unread_mail
+from holdfast.stores.sqlite.runs import read_unread_mail
 from holdfast.stores.sqlite.transaction import Execute, to_micros
 from holdfast.stores.sqlite.writer import resolve_future
 

@@ -1,12 +1,14 @@
-"""One write transaction: what the functions of `runs`, `claims` and `heartbeat` use."""
+"""One write transaction; the row it decides by."""
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
 from holdfast.checkpoint.journal import Segment
+from holdfast.checkpoint.record import RunStatus
 from holdfast.stores.sqlite.database import statement
 
 #: `Connection.execute`, for rows of any types.
@@ -82,3 +84,41 @@ class Transaction:
         if row is None or None in row:
             raise apsw.CorruptError("the counters of the store are missing")
         self._token, self._change_number = row
+
+
+class RunRow(NamedTuple):
+    run_key: int
+    token: int
+    status: RunStatus
+    next_seq: int
+    owner: str | None
+    strikes: int
+    reason: str
+    #: Key of the last segment of the journal; 0: the journal is empty.
+    last_segment: int
+    #: The number of unread mails.
+    unread: int
+    wake_at: int | None
+    #: JSON.
+    wake_on: str
+    agent_name: str
+    parent_run_id: str | None
+    #: Empty for a run without one.
+    key: str
+
+    def is_due(self, now_micros: int) -> bool:
+        """Whether it waits for a time that has come."""
+        return self.status is RunStatus.WAITING and self.wake_at is not None and self.wake_at <= now_micros
+
+    def waits_for(self, topic: str) -> bool:
+        return self.status is RunStatus.WAITING and topic in json.loads(self.wake_on)
+
+
+def find_run(run_id: str, transaction: Transaction) -> RunRow | None:
+    row = transaction.fetch_one(statement("run_row"), (run_id,))
+    if row is None:
+        return None
+    run_key, token, status, *rest = row
+    if status is None:
+        raise apsw.CorruptError(f"the record of run {run_id} is missing")
+    return RunRow(run_key, token, RunStatus(status), *rest)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import apsw
 
-from holdfast.db.sqlite import set_synchronous
+from holdfast.db.sqlite_file import set_synchronous
 from holdfast.stores.sqlite.database import Database, statement
 from holdfast.stores.sqlite.transaction import Execute
 

@@ -13,7 +13,7 @@ import apsw
 
 from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
 from holdfast.clock import Clock
-from holdfast.db.sqlite import roll_back
+from holdfast.db.sqlite_file import roll_back
 from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.runs import MAX_BULK_APPENDS, append, append_bulk
 from holdfast.stores.sqlite.transaction import Transaction

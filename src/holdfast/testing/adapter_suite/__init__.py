@@ -18,17 +18,18 @@ for _module in pkgutil.iter_modules(__path__):
     pytest.register_assert_rewrite(f"{__name__}.{_module.name}")
 
 # ruff: noqa: E402
-from holdfast.testing.adapter_suite.agents import import_driver
 from holdfast.testing.adapter_suite.cases import CaseTests
-from holdfast.testing.adapter_suite.features import FEATURES, make_table
 from holdfast.testing.adapter_suite.kills import KillTests
 from holdfast.testing.adapter_suite.script import (
+    FEATURES,
     INPUT_TOKENS,
     OUTPUT_TOKENS,
     AdapterDriver,
     AgentScript,
     ScriptedCall,
     ScriptedTool,
+    import_driver,
+    make_table,
 )
 
 __all__ = [

@@ -7,14 +7,19 @@ import pytest
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.core.effects import Effect
-from holdfast.core.events import RunEvent, TextDelta
-from holdfast.core.execution.native import get_loop
-from holdfast.core.info import RunInfo
-from holdfast.core.waiting import Approve, Deny, RunWaiting
-from holdfast.testing.adapter_suite.agents import get_answer, import_driver
-from holdfast.testing.adapter_suite.features import tests_feature
-from holdfast.testing.adapter_suite.script import AgentScript, CallLog, ScriptedCall
+from holdfast.core.agents.calls import Effect
+from holdfast.core.execution.native_loop import get_loop
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.run_events import RunEvent, TextDelta
+from holdfast.core.run.waiting import Approve, Deny, RunWaiting
+from holdfast.testing.adapter_suite.script import (
+    AgentScript,
+    CallLog,
+    ScriptedCall,
+    get_answer,
+    import_driver,
+    tests_feature,
+)
 
 
 class _Texts:

@@ -2,8 +2,7 @@
 
 import os
 
-from holdfast.testing.adapter_suite.agents import import_driver, make_script
-from holdfast.testing.adapter_suite.script import CallLog
+from holdfast.testing.adapter_suite.script import CallLog, import_driver, make_script
 
 #: In the environment: the import path of the driver.
 DRIVER_VARIABLE = "HOLDFAST_ADAPTER_DRIVER"

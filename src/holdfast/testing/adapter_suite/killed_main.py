@@ -11,9 +11,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 from holdfast.app import App
-from holdfast.core.events import ToolReturned
-from holdfast.testing.adapter_suite.agents import import_driver, make_script
-from holdfast.testing.adapter_suite.script import AdapterDriver, CallLog
+from holdfast.core.run.run_events import ToolReturned
+from holdfast.testing.adapter_suite.script import AdapterDriver, CallLog, import_driver, make_script
 
 RUN = "killed"
 

@@ -12,13 +12,19 @@ import pytest
 
 from holdfast.app import App
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.events import ToolReturned
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
-from holdfast.core.result import Result
-from holdfast.testing.adapter_suite.agents import get_answer, import_driver, make_script
-from holdfast.testing.adapter_suite.features import tests_feature
+from holdfast.core.run.result import Result
+from holdfast.core.run.run_events import ToolReturned
 from holdfast.testing.adapter_suite.killed_main import RUN
-from holdfast.testing.adapter_suite.script import INPUT_TOKENS, OUTPUT_TOKENS, CallLog
+from holdfast.testing.adapter_suite.script import (
+    INPUT_TOKENS,
+    OUTPUT_TOKENS,
+    CallLog,
+    get_answer,
+    import_driver,
+    make_script,
+    tests_feature,
+)
 from holdfast.testing.crash import crash_everywhere
 
 #: Where processes are killed.

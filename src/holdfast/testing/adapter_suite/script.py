@@ -1,11 +1,14 @@
 """What a driver makes an agent of: scripted replies and recorded tools."""
 
+import importlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from holdfast.core.agent import Agent, MissingTools
-from holdfast.core.effects import Effect
+from holdfast.core.agents.agent import Agent, MissingTools
+from holdfast.core.agents.calls import Effect
+from holdfast.core.run.result import Result
+from holdfast.runtime.conversations import Turn
 
 #: The usage that the model of a driver reports for each reply.
 INPUT_TOKENS = 10
@@ -106,3 +109,78 @@ class CallLog:
         self.requests.append(number)
         if self.reach is not None:
             await self.reach(f"request {number}")
+
+
+STEPS: Sequence[Step] = (
+    [
+        ScriptedCall("c1", "pay", "Lyon"),
+        ScriptedCall("c2", "look", "Bonn"),
+        ScriptedCall("c3", "reserve", "Faro"),
+    ],
+    [ScriptedCall("c4", "pay", "Nice")],
+    "all is paid",
+)
+
+
+def make_tools(log: CallLog) -> list[ScriptedTool]:
+    """Return a tool of each effect."""
+    return [
+        log.make_tool("pay"),
+        log.make_tool("look", Effect.PURE),
+        log.make_tool("reserve", Effect.IDEMPOTENT),
+    ]
+
+
+def make_script(log: CallLog, **changes: Any) -> AgentScript:
+    """Return the script of the suite, with a log."""
+    return replace(AgentScript(steps=STEPS, tools=make_tools(log), on_request=log.on_request), **changes)
+
+
+def import_driver(path: str) -> AdapterDriver:
+    """Return the driver at `module:attribute`."""
+    module, _, attribute = path.partition(":")
+    driver: AdapterDriver = getattr(importlib.import_module(module), attribute)
+    return driver
+
+
+def get_answer(driver: str, result: Result | Turn) -> str:
+    """Return the text of the answer of a run, or of a turn of a conversation."""
+    return import_driver(driver).get_answer(result.output)
+
+
+#: Each feature, and what its tests show.
+FEATURES = {
+    "batches": "a kill in the middle of a batch repeats neither the model call nor finished calls",
+    "model calls": "a kill in a model call repeats that call only",
+    "writes": "a kill before or after any write, or inside any tool, changes nothing",
+    "effects": "a `once` call in doubt is reported and not made again",
+    "usage": "tokens and requests count over a resume",
+    "deploys": "a removed tool defers the run, parks it, or is reported to the model",
+    "approvals": "a call waits for a person; the other calls of its batch do not",
+    "streams": "the text of a reply is shown as it arrives",
+    "forks": "a fork continues after an edited result or message, and makes no recorded call again",
+    "conversations": "each message is answered with the history before it",
+}
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def tests_feature(name: str) -> Callable[[FunctionT], FunctionT]:
+    """Mark a test of the suite with the feature that it tests."""
+    assert name in FEATURES, name
+
+    def mark(function: FunctionT) -> FunctionT:
+        function.feature = name  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def make_table(drivers: Sequence[AdapterDriver]) -> str:
+    """Return what each adapter supports as a Markdown table."""
+    head = f"| | {' | '.join(driver.name for driver in drivers)} |"
+    rows = [head, "|---" * (len(drivers) + 1) + "|"]
+    for name, shown in FEATURES.items():
+        cells = [driver.unsupported.get(name, "yes") for driver in drivers]
+        rows.append(f"| **{name}**: {shown} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from holdfast.checkpoint.record import TERMINAL_STATUSES
-from holdfast.core.effects import Effect
-from holdfast.errors import HoldfastError
+from holdfast.core.agents.calls import Effect
+from holdfast.root_error import HoldfastError
 from holdfast.testing.crash.timeline import CallKey, RunCallKey, Timeline, is_result_of, reports_in_doubt
 
 

@@ -8,15 +8,14 @@ from collections import Counter
 from collections.abc import Awaitable, Collection, Sequence
 from typing import TypeVar
 
-from holdfast.checkpoint.claim import Claim
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import Progress, RecordedResult, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.mail import Mail, Receipt
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
+from holdfast.checkpoint.store import RunStore
 from holdfast.stores.wrapper import StoreWrapper
-from holdfast.testing.crash.events import (
+from holdfast.testing.crash.recording import (
     CrashEvent,
     EventLog,
     OtherLoops,
@@ -75,9 +74,7 @@ _T = TypeVar("_T")
 class CrashingStore(StoreWrapper):
     """Wraps a store: adds crash points around its writes and logs every write it acknowledges."""
 
-    def __init__(
-        self, inner: CheckpointStore, injector: CrashInjector, event_log: EventLog, other_loops: OtherLoops
-    ) -> None:
+    def __init__(self, inner: RunStore, injector: CrashInjector, event_log: EventLog, other_loops: OtherLoops) -> None:
         super().__init__(inner)
         self._injector, self._event_log, self._other_loops = injector, event_log, other_loops
 

@@ -14,17 +14,18 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.agent import Agent, AgentSource, Model, Phase
-from holdfast.core.effects import NOT_EXECUTED, Completed, Reconcile, Reconciliation
-from holdfast.core.events import Event, ReplyAdded, ToolCalled, ToolReturned
-from holdfast.core.execution.loop import Loop
-from holdfast.core.info import AgentDetails, RunInfo
-from holdfast.core.message import NATIVE_CODEC, Message, Reply, Usage
+from holdfast.core.agents.agent import Agent, AgentSource, Model, Phase
+from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Reconcile, Reconciliation
+from holdfast.core.agents.tool import Tool, ToolSchema
+from holdfast.core.agents.tool_context import _CURRENT_CALL, ChildStarter, ToolContext, current_call
+from holdfast.core.loop import Loop
 from holdfast.core.ports import Audit, Budget, Recorder, RunListener, ToolProvider
-from holdfast.core.state import RunState
-from holdfast.core.tool import Tool, ToolSchema
-from holdfast.core.tool_context import _CURRENT_CALL, ChildStarter, ToolContext, current_call
-from holdfast.testing.crash.events import (
+from holdfast.core.run.info import AgentDetails, RunInfo
+from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply, Usage
+from holdfast.core.run.run_events import Event, ReplyAdded, ToolCalled, ToolReturned
+from holdfast.core.run.state import RunState
+from holdfast.testing.crash.injection import CrashInjector
+from holdfast.testing.crash.recording import (
     EventLog,
     ModelReplyEvent,
     ModelRequestEvent,
@@ -38,7 +39,6 @@ from holdfast.testing.crash.events import (
     ToolStartedEvent,
     UsageEvent,
 )
-from holdfast.testing.crash.injection import CrashInjector
 
 
 def hash_conversation(run_id: str, messages: Sequence[bytes]) -> str:

@@ -9,8 +9,9 @@ import msgspec
 from holdfast.checkpoint.codec import RecordedResult, Step, decode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
-from holdfast.core.message import NATIVE_CODEC, Reply, ToolResult
-from holdfast.testing.crash.events import (
+from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolResult
+from holdfast.testing.crash.instrument import hash_conversation
+from holdfast.testing.crash.recording import (
     AnyEvent,
     CallResult,
     CrashEvent,
@@ -32,7 +33,6 @@ from holdfast.testing.crash.events import (
     UsageEvent,
     WriteAcknowledgedEvent,
 )
-from holdfast.testing.crash.instrument import hash_conversation
 
 #: A call within its run: the step, and the call's id, which a later step may use again.
 StepCallKey = tuple[int, str]

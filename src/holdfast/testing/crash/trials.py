@@ -19,18 +19,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.stores.url import store_from_url
-from holdfast.testing.crash.attempt import (
-    Attempt,
+from holdfast.stores.from_url import store_from_url
+from holdfast.testing.crash.checks import CrashReport, CrashTestFailed, Trial, TrialCheck
+from holdfast.testing.crash.recording import AnyEvent, PointReachedEvent, WriteAcknowledgedEvent, read_events
+from holdfast.testing.crash.timeline import Timeline
+from holdfast.testing.crash.trial_process import (
     AttemptResult,
     CrashTestConfig,
+    TrialProcess,
     find_import_path,
     get_events_path,
     get_log_path,
 )
-from holdfast.testing.crash.checks import CrashReport, CrashTestFailed, Trial, TrialCheck
-from holdfast.testing.crash.events import AnyEvent, PointReachedEvent, WriteAcknowledgedEvent, read_events
-from holdfast.testing.crash.timeline import Timeline
 
 
 class WorkerProcess:
@@ -45,7 +45,7 @@ class WorkerProcess:
         )
         self._send(config)
 
-    def run_attempt(self, attempt: Attempt) -> int:
+    def run_attempt(self, attempt: TrialProcess) -> int:
         """Wait until the attempt has ended. Return its exit code, or minus the signal that killed it."""
         self._send(attempt)
         assert self._process.stdout is not None
@@ -54,7 +54,7 @@ class WorkerProcess:
             raise CrashTestFailed(f"the process that runs the attempts ended with {self._process.wait()}")
         return msgspec.json.decode(answer, type=AttemptResult).exit_code
 
-    def _send(self, message: CrashTestConfig | Attempt) -> None:
+    def _send(self, message: CrashTestConfig | TrialProcess) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(message) + b"\n")
         self._process.stdin.flush()
@@ -93,7 +93,7 @@ class _TrialRun:
 
     def run_attempt(self, *, crash_at: Sequence[str] = (), crash_at_nth: int | None = None) -> int:
         """Run the next attempt. Return its exit code."""
-        attempt = Attempt(
+        attempt = TrialProcess(
             number=self._attempt_count,
             url=self._url,
             folder=str(self.folder),

@@ -1,7 +1,7 @@
 """The program of a process that runs attempts: `python -m holdfast.testing.crash.worker_main`.
 
-It reads a `CrashTestConfig` and then one `Attempt` after another, as lines of JSON. It imports the agent once and forks
-a process for each attempt, which is faster than a new interpreter. If the import has started threads, a fork is
+It reads a `CrashTestConfig` and then one `TrialProcess` after another, as lines of JSON. It imports the agent once and
+forks a process for each attempt, which is faster than a new interpreter. If the import has started threads, a fork is
 unsafe: then each attempt gets a new interpreter.
 """
 
@@ -19,7 +19,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.testing.crash.attempt import Attempt, AttemptResult, CrashTestConfig, execute_attempt, import_object
+from holdfast.testing.crash.trial_process import (
+    AttemptResult,
+    CrashTestConfig,
+    TrialProcess,
+    execute_attempt,
+    import_object,
+)
 
 #: Argument that makes the program run one attempt in its own process.
 _NEW_INTERPRETER = "--alone"
@@ -30,11 +36,11 @@ def main() -> None:
     config_line = next(lines)
     config = msgspec.json.decode(config_line, type=CrashTestConfig)
     if _NEW_INTERPRETER in sys.argv:
-        _run_attempt(msgspec.json.decode(next(lines), type=Attempt), config)
+        _run_attempt(msgspec.json.decode(next(lines), type=TrialProcess), config)
         return
     warm = False
     for line in lines:
-        attempt = msgspec.json.decode(line, type=Attempt)
+        attempt = msgspec.json.decode(line, type=TrialProcess)
         if not warm:
             _warm_up(attempt, config)
             warm = True
@@ -47,14 +53,14 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _warm_up(attempt: Attempt, config: CrashTestConfig) -> None:
+def _warm_up(attempt: TrialProcess, config: CrashTestConfig) -> None:
     """Import what the attempts need. The store is constructed for its imports and never opened."""
     with contextlib.suppress(Exception):  # each attempt reports the error in its own log
         import_object(config.agent)
         import_object(config.open_store)(attempt.url)
 
 
-def _run_forked(attempt: Attempt, config: CrashTestConfig) -> int:
+def _run_forked(attempt: TrialProcess, config: CrashTestConfig) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -74,19 +80,19 @@ def _run_forked(attempt: Attempt, config: CrashTestConfig) -> int:
         os._exit(code)
 
 
-def _run_in_new_interpreter(config: bytes, attempt: bytes, decoded: Attempt) -> int:
+def _run_in_new_interpreter(config: bytes, attempt: bytes, decoded: TrialProcess) -> int:
     with _open_log(decoded.log_path) as log:
         program = [sys.executable, "-m", "holdfast.testing.crash.worker_main", _NEW_INTERPRETER]
         return subprocess.run(program, input=config + attempt, stdout=log, stderr=log, check=False).returncode
 
 
-def _run_attempt(attempt: Attempt, config: CrashTestConfig) -> None:
+def _run_attempt(attempt: TrialProcess, config: CrashTestConfig) -> None:
     faulthandler.dump_traceback_later(config.timeout + 5, exit=True)  # in case the event loop itself is blocked
     asyncio.run(_run_with_timeout(attempt, config))
     faulthandler.cancel_dump_traceback_later()
 
 
-async def _run_with_timeout(attempt: Attempt, config: CrashTestConfig) -> None:
+async def _run_with_timeout(attempt: TrialProcess, config: CrashTestConfig) -> None:
     execution = asyncio.ensure_future(execute_attempt(attempt, config))
     done, _ = await asyncio.wait([execution], timeout=config.timeout)
     if not done:

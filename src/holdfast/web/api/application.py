@@ -1,8 +1,12 @@
-"""Makes the Starlette app of the API from its operations."""
+"""Routes, OpenAPI."""
 
-from collections.abc import AsyncIterator, Collection
+import re
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,18 +18,73 @@ from starlette.types import Lifespan
 
 from holdfast.app import App
 from holdfast.core.errors import DefinitionError
-from holdfast.core.observation.trace_context import continue_trace
-from holdfast.errors import HoldfastError
-from holdfast.runtime.prometheus import CONTENT_TYPE
-from holdfast.web.api.body import read_body
-from holdfast.web.api.conversations import CONVERSATION_OPERATIONS
-from holdfast.web.api.openapi import make_openapi
-from holdfast.web.api.operation import Context, Operation
+from holdfast.core.trace_context import continue_trace
+from holdfast.root_error import HoldfastError
+from holdfast.runtime.status_server import CONTENT_TYPE
+from holdfast.web.api.conversation_operations import CONVERSATION_OPERATIONS
+from holdfast.web.api.operation import Context, Operation, Parameter, read_body
 from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
-from holdfast.web.api.runs import RUN_OPERATIONS
+from holdfast.web.api.run_operations import RUN_OPERATIONS
 from holdfast.web.auth import LOCAL_PRINCIPAL, Authorize, Principal, authenticate, check_loopback, check_origin
 from holdfast.web.errors import Forbidden
 from holdfast.web.sse import encode_json
+from holdfast.web.wire import PROBLEM_JSON, Problem
+
+_SCHEMA_PLACE = "#/components/schemas/{name}"
+
+
+def make_openapi(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the description of the operations as plain data."""
+    operations = list(operations)
+    types = [each for operation in operations for each in (operation.request, operation.response) if each is not None]
+    schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_SCHEMA_PLACE)
+    described = dict(zip(map(repr, [*types, Problem]), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation, described)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "holdfast", "version": version("holdfast")},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _describe(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)(?::\w+)?}", operation.path)
+    path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    response: dict[str, Any] = {"description": operation.summary}
+    if operation.response is not None:
+        response["content"] = {operation.media_type: {"schema": schemas[repr(operation.response)]}}
+    described: dict[str, Any] = {
+        "operationId": operation.handler.__name__,
+        "summary": operation.summary,
+        "parameters": path + list(map(_describe_parameter, operation.parameters)),
+        "responses": {
+            str(operation.status): response,
+            "default": {
+                "description": "The request was refused.",
+                "content": {PROBLEM_JSON: {"schema": schemas[repr(Problem)]}},
+            },
+        },
+    }
+    if operation.scope is not None:
+        described["x-scope"] = operation.scope
+    if operation.request is not None:
+        body = {"application/json": {"schema": schemas[repr(operation.request)]}}
+        described["requestBody"] = {"required": True, "content": body}
+    return described
+
+
+def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "required": False,
+        "description": parameter.description,
+        "schema": dict(parameter.schema),
+    }
+
 
 #: All operations of the API, in the order of its description.
 OPERATIONS: tuple[Operation, ...] = (*RUN_OPERATIONS, *CONVERSATION_OPERATIONS)

@@ -1,17 +1,21 @@
-"""An operation of the API: its path, its scope and the types of its bodies. Routes and OpenAPI are made of them."""
+"""Operations, parameters, bodies."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
+import msgspec
 from starlette.requests import Request
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
+from holdfast.runtime.reading.run_views import RunQuery
 from holdfast.web.auth import Principal, Scope
+from holdfast.web.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Context:
         return str(self.request.path_params["run_id"])
 
     @property
-    def store(self) -> CheckpointStore:
+    def store(self) -> RunStore:
         if self.app.store is None:
             raise DefinitionError("this App has no store: give it one to serve its runs")
         return self.app.store
@@ -82,3 +86,142 @@ class Operation:
     status: int = 200
     media_type: str = "application/json"
     parameters: tuple[Parameter, ...] = ()
+
+
+#: The largest body of a request. A message to a run may have 4 MiB, which JSON may make longer.
+MAX_BODY_BYTES = 8 * 1024 * 1024
+
+
+class BodyTooLarge(RequestError):
+    """The body of the request is too large. It was not read to its end.
+
+    What to do: Send a smaller body.
+    """
+
+    status = 413
+
+
+class UnsupportedMediaType(RequestError):
+    """The body of the request is not JSON by its Content-Type.
+
+    What to do: Send `Content-Type: application/json`.
+    """
+
+    status = 415
+
+
+class InvalidBody(RequestError):
+    """The body of the request is not the JSON that this path expects.
+
+    What to do: Correct the body as the message says; the OpenAPI description has its schema.
+    """
+
+    status = 422
+
+
+async def read_body(request: Request, expected: Any) -> Any:
+    """Return the body of the request, decoded as the type `expected`.
+
+    Raises:
+        BodyTooLarge: it has more than `MAX_BODY_BYTES`. UnsupportedMediaType: it is not declared as JSON.
+        InvalidBody: it is not JSON of the expected type.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise UnsupportedMediaType("send JSON with the header Content-Type: application/json")
+    body = await _read_bounded(request)
+    try:
+        return msgspec.json.decode(body, type=expected)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidBody(f"the body is not what this path expects: {exc}") from exc
+
+
+async def _read_bounded(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise _make_too_large()
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise _make_too_large()
+    return bytes(body)
+
+
+def _make_too_large() -> BodyTooLarge:
+    return BodyTooLarge(f"the body is too large: send at most {MAX_BODY_BYTES} bytes")
+
+
+DEFAULT_PAGE, MAX_PAGE = 50, 200
+#: Seconds. Proxies cut off a response that takes longer than a minute.
+DEFAULT_WAIT, MAX_WAIT = 20, 50
+
+
+class InvalidParameter(RequestError):
+    """A query parameter or a header is not valid.
+
+    What to do: Correct the parameter or header that the message names.
+    """
+
+    status = 422
+
+
+def read_number(request: Request, name: str, default: int, maximum: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= maximum:
+        raise InvalidParameter(f"{name} is {text!r:.20}: give a number from 1 to {maximum}")
+    return int(text)
+
+
+def read_query(request: Request) -> RunQuery:
+    given = request.query_params
+    query: RunQuery = {"labels": _read_labels(given.getlist("label"))}
+    if given.getlist("status"):
+        query["status"] = given.getlist("status")
+    if "agent" in given:
+        query["agent"] = given["agent"]
+    if "caller" in given:
+        query["caller"] = given["caller"]
+    if "parent" in given:
+        query["parent"] = given["parent"]
+    query["since"] = _read_time("since", given.get("since"))
+    query["until"] = _read_time("until", given.get("until"))
+    return query
+
+
+def _read_labels(given: list[str]) -> Mapping[str, str]:
+    for each in given:
+        if "=" not in each:
+            raise InvalidParameter(f"label is {each!r:.80}: write NAME=VALUE")
+    return {name: value for name, _, value in (each.partition("=") for each in given)}
+
+
+def _read_time(name: str, text: str | None) -> datetime | None:
+    try:
+        return None if text is None else msgspec.convert(text, datetime)
+    except msgspec.ValidationError as exc:
+        raise InvalidParameter(f"{name} is {text!r:.80}: write a time such as 2026-01-31T12:00:00Z") from exc
+
+
+_TIME: Mapping[str, Any] = {"type": "string", "format": "date-time"}
+
+
+def describe_number(default: int, maximum: int) -> Mapping[str, Any]:
+    return {"type": "integer", "minimum": 1, "maximum": maximum, "default": default}
+
+
+LIST_PARAMETERS = (
+    Parameter(name="status", description="A status; may be repeated."),
+    Parameter(name="agent", description="The name of an agent."),
+    Parameter(name="caller", description="A caller id. Most principals see their own runs only."),
+    Parameter(name="parent", description="The id of the run that started them."),
+    Parameter(name="label", description="NAME=VALUE; may be repeated."),
+    Parameter(name="since", description="Created at this time or later.", schema=_TIME),
+    Parameter(name="until", description="Created before this time.", schema=_TIME),
+    Parameter(
+        name="limit",
+        description="How many runs a page has.",
+        schema=describe_number(DEFAULT_PAGE, MAX_PAGE),
+    ),
+    Parameter(name="cursor", description="The cursor of the page before."),
+)

@@ -33,9 +33,9 @@ from holdfast.core.errors import (
     RunInterrupted,
     RunParked,
 )
-from holdfast.core.waiting import RunWaiting, WaitingCall
-from holdfast.errors import HoldfastError
-from holdfast.runtime.mailer import NotWaiting
+from holdfast.core.run.waiting import RunWaiting, WaitingCall
+from holdfast.root_error import HoldfastError
+from holdfast.runtime.operations.mailing import NotWaiting
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.sse import encode_json
 from holdfast.web.wire import PROBLEM_JSON, PROBLEM_TYPE, Problem

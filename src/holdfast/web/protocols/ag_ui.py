@@ -12,11 +12,11 @@ from pydantic_ai.ui.ag_ui import AGUIAdapter, AGUIEventStream
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.events import Event
-from holdfast.web.api.body import InvalidBody
-from holdfast.web.protocols.chat import ChatServer, NewMessage, encode_frames, make_json, read_input
+from holdfast.core.run.run_events import Event
+from holdfast.web.api.operation import InvalidBody
+from holdfast.web.protocols.chat_server import ChatServer, NewMessage, encode_frames, make_json, read_input
 from holdfast.web.protocols.translation import ProtocolEvent, Translator
-from holdfast.web.protocols.turns import TurnView, find_present_turn, read_history, stream_turn
+from holdfast.web.protocols.turn_stream import TurnView, find_present_turn, read_history, stream_turn
 from holdfast.web.sse import EventStreamResponse
 
 

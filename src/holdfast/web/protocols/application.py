@@ -7,12 +7,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from holdfast.app import App
-from holdfast.errors import HoldfastError
+from holdfast.root_error import HoldfastError
 from holdfast.web.api.application import check_origins, make_cors, make_lifespan
 from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
 from holdfast.web.auth import Authorize
 from holdfast.web.protocols.ag_ui import AGUIServer
-from holdfast.web.protocols.chat import ChatServer
+from holdfast.web.protocols.chat_server import ChatServer
 from holdfast.web.protocols.vercel_ai import VercelAIServer
 
 

@@ -30,7 +30,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.ui import NativeEvent
 
-from holdfast.core.events import (
+from holdfast.core.run.run_events import (
     CallsWaiting,
     DraftRetracted,
     Event,
@@ -40,7 +40,7 @@ from holdfast.core.events import (
     ToolCalled,
     ToolReturned,
 )
-from holdfast.core.waiting import WaitingCall
+from holdfast.core.run.waiting import WaitingCall
 
 #: The calls of one reply are recorded together. This bounds the wait for the next one.
 _NEXT_CALL_TIMEOUT = 0.05

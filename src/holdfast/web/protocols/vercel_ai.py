@@ -9,11 +9,11 @@ from pydantic_ai.ui.vercel_ai.response_types import DataChunk
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.runtime.conversations.conversation import Conversation
-from holdfast.web.api.body import InvalidBody
-from holdfast.web.protocols.chat import ChatServer, NewMessage, encode_frames, make_json, read_input
+from holdfast.runtime.conversations import Conversation
+from holdfast.web.api.operation import InvalidBody
+from holdfast.web.protocols.chat_server import ChatServer, NewMessage, encode_frames, make_json, read_input
 from holdfast.web.protocols.translation import Translator
-from holdfast.web.protocols.turns import TurnView, find_present_turn, read_history, stream_turn
+from holdfast.web.protocols.turn_stream import TurnView, find_present_turn, read_history, stream_turn
 from holdfast.web.sse import EventStreamResponse
 
 #: With this version of the SDK tools can ask for an approval.

@@ -16,9 +16,9 @@ from holdfast.app import App
 from holdfast.batteries.schedule import Schedule
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
-from holdfast.web.ui.login import LinkLogin
-from holdfast.web.ui.pages import actions, bulk, compare, export, fleet, fork, inbox, new_run, run, run_stream, runs
-from holdfast.web.ui.security import SecurityHeaders
+from holdfast.web.ui.pages import bulk_page, compare_page, fleet_page, inbox_page, new_run_page, runs_page
+from holdfast.web.ui.run_view import actions, fork_form, run_export, run_page, run_stream
+from holdfast.web.ui.security import LinkLogin, SecurityHeaders
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
 _STATIC = Path(__file__).parent / "static"
@@ -61,32 +61,32 @@ def make_ui(
 
 
 _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
-    ("GET", "/", runs.show_runs, "read"),
-    ("GET", "/live/runs", runs.stream_runs, "read"),
-    ("GET", "/new", new_run.show_form, "start"),
-    ("POST", "/runs", new_run.start_run, "start"),
-    ("GET", "/runs/{run_id}", run.show_run, "read"),
+    ("GET", "/", runs_page.show_runs, "read"),
+    ("GET", "/live/runs", runs_page.stream_runs, "read"),
+    ("GET", "/new", new_run_page.show_form, "start"),
+    ("POST", "/runs", new_run_page.start_run, "start"),
+    ("GET", "/runs/{run_id}", run_page.show_run, "read"),
     ("GET", "/live/runs/{run_id}", run_stream.stream_run, "read"),
-    ("GET", "/runs/{run_id}/content/{seq:int}/{number:int}", run.show_content, "read"),
-    ("GET", "/runs/{run_id}/image/{seq:int}/{number:int}", run.show_image, "read"),
-    ("GET", "/runs/{run_id}/export.json", export.export_json, "read"),
-    ("GET", "/runs/{run_id}/export.html", export.export_html, "read"),
+    ("GET", "/runs/{run_id}/content/{seq:int}/{number:int}", run_page.show_content, "read"),
+    ("GET", "/runs/{run_id}/image/{seq:int}/{number:int}", run_page.show_image, "read"),
+    ("GET", "/runs/{run_id}/run_export.json", run_export.export_json, "read"),
+    ("GET", "/runs/{run_id}/run_export.html", run_export.export_html, "read"),
     ("POST", "/runs/{run_id}/answer", actions.answer, "answer"),
     ("POST", "/runs/{run_id}/cancel", actions.cancel, "control"),
     ("POST", "/runs/{run_id}/unpark", actions.unpark, "control"),
     ("POST", "/runs/{run_id}/resume", actions.resume, "control"),
-    ("GET", "/runs/{run_id}/compare", compare.show_comparison, "read"),
-    ("POST", "/runs/{run_id}/pick", compare.pick, "answer"),
-    ("GET", "/runs/{run_id}/fork/{step:int}", fork.show_fork, "start"),
-    ("POST", "/runs/{run_id}/fork", fork.fork, "start"),
+    ("GET", "/runs/{run_id}/compare", compare_page.show_comparison, "read"),
+    ("POST", "/runs/{run_id}/pick", compare_page.pick, "answer"),
+    ("GET", "/runs/{run_id}/fork/{step:int}", fork_form.show_fork, "start"),
+    ("POST", "/runs/{run_id}/fork", fork_form.fork, "start"),
     ("POST", "/runs/{run_id}/send", actions.send, "send"),
-    ("GET", "/inbox", inbox.show_inbox, "read"),
-    ("GET", "/bulk", bulk.preview, "control"),
-    ("POST", "/bulk", bulk.apply, "control"),
-    ("GET", "/fleet", fleet.show_fleet, "read"),
-    ("POST", "/fleet/run-job", fleet.run_job, "start"),
-    ("GET", "/live/fleet", fleet.stream_fleet, "read"),
-    ("GET", "/live/inbox", inbox.stream_inbox, "read"),
+    ("GET", "/inbox", inbox_page.show_inbox, "read"),
+    ("GET", "/bulk", bulk_page.preview, "control"),
+    ("POST", "/bulk", bulk_page.apply, "control"),
+    ("GET", "/fleet", fleet_page.show_fleet, "read"),
+    ("POST", "/fleet/run-job", fleet_page.run_job, "start"),
+    ("GET", "/live/fleet", fleet_page.stream_fleet, "read"),
+    ("GET", "/live/inbox", inbox_page.stream_inbox, "read"),
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import StreamingResponse
 
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store import RunStore
 
 #: A change of a run's steps is not notified: look that often.
 _POLL_INTERVAL = timedelta(seconds=1)
@@ -30,7 +30,7 @@ class Fragment(NamedTuple):
     html: Callable[[], str]
 
 
-def stream_fragments(store: CheckpointStore, read: Callable[[], Awaitable[Fragment | None]]) -> StreamingResponse:
+def stream_fragments(store: RunStore, read: Callable[[], Awaitable[Fragment | None]]) -> StreamingResponse:
     """Send a fragment whenever it has changed, until the reader leaves. `read` returns `None` at the end."""
     return StreamingResponse(
         _generate(store, read),
@@ -39,7 +39,7 @@ def stream_fragments(store: CheckpointStore, read: Callable[[], Awaitable[Fragme
     )
 
 
-async def _generate(store: CheckpointStore, read: Callable[[], Awaitable[Fragment | None]]) -> AsyncIterator[str]:
+async def _generate(store: RunStore, read: Callable[[], Awaitable[Fragment | None]]) -> AsyncIterator[str]:
     last: Any = None
     unchanged = 0
     while (fragment := await read()) is not None:

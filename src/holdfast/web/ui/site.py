@@ -1,24 +1,65 @@
-"""What the pages share: the App, the templates, the authorization of each request, and errors as pages."""
+"""Templates, principal, errors, pending count."""
 
 import logging
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from typing import Any
 
+import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from holdfast.app import App
 from holdfast.batteries.schedule import Schedule
 from holdfast.checkpoint.errors import RunNotFound
-from holdfast.checkpoint.record import RunRecord
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
-from holdfast.errors import HoldfastError
+from holdfast.core.run.waiting import PERSON_KINDS
+from holdfast.root_error import HoldfastError
+from holdfast.runtime.reading import formatting
+from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.run_views import RunQuery, list_records
+from holdfast.runtime.reading.transcript import read_record_waits
 from holdfast.web.api.problems import get_status
-from holdfast.web.auth import Authorize, Principal, Scope, authenticate
-from holdfast.web.ui.templating import make_environment
-from holdfast.web.ui.views.formatting import utc_now
+from holdfast.web.auth import Authorize, Principal, Scope, authenticate, restrict
+from holdfast.web.ui.content import show_text
+
+#: A change of the files of the page gets a new URL.
+ASSET_VERSION = "1"
+#: Waiting runs whose calls are counted.
+_PENDING_LIMIT = 200
+
+
+def make_environment() -> jinja2.Environment:
+    """Return the environment of all templates."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("holdfast.web.ui"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        auto_reload=False,
+    )
+    filters: dict[str, Any] = {
+        "age": formatting.show_age,
+        "time": formatting.show_time,
+        "duration": formatting.format_duration,
+        "number": formatting.format_number,
+        "cost": formatting.format_cost,
+        "amount": formatting.format_amount,
+        "size": formatting.format_size,
+        "value": formatting.format_value,
+        "arguments": formatting.format_arguments,
+        "cut": formatting.cut_text,
+        "rich": show_text,
+    }
+    environment.filters.update(filters)
+    environment.globals["whole_call"] = formatting.format_whole_call
+    environment.globals["count"] = formatting.format_count
+    environment.globals["asset_version"] = ASSET_VERSION
+    return environment
+
 
 _log = logging.getLogger("holdfast.web")
 
@@ -32,7 +73,7 @@ class Site:
         if app.store is None:
             raise DefinitionError("this App has no store, so there are no runs to show: give it one")
         self.app, self.authorize, self.schedule = app, authorize, schedule
-        self.store: CheckpointStore = app.store
+        self.store: RunStore = app.store
         self._templates = make_environment()
         self._version = metadata.version("holdfast")
 
@@ -90,3 +131,15 @@ def make_endpoint(site: Site, handler: Handler, scope: Scope) -> Callable[[Reque
             return site.render_error(request, exc)
 
     return respond
+
+
+async def count_pending(store: RunStore, principal: Principal) -> int:
+    """Count the calls that wait for a person, in the newest runs that wait."""
+    query = restrict(RunQuery(status=[RunStatus.WAITING]), principal)
+    page = await list_records(store, limit=_PENDING_LIMIT, **query)
+    return sum(
+        call.kind in PERSON_KINDS
+        for record in page.records
+        if principal.can_see(record.run_id, record.caller_id)
+        for call in read_record_waits(record)
+    )

@@ -10,7 +10,7 @@ from holdfast.adapters.langgraph.saver.schema import make_schema
 from holdfast.adapters.langgraph.saver.values import ChannelKey, ListCache, ListIndex
 from holdfast.adapters.langgraph.saver.writer import GroupWriter
 from holdfast.db.tables import Cursor, Schema, Tables, TablesError
-from holdfast.db.url import POSTGRES_SCHEMES, tables_from_url
+from holdfast.db.urls import POSTGRES_SCHEMES, tables_from_url
 
 _T = TypeVar("_T")
 

@@ -1,0 +1,342 @@
+"""Calls of ToolNodes."""
+
+import asyncio
+import copy
+import hashlib
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from langchain_core.messages import ToolCall as LangChainToolCall
+from langchain_core.messages import ToolMessage
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.prebuilt.tool_node import ToolCallRequest, ToolNode
+from langgraph.pregel import Pregel
+
+from holdfast.adapters.langgraph.deploys import Graph, refuse_removed
+from holdfast.adapters.langgraph.entries import CallInterrupted, CallLog, CallResult, ReplyEntry
+from holdfast.adapters.langgraph.graph_stream import to_plain_data
+from holdfast.adapters.langgraph.interrupts import Interrupts
+from holdfast.adapters.policies import UNKNOWN_TOOL_POLICY, ToolPolicies, ToolPolicy
+from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.tool import request_approval
+from holdfast.core.errors import DefinitionError, PayloadError, RunError
+from holdfast.core.execution.calls import CallRequest
+from holdfast.core.execution.step import StepContext
+from holdfast.core.execution.waits import WAITING, StillWaiting
+from holdfast.core.json_value import to_json_value
+from holdfast.core.run.messages import ToolCall
+
+#: What a `ToolNode` gets for a call: a `ToolMessage`, a `Command`, or a list of them.
+Execute = Callable[[ToolCallRequest], Awaitable[Any]]
+
+#: The key of LangGraph's config for the answers to interrupts.
+_SCRATCHPAD = "__pregel_scratchpad"
+
+#: Records the calls of the current task.
+CURRENT_CALLS: ContextVar["NodeCalls | None"] = ContextVar("holdfast_langgraph_calls", default=None)
+
+
+class RunStopped(GraphBubbleUp):
+    """Carries an error that ends the run past a `ToolNode`, which may turn errors into messages for the model."""
+
+    def __init__(self, error: RunError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(slots=True, kw_only=True)
+class _GraphCall(CallRequest):
+    """A call of a `ToolNode`."""
+
+    request: ToolCallRequest
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        """Make the call with the arguments that a person approved."""
+        self.arguments = to_json_value(arguments, "the approved arguments")
+        tool_call = {**self.request.tool_call, "args": self.arguments}
+        self.request = self.request.override(tool_call=cast(LangChainToolCall, tool_call))
+        return None
+
+
+class NodeCalls:
+    """The tool calls of one attempt of a run."""
+
+    def __init__(
+        self, context: StepContext, policies: ToolPolicies, serde: SerializerProtocol, interrupts: Interrupts
+    ) -> None:
+        self._context, self._policies, self._serde, self._interrupts = context, policies, serde, interrupts
+        log = CallLog(context.state.history)
+        #: Announced by an earlier process that did not record their results.
+        self._unresolved = set(log.pending) - log.interrupted
+        #: Announced by an earlier process that had their tools.
+        self._known = set(log.pending) - log.unknown
+        #: What their tools have asked with `interrupt`, by call id.
+        self._asked = log.asked
+        #: The tasks that make the calls of the current step, by call id.
+        self._tasks = log.tasks
+        #: The calls of the current step that this process has announced.
+        self._announced: dict[str, _GraphCall] = {}
+        self._step = context.state.steps
+        self._arrived: list[_GraphCall] = []
+        #: The calls that are being made.
+        self._under_way: set[asyncio.Future[None]] = set()
+        self._announcing: asyncio.Task[None] | None = None
+
+    def use(self) -> None:
+        """Record the calls that this task and its children make."""
+        CURRENT_CALLS.set(self)
+
+    async def call(self, request: ToolCallRequest, execute: Execute) -> Any:
+        """Return the recorded result of a call, or make it.
+
+        Raises:
+            RunStopped: the run has to end here.
+        """
+        try:
+            call = self._make_call(request, execute)
+            await self._announce(call)
+            result = await self._make(call)
+        except RunError as exc:
+            raise RunStopped(exc) from exc
+        return self._serde.loads_typed((result.type, result.body))
+
+    async def _make(self, call: _GraphCall) -> CallResult:
+        """Make a call. If it waits, the calls that are under way end before the run waits, too."""
+        ended = asyncio.get_running_loop().create_future()
+        self._under_way.add(ended)
+        try:
+            result = await self._context.calls.try_execute(call)
+        finally:
+            self._under_way.discard(ended)
+            ended.set_result(None)
+        if result is WAITING:
+            if self._under_way:
+                await asyncio.wait({*self._under_way})
+            raise self._context.waits.make_error()
+        made: CallResult = result
+        return made
+
+    def _make_call(self, request: ToolCallRequest, execute: Execute) -> _GraphCall:
+        name, call_id = request.tool_call["name"], self._make_call_id(request)
+
+        def encode(value: Any) -> CallResult:
+            return encode_result(self._serde, call_id, name, value)
+
+        def explain(text: str) -> CallResult:
+            return encode(ToolMessage(text, name=name, tool_call_id=request.tool_call["id"], status="error"))
+
+        def reconcile(value: Any) -> CallResult:
+            content = value if isinstance(value, str) else to_json_value(value, "the result of a call")
+            return encode(ToolMessage(content, name=name, tool_call_id=request.tool_call["id"]))
+
+        async def make() -> Any:
+            value = await self._execute(call, execute)
+            return WAITING if value is WAITING else encode(value)
+
+        policy = self._get_policy(request, call_id)
+        arguments = to_json_value(request.tool_call["args"], "the arguments of a call")
+        call = _GraphCall(
+            request=request,
+            call_id=call_id,
+            tool=name,
+            arguments=arguments,
+            effect=policy.effect,
+            execute=make,
+            error_result=explain,
+            reconciled_result=reconcile,
+            reconcile=policy.reconcile,
+            in_doubt=policy.in_doubt,
+            is_error=_is_error,
+            approval=request_approval(policy.approval, arguments),
+        )
+        return call
+
+    async def _execute(self, call: _GraphCall, execute: Execute) -> Any:
+        """Execute a call, with the answers to what its tool has asked. Return `WAITING` if one of them is missing."""
+        asked = self._asked.get(call.call_id, ())
+        answers = [self._find_answer(call, number, value) for number, value in enumerate(asked)]
+        if WAITING in answers:
+            return self._suspend(call, asked)
+        if answers:  # the write that consumes them comes before the tool that reads them
+            await self._context.run.save(must_succeed=True)
+        counter = itertools.count()
+        _answer_interrupts(call.request, answers, counter.__next__)
+        try:
+            return await execute(call.request)
+        except GraphBubbleUp as exc:
+            if isinstance(exc, GraphInterrupt) and next(counter) > len(answers):
+                return self._suspend(call, (*asked, to_plain_data(exc.args[0][0].value)))
+            self._suspend(call, asked)
+            raise  # of a graph within the tool: LangGraph has a place for its answers
+
+    def _suspend(self, call: _GraphCall, asked: tuple[Any, ...]) -> StillWaiting:
+        """Record what a call has asked: it is not in doubt, and it is made again with the answers."""
+        self._asked[call.call_id] = asked
+        self._context.state.history.append(CallInterrupted(call.call_id, asked))
+        if asked:
+            self._find_answer(call, len(asked) - 1, asked[-1])
+        return WAITING
+
+    def _find_answer(self, call: _GraphCall, number: int, value: Any) -> Any:
+        """Return the answer to what a call has asked, or `WAITING`.
+
+        LangGraph's answers belong to the node, in the order in which its calls have asked. A call that has ended asks
+        no more, so the next one would get its answer. Hence each question of each call has an id of its own.
+        """
+        place = f"{_get_task(call.request)}|{call.call_id}|{number}"
+        return self._interrupts.find_answer(hashlib.blake2b(place.encode(), digest_size=16).hexdigest(), value)
+
+    def _get_policy(self, request: ToolCallRequest, call_id: str) -> ToolPolicy:
+        name, tool = request.tool_call["name"], request.tool
+        if tool is None and call_id not in self._known:
+            return UNKNOWN_TOOL_POLICY  # its `ToolNode` reports it to the model
+        return self._policies.get_policy(name, tool, None if tool is None else tool.metadata)
+
+    def _make_call_id(self, request: ToolCallRequest) -> str:
+        """Return the model's id of the call. If another task of the step has used it, a digest of the task is added.
+
+        A subgraph takes all its steps within one of the run, and a model may use an id again.
+        """
+        if self._step != self._context.state.steps:
+            self._step = self._context.state.steps
+            self._tasks, self._announced, self._unresolved, self._asked = {}, {}, set(), {}
+        call_id, task = str(request.tool_call["id"]), _get_task(request)
+        if self._tasks.setdefault(call_id, task) == task:
+            return call_id
+        call_id = f"{call_id}@{hashlib.blake2b(task.encode(), digest_size=4).hexdigest()}"
+        self._tasks[call_id] = task
+        return call_id
+
+    async def _announce(self, call: _GraphCall) -> None:
+        """Return when the call may be made. Calls that arrive together are announced together."""
+        self._arrived.append(call)
+        while call in self._arrived:
+            if self._announcing is None:
+                self._announcing = asyncio.create_task(self._announce_arrived())
+            await asyncio.shield(self._announcing)
+
+    async def _announce_arrived(self) -> None:
+        try:
+            await asyncio.sleep(0)  # the other calls of the batch arrive
+            calls = [*self._arrived]
+            await self._announce_calls(calls)
+            self._arrived = [call for call in self._arrived if call not in calls]
+        finally:
+            self._announcing = None
+
+    async def _announce_calls(self, calls: list[_GraphCall]) -> None:
+        context = self._context
+        self._refuse_removed_tools(calls)
+        started = [*self._announced]
+        new = [call for call in calls if call.call_id not in self._unresolved]
+        context.calls.add_approvals(new)
+        if new:
+            context.state.history.append(
+                ReplyEntry(
+                    tool_calls=tuple(
+                        ToolCall(id=call.call_id, name=call.tool, arguments=call.arguments) for call in new
+                    ),
+                    tasks=tuple(self._tasks[call.call_id] for call in new),
+                    unknown=tuple(call.call_id for call in new if call.request.tool is None),
+                )
+            )
+        self._announced.update((call.call_id, call) for call in calls)
+        resumed = len(new) < len(calls)
+        if resumed and any(call.effect is Effect.ONCE for call in new):
+            await context.run.save(must_succeed=True)
+        known = {*started, *(call.call_id for call in new)} if resumed else {*started}
+        await context.calls.announce([*self._announced.values()], resumed=resumed, not_started=known)
+
+    def _refuse_removed_tools(self, calls: Iterable[_GraphCall]) -> None:
+        """Apply the agent's policy to calls that an earlier process announced, and whose tool a deploy has removed."""
+        policy, waiting = self._context.profile.missing_tools, self._known - self._context.state.results.keys()
+        removed = [call.tool for call in calls if call.request.tool is None and call.call_id in waiting]
+        if removed and policy != "report":
+            refuse_removed(policy, self._context.run_id, "tool", removed)
+
+
+def encode_result(serde: SerializerProtocol, call_id: str, tool: str, value: Any) -> CallResult:
+    """Return what a `ToolNode` gets for a call as an entry.
+
+    Raises:
+        PayloadError: it cannot be stored.
+    """
+    try:
+        type_, body = serde.dumps_typed(value)
+    except (TypeError, ValueError) as exc:
+        raise PayloadError(f"the result of {tool} cannot be stored: {exc}") from exc
+    error = isinstance(value, ToolMessage) and value.status == "error"
+    text = str(value.text) if isinstance(value, ToolMessage) else None
+    return CallResult(call_id=call_id, tool=tool, content=text, error=error, type=type_, body=body)
+
+
+def _answer_interrupts(request: ToolCallRequest, answers: list[Any], count: Callable[[], int]) -> None:
+    """Let `interrupt` return these answers within the call, and count how often it is called.
+
+    `interrupt` looks for its answers in the config of a task, which each call of a `ToolNode` has a copy of.
+    """
+    config = request.runtime.config
+    configurable = config["configurable"]
+    own = replace(
+        configurable[_SCRATCHPAD], interrupt_counter=count, get_null_resume=lambda consume: None, resume=answers
+    )
+    config["configurable"] = {**configurable, _SCRATCHPAD: own}
+    var_child_runnable_config.set(config)  # for a wrapper of the call
+
+
+def _get_task(request: ToolCallRequest) -> str:
+    return str(request.runtime.config.get("configurable", {}).get("checkpoint_ns", ""))
+
+
+def _is_error(result: Any) -> bool:
+    return isinstance(result, CallResult) and result.error
+
+
+async def record_tool_call(request: ToolCallRequest, execute: Execute) -> Any:
+    """Record a tool call with the run that makes it: `ToolNode(tools, awrap_tool_call=record_tool_call)`.
+
+    `durable` adds this to each `ToolNode` of a graph and of its subgraphs. A graph that is invoked within a node has to
+    be given it by hand. Without a run, the tool is called as always.
+    """
+    calls = CURRENT_CALLS.get()
+    return await (execute(request) if calls is None else calls.call(request, execute))
+
+
+def record_tool_nodes(graph: Graph) -> Graph:
+    """Return a copy of the graph whose `ToolNode`s record their calls; its subgraphs too.
+
+    Raises:
+        DefinitionError: a `ToolNode` has only a sync wrapper.
+    """
+    nodes = {name: node.copy({"bound": _replace_bound(node.bound)}) for name, node in graph.nodes.items()}
+    return graph.copy({"nodes": nodes})
+
+
+def _replace_bound(bound: Any) -> Any:
+    if isinstance(bound, Pregel):
+        return record_tool_nodes(bound)
+    if not isinstance(bound, ToolNode) or bound._awrap_tool_call is record_tool_call:
+        return bound
+    wrapped = bound._awrap_tool_call
+    if wrapped is None and bound._wrap_tool_call is not None:
+        raise DefinitionError(f"the ToolNode {bound.name} has wrap_tool_call: give it awrap_tool_call too")
+    node = copy.copy(bound)
+    # A node keeps its own bound methods.
+    node.func, node.afunc = node._func, node._afunc
+    node._awrap_tool_call = record_tool_call if wrapped is None else _record_around(wrapped)
+    return node
+
+
+def _record_around(wrapped: Any) -> Any:
+    async def call(request: ToolCallRequest, execute: Execute) -> Any:
+        async def run_wrapped(given: ToolCallRequest) -> Any:
+            return await wrapped(given, execute)
+
+        return await record_tool_call(request, run_wrapped)
+
+    return call

@@ -1,0 +1,214 @@
+"""One call of a function tool or a handoff, in the form that `StepContext` executes."""
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from agents import Agent, FunctionTool, Handoff, RunContextWrapper
+from agents.tool import invoke_function_tool, maybe_invoke_function_tool_failure_error_function
+from agents.tool_context import ToolContext
+from openai.types.responses import ResponseFunctionToolCall
+
+from holdfast.adapters.openai_agents.message_codec import ToolOutput, make_output, parse_arguments
+from holdfast.adapters.policies import ToolPolicy
+from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.tool import Tool
+from holdfast.core.errors import ToolFailed, format_error
+from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.execution.call_retries import call_tool, retry_call
+from holdfast.core.json_value import to_json_value
+from holdfast.core.run.waiting import ApprovalRequest, Deferred, Suspend
+
+#: A tool made by `function_tool` turns its exceptions into text for the model, as its failure function says.
+_DECORATED = "__agents_bind_function_tool__"
+#: Set on the invoker of a sync function, which the SDK runs in a thread.
+_SYNC = "__agents_sync_function_tool__"
+
+
+class Call:
+    """A call that a reply asks for. Without a tool it cannot be made."""
+
+    def __init__(self, item: ResponseFunctionToolCall, policy: ToolPolicy) -> None:
+        self.call_id, self.tool = item.call_id, item.name
+        self.arguments = parse_arguments(item.arguments)
+        self.effect, self.reconcile, self.in_doubt = policy.effect, policy.reconcile, policy.in_doubt
+        self.approval: ApprovalRequest | None = None
+        #: The SDK has threads of its own.
+        self.in_thread = False
+
+    async def execute(self) -> Any:
+        return self.error_result(f"There is no tool {self.tool!r}.")
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        return self.error_result("The arguments of this call cannot be replaced. The tool was not called.")
+
+    def error_result(self, text: str) -> ToolOutput:
+        return ToolOutput(call_id=self.call_id, tool=self.tool, value=text, error=True)
+
+    def reconciled_result(self, value: Any) -> ToolOutput:
+        return make_output(self.call_id, self.tool, value)
+
+    def is_error(self, result: Any) -> bool:
+        return isinstance(result, ToolOutput) and result.error
+
+
+class FunctionCall(Call):
+    """A call of a function tool."""
+
+    def __init__(
+        self,
+        item: ResponseFunctionToolCall,
+        tool: FunctionTool,
+        policy: ToolPolicy,
+        run: RunExecution,
+        count_usage: Callable[[], None],
+    ) -> None:
+        """Make a call.
+
+        Args:
+            count_usage: counts what agents within the tool have used, together with its result.
+        """
+        super().__init__(item, policy)
+        self._tool, self._policy, self._run, self._count_usage = tool, policy, run, count_usage
+        self._input = item.arguments
+        #: Set by the SDK's invocation of the tool.
+        self._context: ToolContext[Any] | None = None
+        #: What the tool returned in this process, before it was recorded.
+        self.returned: Any = None
+
+    def bind(self, context: ToolContext[Any], arguments: str) -> None:
+        """Set what the SDK invokes the tool with."""
+        self._context, self._input = context, arguments
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        self.arguments = to_json_value(arguments, "the approved arguments")
+        self._input = msgspec.json.encode(self.arguments).decode()
+        if self._context is not None:
+            self._context.tool_arguments = self._input
+        return None
+
+    def reconciled_result(self, value: Any) -> ToolOutput:
+        return make_output(self.call_id, self.tool, value, typed=self._tool.output_json_schema is not None)
+
+    async def execute(self) -> Any:
+        run, policy = self._run, self._policy
+        try:
+            work = (
+                self._attempt()
+                if policy.retry is None
+                else retry_call(run, policy.retry, self.tool, self.call_id, self._attempt)
+            )
+            returned = await work
+        except Exception as exc:  # user code may raise anything
+            return await self._handle_error(exc)
+        finally:
+            self._count_usage()
+        if isinstance(returned, Deferred):
+            return returned
+        self.returned = returned
+        return self.reconciled_result(returned)
+
+    def _attempt(self) -> Awaitable[Any]:
+        assert self._context is not None, "the SDK invokes a tool with a context"
+        invocation = invoke_function_tool(
+            function_tool=_let_errors_pass(self._tool), context=self._context, arguments=self._input
+        )
+        # The thread of a sync function cannot be cancelled.
+        return self._run.await_uninterruptible(invocation) if self._is_sync else invocation
+
+    async def _handle_error(self, error: Exception) -> ToolOutput:
+        """Return the text that the model gets for an error of the tool, or raise the error if it ends the run."""
+        run = self._run
+        if (
+            isinstance(error, Suspend)
+            or run.is_resumable_after(error)
+            or not hasattr(self._tool.on_invoke_tool, _DECORATED)
+        ):
+            raise error
+        assert self._context is not None
+        text = await maybe_invoke_function_tool_failure_error_function(
+            function_tool=self._tool, context=self._context, error=error
+        )
+        if text is None:  # its author wants errors to end the run
+            raise error
+        if run.is_stopping and not self._is_sync:
+            raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
+        return self.error_result(text)
+
+    @property
+    def _is_sync(self) -> bool:
+        return bool(getattr(self._tool.on_invoke_tool, _SYNC, False))
+
+
+def _let_errors_pass(tool: FunctionTool) -> FunctionTool:
+    """Return the tool without its failure function: the errors of holdfast and transient ones have to be seen."""
+    bare = copy.copy(tool)
+    bare._failure_error_function, bare._use_default_failure_error_function = None, False
+    return bare
+
+
+class HoldfastCall(Call):
+    """A call of a tool of holdfast, such as another agent or a skill."""
+
+    def __init__(self, item: ResponseFunctionToolCall, tool: Tool, run: RunExecution) -> None:
+        super().__init__(item, ToolPolicy(tool.effect, tool.reconcile, tool.in_doubt))
+        self._tool, self._run, self.in_thread = tool, run, tool.in_thread
+        try:
+            self.approval = tool.request_approval(tool.check(self.arguments))
+        except ValueError:
+            self.effect = Effect.PURE  # the arguments do not fit: the tool is not called
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        self.arguments = arguments
+        return None
+
+    async def execute(self) -> Any:
+        tool, run = self._tool, self._run
+        try:
+            tool.check(self.arguments)
+        except ValueError as exc:
+            return self.error_result(f"The arguments do not fit: {exc}. The tool was not called.")
+        try:
+            # Checked again for each attempt: the tool may have changed the arguments of an earlier one.
+            returned = await call_tool(run, tool, self.call_id, lambda: tool.call(tool.check(self.arguments)))
+        except Exception as exc:  # user code may raise anything
+            if isinstance(exc, Suspend) or run.is_resumable_after(exc):
+                raise
+            if run.is_stopping and not tool.in_thread:
+                raise asyncio.CancelledError from exc
+            if tool.on_error == "raise":
+                raise ToolFailed(tool.name, exc) from exc
+            return self.error_result(format_error(exc))
+        return returned if isinstance(returned, Deferred) else self.reconciled_result(returned)
+
+
+class HandoffCall(Call):
+    """A handoff to another agent. Its result is the text that the SDK gives to the model for it."""
+
+    def __init__(self, item: ResponseFunctionToolCall, handoff: Handoff[Any, Any], policy: ToolPolicy) -> None:
+        super().__init__(item, policy)
+        self._handoff, self._input = handoff, item.arguments
+        self._context: RunContextWrapper[Any] | None = None
+        #: The agent, if the handoff was made in this process.
+        self.target: Agent[Any] | None = None
+
+    def bind(self, context: RunContextWrapper[Any], arguments: str) -> None:
+        """Set what the SDK invokes the handoff with."""
+        self._context, self._input = context, arguments
+
+    async def execute(self) -> Any:
+        assert self._context is not None, "the SDK invokes a handoff with a context"
+        self.target = await self._handoff.on_invoke_handoff(self._context, self._input)
+        return self.reconciled_result(self._handoff.get_transfer_message(self.target))
+
+    def get_target(self, output: ToolOutput) -> Agent[Any] | str:
+        """Return the agent that the handoff leads to, or its name if the handoff was made in another process.
+
+        If its outcome is unknown, `on_handoff` is not called again: the conversation is with the other agent now.
+        """
+        if self.target is not None:
+            return self.target
+        recorded = None if output.error else parse_arguments(str(output.value))
+        return str(recorded["assistant"]) if isinstance(recorded, dict) else self._handoff.agent_name

@@ -1,0 +1,167 @@
+"""Ls, export."""
+
+import asyncio
+import base64
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.record import RunStatus, StoredRun
+from holdfast.cli.opening import open_store
+from holdfast.cli.options import JsonOption, RunArgument, StoreOption, parse_labels, parse_past_time
+from holdfast.cli.output import Output, UsageError, one_line, print_diagnostic, print_json, print_json_line
+from holdfast.runtime.reading import formatting
+from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.run_views import RunList, RunQuery, RunSummary, list_runs, summarize_run
+
+
+def export(run: RunArgument, store: StoreOption = "") -> None:
+    """Write a run to stdout as JSON lines.
+
+    The first line is the run's record, the others are all entries of its journal. No agent's code is needed.
+    """
+    stored = asyncio.run(_load(store, run))
+    print_json_line({"kind": "run", **msgspec.to_builtins(summarize_run(stored.record))})
+    for entry in stored.entries:
+        print_json_line({"kind": entry.kind, "seq": entry.seq, **_encode_body(entry)})
+
+
+async def _load(store_url: str, run_id: str) -> StoredRun:
+    async with open_store(store_url) as store:
+        return await store.load(run_id)
+
+
+def _encode_body(entry: Entry) -> dict[str, Any]:
+    try:
+        # The original bytes: a decoded value could change numbers and the order of keys.
+        msgspec.json.decode(entry.body)
+        return {"body": msgspec.Raw(entry.body)}
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {"base64": base64.b64encode(entry.body).decode()}
+
+
+#: Runs read at once for `--all`.
+_PAGE_SIZE = 1000
+
+#: A narrow terminal folds the lines instead of cutting a reason shorter.
+_MIN_REASON_LENGTH = 30
+
+_STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
+
+
+def _complete_status(incomplete: str) -> list[str]:
+    return [status for status in _STATUSES if status.startswith(incomplete)]
+
+
+def ls(
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            help=f"Only runs with this status ({', '.join(_STATUSES)}). Repeatable.",
+            autocompletion=_complete_status,
+        ),
+    ] = None,
+    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.")] = "",
+    caller: Annotated[str, typer.Option("--caller", metavar="ID", help="Only runs of this caller.")] = "",
+    parent: Annotated[str, typer.Option("--parent", metavar="RUN", help="Only child runs of this run.")] = "",
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=VALUE", help="Only runs with this label. Repeatable."),
+    ] = None,
+    since: Annotated[
+        str,
+        typer.Option("--since", metavar="TIME", help="Only runs created since then: 30m, 2h, 3d ago, or an ISO time."),
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N.")] = 50,
+    list_all: Annotated[bool, typer.Option("--all", help="All runs, without a limit.")] = False,
+    store: StoreOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List the newest runs of a store, newest first.
+
+    A run whose owner died is shown as interrupted.
+    """
+    unknown = sorted(set(status or []) - set(_STATUSES))
+    if unknown:
+        raise UsageError(f"unknown status {', '.join(unknown)}: --status takes {', '.join(_STATUSES)}")
+    query = RunQuery(
+        status=status or None,
+        agent=agent or None,
+        caller=caller or None,
+        parent=parent or None,
+        labels=parse_labels(label),
+        since=_parse_since(since),
+    )
+    found = asyncio.run(_list_all(store, query) if list_all else _list_newest(store, query, limit))
+    if as_json:
+        print_json(found)
+    else:
+        _print_runs(Output(), found.runs)
+    if found.cursor is not None:
+        print_diagnostic(f"there are more than these {len(found.runs)} runs: use --limit N, or --all for all of them")
+
+
+def _parse_since(given: str) -> datetime | None:
+    return parse_past_time(given, "--since", utc_now()) if given else None
+
+
+async def _list_newest(store_url: str, query: RunQuery, limit: int) -> RunList:
+    async with open_store(store_url) as store:
+        return await list_runs(store, limit=limit, **query)
+
+
+async def _list_all(store_url: str, query: RunQuery) -> RunList:
+    async with open_store(store_url) as store:
+        page = await list_runs(store, limit=_PAGE_SIZE, **query)
+        runs = [*page.runs]
+        while page.cursor is not None:
+            page = await list_runs(store, limit=_PAGE_SIZE, cursor=page.cursor, **query)
+            runs += page.runs
+        return RunList(runs=tuple(runs))
+
+
+def _print_runs(output: Output, runs: tuple[RunSummary, ...]) -> None:
+    if not runs:
+        output.print_line("no runs")
+        return
+    now = utc_now()
+    columns = ["RUN", "STATUS", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "OWNER", "REASON"]
+    rows = [
+        [
+            run.run_id,
+            run.status,
+            run.agent,
+            formatting.duration(now - run.created_at),
+            formatting.number(run.steps),
+            formatting.number(run.usage.total_tokens),
+            formatting.cost(run.usage.cost_usd),
+            formatting.size(run.size),
+            run.owner if run.owner and run.owner_alive else "",
+            one_line(run.waits_for if run.status is RunStatus.WAITING else _strip_run(run), 200),
+        ]
+        for run in runs
+    ]
+    # On a terminal, empty columns would take width from the others.
+    optional = ("COST", "OWNER", "REASON") if output.console else ()
+    shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in rows)]
+    columns, rows = [columns[at] for at in shown], [[row[at] for at in shown] for row in rows]
+    if columns[-1] == "REASON":
+        _cut_last_column(columns, rows, output.width)
+    output.print_table(columns, rows, right=("AGE", "STEPS", "TOKENS", "COST", "SIZE"))
+
+
+def _strip_run(run: RunSummary) -> str:
+    """Return the reason without what the other columns say."""
+    return run.reason.removeprefix("RunCancelled: ").removeprefix(f"run {run.run_id} ")
+
+
+def _cut_last_column(columns: list[str], rows: list[list[str]], width: int) -> None:
+    """Cut the texts of the last column so that each run is one line. `show` prints them whole."""
+    taken = sum(max(len(column), *(len(row[at]) for row in rows)) + 2 for at, column in enumerate(columns[:-1]))
+    for row in rows:
+        row[-1] = one_line(row[-1], max(_MIN_REASON_LENGTH, width - taken))

@@ -1,0 +1,281 @@
+"""Tools: typed Python functions that a model may call. The schema and the argument check come from the signature."""
+
+import copy
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, get_args, overload
+
+import msgspec
+
+from holdfast.core.agents.calls import Effect, InDoubt, OnError, Reconcile
+from holdfast.core.agents.retry import Retry
+from holdfast.core.agents.tool_threads import call_in_thread
+from holdfast.core.errors import DefinitionError
+from holdfast.core.json_value import JsonValue
+from holdfast.core.run.waiting import ApprovalRequest
+from holdfast.core.validation import check_callable, check_choice, check_text
+
+
+class Signature:
+    """The parameters of one function as a JSON schema."""
+
+    __slots__ = ("_fields", "_struct", "schema")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Read the signature.
+
+        Raises:
+            DefinitionError: a parameter has no annotation, cannot be given by name, or has a type that no JSON fits.
+        """
+        name = getattr(function, "__name__", repr(function))
+        self._fields = _read_fields(function, name)
+        try:
+            self._struct = msgspec.defstruct(name, self._fields, kw_only=True, forbid_unknown_fields=True)
+            self.schema: dict[str, Any] = _flatten_schema(msgspec.json.schema(self._struct))
+        except (TypeError, ValueError, RuntimeError) as exc:
+            raise DefinitionError(f"tool {name}: its parameters cannot be described as JSON: {exc}") from exc
+
+    def convert_arguments(self, given: Any) -> dict[str, Any]:
+        """Return a copy of `given` as keyword arguments of the function.
+
+        Raises:
+            ValueError: they do not fit the signature; the message is for the model.
+        """
+        try:
+            checked = msgspec.convert(msgspec.to_builtins(given), self._struct)
+        except msgspec.ValidationError as exc:
+            raise ValueError(str(exc)) from exc
+        return msgspec.structs.asdict(checked)
+
+
+def _read_fields(function: Callable[..., Any], name: str) -> list[Any]:
+    # The annotations of a partial are on its function, those of another callable object on its class.
+    annotated = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
+    try:
+        hints = typing.get_type_hints(annotated, include_extras=True)
+    except NameError as exc:
+        raise DefinitionError(f"tool {name}: an annotation cannot be resolved: {exc}") from exc
+    fields: list[Any] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise DefinitionError(f"tool {name}: parameter {parameter} cannot be given by name")
+        if parameter.name not in hints:
+            raise DefinitionError(f"tool {name}: annotate the parameter {parameter.name}")
+        hint = hints[parameter.name]
+        if parameter.default is parameter.empty:
+            fields.append((parameter.name, hint))
+        else:
+            fields.append((parameter.name, hint, _make_default(parameter.default)))
+    return fields
+
+
+def _make_default(value: Any) -> Any:
+    # msgspec wants a factory for mutable defaults. Each call gets a copy, as a tool's author expects.
+    if isinstance(value, list | dict | set | bytearray):
+        return msgspec.field(default_factory=functools.partial(copy.copy, value))
+    return msgspec.field(default=value)
+
+
+def _flatten_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Put the object at the top: providers accept no reference there."""
+    definitions = dict(schema.get("$defs", {}))
+    reference = schema.get("$ref", "")
+    top = dict(definitions.pop(reference.rpartition("/")[2], schema))
+    top.pop("title", None)
+    if definitions:
+        top["$defs"] = definitions
+    return top
+
+
+#: Whether the calls of a tool need a person's approval: all, none, or what a function of the arguments says.
+Approval = bool | ApprovalRequest | Callable[[dict[str, Any]], "bool | ApprovalRequest"]
+
+
+class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as the model sees it."""
+
+    name: str
+    description: str
+    #: JSON schema of the arguments, an object.
+    parameters: dict[str, Any]
+
+
+class Tool:
+    """A function with a name, a schema and an effect. Immutable; `@tool` makes one."""
+
+    __slots__ = (
+        "_approval",
+        "_signature",
+        "effect",
+        "function",
+        "in_doubt",
+        "in_thread",
+        "name",
+        "on_error",
+        "reconcile",
+        "retry",
+        "schema",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        effect: Effect | str = Effect.ONCE,
+        reconcile: Reconcile | None = None,
+        in_doubt: InDoubt = "report",
+        on_error: OnError = "report",
+        retry: Retry | None = None,
+        timeout: timedelta | None = None,
+        approval: Approval = False,
+    ) -> None:
+        """Make a tool of `function`, sync or async. A sync one runs in a thread.
+
+        Args:
+            description: for the model; without it the function's docstring.
+            effect: the effect of calling it twice. By default it must not happen twice.
+            reconcile: finds, after a crash, the outcome of a call whose result was never recorded.
+            in_doubt: for such a call with an unknown outcome: report it to the model, or park the run for a person.
+            on_error: report an exception to the model, or fail the run with it.
+            retry: repeat a call that raised a transient error, before the error is reported. Not for `once` tools.
+            timeout: of one attempt. A call that takes longer is reported as an error. An async one is cancelled; a
+                thread cannot be.
+            approval: a person has to approve each call, or those for which this function of the arguments returns
+                True or an `ApprovalRequest`.
+
+        Raises:
+            DefinitionError: the signature cannot be described, or the options contradict each other.
+        """
+        check_callable("the function of a tool", function)
+        for option, text in (("name", name), ("description", description)):
+            if text is not None:
+                check_text(f"{option} of a tool", text)
+        self.function: Callable[..., Any] = function
+        self.name: str = name or str(getattr(function, "__name__", ""))
+        if not self.name or self.name == "<lambda>":
+            raise DefinitionError(f"{function!r} has no name of its own: give the tool one with name=")
+        try:
+            self.effect: Effect = Effect(effect)
+        except ValueError:
+            raise DefinitionError(f"tool {self.name}: effect is {effect!r}, not one of {[*Effect]}") from None
+        if reconcile is not None:
+            check_callable(f"tool {self.name}: reconcile", reconcile)
+        check_choice(f"tool {self.name}: in_doubt", in_doubt, get_args(InDoubt))
+        check_choice(f"tool {self.name}: on_error", on_error, get_args(OnError))
+        if reconcile is not None and self.effect is not Effect.ONCE:
+            raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
+        self.reconcile: Reconcile | None = reconcile
+        self.in_doubt = in_doubt
+        self.on_error = on_error
+        self.retry: Retry | None = check_tool_retry(self.name, self.effect, retry)
+        self.timeout: timedelta | None = _check_timeout(self.name, timeout)
+        self._approval = check_approval(self.name, approval)
+        self._signature = Signature(function)
+        #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
+        self.in_thread: bool = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        self.schema: ToolSchema = ToolSchema(
+            name=self.name,
+            description=description if description is not None else inspect.getdoc(function) or "",
+            parameters=self._signature.schema,
+        )
+
+    def check(self, arguments: JsonValue) -> dict[str, Any]:
+        """Return the keyword arguments for the function.
+
+        Raises:
+            ValueError: they do not fit the signature; the message is for the model.
+        """
+        return self._signature.convert_arguments(arguments)
+
+    def request_approval(self, arguments: dict[str, Any]) -> ApprovalRequest | None:
+        """Return what a person has to approve before the call is made; `None` if it needs no approval."""
+        return request_approval(self._approval, arguments) if self.may_need_approval else None
+
+    @property
+    def may_need_approval(self) -> bool:
+        """Whether there are calls that a person has to approve."""
+        return self._approval is not False
+
+    def call(self, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+        """Call the function, in a thread if it is sync, and return its result."""
+        if self.in_thread:
+            return self._call_in_thread(arguments)
+        coroutine: Coroutine[Any, Any, Any] = self.function(**arguments)
+        return coroutine
+
+    async def _call_in_thread(self, arguments: dict[str, Any]) -> Any:
+        result = await call_in_thread(self.function, arguments)
+        # A plain function may have wrapped an async one.
+        return await result if inspect.isawaitable(result) else result
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r}, effect={self.effect.value!r})"
+
+
+def check_approval(name: str, approval: Any) -> Approval:
+    """Return the approval setting of a tool.
+
+    Raises:
+        DefinitionError: it is none of the three kinds.
+    """
+    if not isinstance(approval, bool | ApprovalRequest):
+        check_callable(f"tool {name}: approval", approval)
+    given: Approval = approval
+    return given
+
+
+def request_approval(approval: Approval, arguments: dict[str, Any]) -> ApprovalRequest | None:
+    """Return what a person has to approve before a call with these arguments; `None` if it needs no approval."""
+    wanted = approval if isinstance(approval, bool | ApprovalRequest) else approval(arguments)
+    if isinstance(wanted, ApprovalRequest):
+        return wanted
+    return ApprovalRequest() if wanted else None
+
+
+def check_tool_retry(name: str, effect: Effect, retry: Any) -> Retry | None:
+    """Return the retry policy of a tool.
+
+    Raises:
+        DefinitionError: it is no `Retry`, or the tool is `once`.
+    """
+    if retry is not None and not isinstance(retry, Retry):
+        raise DefinitionError(f"tool {name}: retry is {retry!r}: give a holdfast Retry")
+    if retry is not None and effect is Effect.ONCE:
+        raise DefinitionError(
+            f"tool {name} is once: it cannot be retried; make it idempotent or pure if repeating it is safe"
+        )
+    return retry
+
+
+def _check_timeout(name: str, timeout: Any) -> timedelta | None:
+    if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
+        raise DefinitionError(f"tool {name}: timeout is {timeout!r}: give a positive timedelta")
+    return timeout
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effect: Effect | str = Effect.ONCE,
+    reconcile: Reconcile | None = None,
+    in_doubt: InDoubt = "report",
+    on_error: OnError = "report",
+    retry: Retry | None = None,
+    timeout: timedelta | None = None,
+    approval: Approval = False,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""
+    if function is not None:
+        return Tool(function)
+    return functools.partial(Tool, **options)

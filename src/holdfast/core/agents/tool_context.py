@@ -1,0 +1,134 @@
+"""Current_call, ToolContext, emit_text."""
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.core.errors import RunError
+from holdfast.core.run.info import RunInfo
+
+
+class ReplyStream(Protocol):
+    """Receives a reply as the model writes it."""
+
+    async def emit_text(self, text: str) -> None: ...
+
+    async def emit_reasoning(self, text: str) -> None: ...
+
+    def restart_draft(self) -> None:
+        """Withdraw what was emitted: the model failed and is asked again, or another one is."""
+        ...
+
+
+#: Set while the native loop calls a model.
+CURRENT_REPLY: ContextVar[ReplyStream | None] = ContextVar("holdfast_reply", default=None)
+
+
+async def emit_text(text: str) -> None:
+    """Show text of the reply that this model is writing. Does nothing outside a model that a run has called.
+
+    For models of the native loop that stream. The reply that the model returns has the whole text all the same.
+    """
+    if (stream := CURRENT_REPLY.get()) is not None:
+        await stream.emit_text(text)
+
+
+async def emit_reasoning(text: str) -> None:
+    """Show reasoning that precedes the reply, as `emit_text` shows its text."""
+    if (stream := CURRENT_REPLY.get()) is not None:
+        await stream.emit_reasoning(text)
+
+
+class ChildStarter(Protocol):
+    """Starts the child runs of one call."""
+
+    async def start(self, agent: Any, prompt: str, key: str | None) -> Any:
+        """Run a child, or attach to the one that has this key, and return its `Result`."""
+        ...
+
+    def begin_attempt(self) -> None:
+        """Make the call again: number its children from the first one."""
+        ...
+
+
+class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool call of one run."""
+
+    info: RunInfo
+    #: Counted from one over the whole run. A model may use the id of a call again in a later step.
+    step: int
+    call_id: str
+    tool: str
+    arguments: Any
+    children: ChildStarter | None = None
+    #: Runs the function of a sync tool.
+    threads: Executor | None = None
+    clock: Clock = SYSTEM_CLOCK
+    #: For a tool that returns `Deferred`: its holder may complete the call. Unguessable.
+    token: str = ""
+
+    @property
+    def completion_token(self) -> str:
+        """For a tool that returns `Deferred`: its holder may give the result with `App.complete_call`."""
+        if not self.token:  # made at the first use: hardly any call needs one
+            msgspec.structs.force_setattr(self, "token", secrets.token_urlsafe(24))
+        return f"{self.info.run_id}~{self.token}"
+
+    def now(self) -> datetime:
+        """The time of the run's clock, in UTC."""
+        return self.clock.now()
+
+    @property
+    def run_id(self) -> str:
+        return self.info.run_id
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The inputs of the run."""
+        return self.info.inputs
+
+    @property
+    def idempotency_key(self) -> str:
+        """A key that is the same in every attempt of this call, and different for every other call."""
+        digest = hashlib.sha256(f"{self.info.run_id}\n{self.step}\n{self.call_id}".encode()).hexdigest()
+        return f"hf-{digest[:32]}"
+
+    async def run(self, agent: Any, prompt: str, *, key: str | None = None) -> Any:
+        """Run another agent from inside this tool and return its `Result`.
+
+        The child's id is derived from this call. So a call that is repeated after a crash attaches to the same child,
+        interrupted or finished, and starts no second one; the tool has to be `idempotent` for that. A child that
+        still runs when this call ends is stopped.
+
+        Args:
+            key: tells several children of one call apart. Without it they are numbered in the order they are started.
+                The same key again returns the same child's result, or raises its error.
+
+        Raises:
+            RunError: this call is not executed by an executor.
+        """
+        if self.children is None:
+            raise RunError("this call cannot start child runs: it is not executed by an executor")
+        return await self.children.start(agent, prompt, key)
+
+
+_CURRENT_CALL: ContextVar[ToolContext | None] = ContextVar("holdfast_call", default=None)
+
+
+def current_call() -> ToolContext:
+    """Return the call that the running tool is in. Works in the tool's thread and in tasks it starts.
+
+    Raises:
+        RunError: no tool of a run is running here.
+    """
+    context = _CURRENT_CALL.get()
+    if context is None:
+        raise RunError("current_call() works only inside a tool that a run has called")
+    return context

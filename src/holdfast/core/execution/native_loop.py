@@ -1,0 +1,426 @@
+"""The native loop: ask the model, call the tools it asks for, repeat."""
+
+import asyncio
+import math
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.agents.agent import AgentSource, Model
+from holdfast.core.agents.calls import Effect, InDoubt, Reconcile
+from holdfast.core.agents.tool import Tool
+from holdfast.core.agents.tool_context import CURRENT_REPLY
+from holdfast.core.errors import (
+    DefinitionError,
+    InvalidReply,
+    MissingDefinition,
+    PayloadError,
+    RepeatedToolCalls,
+    RunParked,
+    ToolFailed,
+    format_error,
+)
+from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.execution.call_retries import call_tool
+from holdfast.core.execution.step import StepContext
+from holdfast.core.execution.waits import WAITING
+from holdfast.core.json_value import to_json_value
+from holdfast.core.loop import FinishedCall, Loop, PendingCall
+from holdfast.core.run.info import AgentDetails
+from holdfast.core.run.messages import (
+    NATIVE_CODEC,
+    NO_USAGE,
+    ONE_REQUEST,
+    MessageCodec,
+    Reply,
+    System,
+    ToolCall,
+    ToolResult,
+    Usage,
+    User,
+)
+from holdfast.core.run.prompt import dump_json_parts, summarize_prompt
+from holdfast.core.run.waiting import ApprovalRequest, Deferred, Suspend
+
+
+class RepeatCounter:
+    """Counts replies in a row that ask for the same tools with the same arguments."""
+
+    def __init__(self, earlier_calls: Iterable[Any] = ()) -> None:
+        """Count the calls of earlier replies first, in their order."""
+        self._last: bytes | None = None
+        self._times = 0
+        for calls in earlier_calls:
+            self.count(calls)
+
+    def count(self, calls: Any) -> int:
+        """Return how often in a row these calls were asked for, this time included; 0 for no calls.
+
+        Args:
+            calls: their names and arguments as plain data, without their ids.
+        """
+        if not calls:
+            self._last, self._times = None, 0
+            return 0
+        now = msgspec.json.encode(calls)
+        self._times = self._times + 1 if now == self._last else 1
+        self._last = now
+        return self._times
+
+
+class NativeLoop:
+    """Executes agents made of a model callable and tools."""
+
+    @property
+    def codec(self) -> MessageCodec:
+        return NATIVE_CODEC
+
+    def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
+        last = history[-1] if history else None
+        if not isinstance(last, Reply):
+            return ()
+        return [PendingCall(call_id=call.id, tool=call.name, arguments=call.arguments) for call in last.tool_calls]
+
+    def finished_calls(
+        self, history: Sequence[Any], results: Mapping[str, Any] | None = None
+    ) -> Sequence[FinishedCall]:
+        finished: list[FinishedCall] = []
+        asked: Sequence[ToolCall] = ()
+        found: dict[str, Any] = {}
+        for message in [*history, None]:
+            if isinstance(message, ToolResult):
+                found[message.call_id] = message
+            elif isinstance(message, Reply) or message is None:
+                # Call ids are unique within a reply; a later reply may use them again.
+                found = found if message is not None else {**(results or {}), **found}
+                finished += [_make_finished_call(call, found[call.id]) for call in asked if call.id in found]
+                asked, found = (message.tool_calls if message is not None else ()), {}
+        return finished
+
+    def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
+        return ToolResult(
+            call_id=call.call_id, tool=call.tool, content=to_json_value(content, "the answer"), error=error
+        )
+
+    def make_message(self, content: str | list[Any]) -> Any:
+        return make_prompt_message(content)
+
+    def dump_output(self, output: Any) -> Any:
+        return to_json_value(output, "the output")
+
+    def load_output(self, stored: Any) -> Any:
+        return stored
+
+    def dump_prompt(self, parts: Sequence[Any]) -> list[Any]:
+        return dump_json_parts(parts)
+
+    async def run(self, context: StepContext) -> Any:
+        """Return the text of the first reply that asks for no tools."""
+        if context.begins:
+            instructions = context.profile.instructions if not context.state.history else ""
+            system = [System(instructions)] if instructions else []
+            await context.start([*system, make_prompt_message(context.prompt)])
+        conversation = _Conversation(context)
+        reply = conversation.pending_reply()
+        resumed = reply is not None
+        while True:
+            if reply is None:
+                reply = await conversation.ask_model()
+            if not reply.tool_calls:
+                if not (resumed and conversation.is_last_step_counted):
+                    await context.end_step()
+                if not context.has_messages:
+                    return reply.text
+            else:
+                context.state.history.extend(await conversation.call_tools(reply.tool_calls, resumed=resumed))
+                await context.end_step()
+            reply, resumed = None, False
+
+
+class _Conversation:
+    """The model calls and tool calls of one conversation."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._context, self._run = context, context.run
+        self._history = context.state.history
+        self._tools = context.profile.tools
+        self._schemas = tuple(tool.schema for tool in self._tools.values())
+        self._max_repeats = context.profile.max_repeats
+        self._repeats = RepeatCounter(map(_list_requested_calls, self._replies))
+
+    def pending_reply(self) -> Reply | None:
+        """Return the reply that ends a saved conversation: a tool has no result, or it is the answer."""
+        last = self._history[-1]
+        return last if isinstance(last, Reply) else None
+
+    @property
+    def is_last_step_counted(self) -> bool:
+        """Whether the step of every reply was finished: a process may end between saving an answer and its step.
+
+        If compaction removed replies, the step counts as finished: it must not be counted twice.
+        """
+        return len(self._replies) <= self._context.state.phase_steps
+
+    @property
+    def _replies(self) -> list[Reply]:
+        """The replies of this turn."""
+        return [message for message in self._history[self._history.turn_start :] if isinstance(message, Reply)]
+
+    async def ask_model(self) -> Reply:
+        """Append the model's next reply to the history and return it."""
+        context = self._context
+        steered = await context.begin_step(self._compact if context.profile.compact is not None else None)
+        if steered:
+            self._history.extend(map(make_prompt_message, steered))
+        if context.profile.model is None:  # `Agent` checks this; a user's own profile may not
+            raise DefinitionError(f"run {context.run_id}: its agent has no model")
+        reply = await self._request_reply(context.profile.model)
+        self._history.append(reply)
+        context.add_usage(_ensure_request_counted(reply.usage))
+        if self._run.has_listeners or self._run.draft is not None:
+            await context.emit_reply(reply.text)
+        if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
+            raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)
+        return reply
+
+    async def _request_reply(self, model: Model) -> Reply:
+        """Call the model until it replies, as the agent's `Retry` says."""
+        retries, gate = self._context.model_retries, self._context.model_gate
+        while True:
+            if gate.has_limits:
+                await gate.enter(get_model_name(model))
+            CURRENT_REPLY.set(self._context)
+            try:
+                reply = await model(self._history, self._schemas)
+            except Exception as exc:  # a provider may raise anything
+                await retries.on_error(exc)
+            else:
+                retries.on_reply()
+                return _validate_reply(reply)
+            finally:
+                CURRENT_REPLY.set(None)  # `reset` raises if the coroutine is closed from elsewhere
+
+    async def _compact(self) -> None:
+        compact = self._context.profile.compact
+        shorter = await compact(self._history) if compact is not None else None
+        if shorter is not None:
+            self._history.rewrite(shorter)
+
+    async def call_tools(self, calls: Sequence[ToolCall], *, resumed: bool) -> list[ToolResult]:
+        """Make the calls side by side and return their results in order."""
+        if resumed:
+            self._check_missing_tools(calls)
+        requests = list(map(self._make_call, calls))
+        if not resumed:
+            self._context.calls.add_approvals(requests)
+        await self._context.calls.announce(requests, resumed=resumed)
+        if len(requests) == 1:
+            results = [await self._context.calls.try_execute(requests[0])]
+        else:
+            results = await self._call_side_by_side(requests)
+        if WAITING in results:
+            raise self._context.waits.make_error()
+        return results
+
+    async def _call_side_by_side(self, requests: Sequence["_Call"]) -> list[Any]:
+        tasks = [asyncio.create_task(self._context.calls.try_execute(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except Exception as exc:
+            self._run.record_call_error(exc)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Cancelled siblings have to end before the run is finalized.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _check_missing_tools(self, calls: Sequence[ToolCall]) -> None:
+        """Apply the agent's policy to a saved reply that asks for tools which a deploy has removed."""
+        missing = [
+            call.name for call in calls if call.name not in self._tools and call.id not in self._context.state.results
+        ]
+        policy = self._context.profile.missing_tools
+        if missing and policy == "defer":
+            raise MissingDefinition(f"run {self._context.run_id} was about to call {missing}, which this process lacks")
+        if missing and policy == "park":
+            raise RunParked("removed tool", f"the run was about to call {missing}, which its agent no longer has")
+
+    def _make_call(self, call: ToolCall) -> "_Call":
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return _Call(call, f"There is no tool {call.name!r}. Known tools: {', '.join(self._tools) or 'none'}.")
+        try:
+            arguments = tool.check(call.arguments)
+        except ValueError as exc:
+            return _Call(call, f"The arguments do not fit: {exc}. The tool was not called.")
+        return _ToolCall(call, tool, arguments, self._run)
+
+
+class _Call:
+    """A call that cannot be made: its result is a text for the model."""
+
+    __slots__ = ("_refusal", "approval", "arguments", "call_id", "effect", "in_doubt", "in_thread", "reconcile", "tool")
+
+    def __init__(self, call: ToolCall, refusal: str = "") -> None:
+        self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
+        self.effect = Effect.PURE
+        self.reconcile: Reconcile | None = None
+        self.in_doubt: InDoubt = "report"
+        self.in_thread = False
+        self.approval: ApprovalRequest | None = None
+        self._refusal = refusal
+
+    async def execute(self) -> Any:
+        return self.error_result(self._refusal)
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        return self.error_result(self._refusal)
+
+    def error_result(self, text: str) -> ToolResult:
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=text, error=True)
+
+    def reconciled_result(self, value: Any) -> ToolResult:
+        try:
+            content = to_json_value(value, f"the reconciled result of {self.tool}")
+        except PayloadError as exc:
+            return self.error_result(f"The call has taken effect, but its result is lost: {exc}")
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
+
+    def is_error(self, result: Any) -> bool:
+        return isinstance(result, ToolResult) and result.error
+
+
+class _ToolCall(_Call):
+    """A call of a tool, with validated arguments."""
+
+    __slots__ = ("_run", "_tool", "_validated_arguments")
+
+    def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], run: RunExecution) -> None:
+        self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
+        self.effect, self.reconcile, self.in_doubt = tool.effect, tool.reconcile, tool.in_doubt
+        self.in_thread, self.approval = tool.in_thread, tool.request_approval(arguments)
+        self._tool, self._validated_arguments, self._run, self._refusal = tool, arguments, run, ""
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        try:
+            self._validated_arguments = self._tool.check(arguments)
+        except ValueError as exc:
+            return self.error_result(f"The approved arguments do not fit: {exc}. The tool was not called.")
+        self.arguments = arguments
+        return None
+
+    async def execute(self) -> Any:
+        tool, run = self._tool, self._run
+        try:
+            returned = await call_tool(run, tool, self.call_id, self._start)
+            if isinstance(returned, Deferred):
+                return returned
+            content = to_json_value(returned, f"the result of {tool.name}")
+        except (Exception, asyncio.CancelledError) as exc:  # user code may raise anything: it is a result for the model
+            if isinstance(exc, Suspend) or run.is_resumable_after(exc):
+                raise  # the tool waits, parks the run, or announces a shutdown
+            cancelled = isinstance(exc, asyncio.CancelledError)
+            if cancelled:
+                await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
+            # An exception from a call that the run cancelled is no result. A thread cannot be cancelled, so its is.
+            # `task.cancelling()` does not tell: up to Python 3.12 a failed TaskGroup leaves it above zero.
+            if run.is_stopping and (cancelled or not tool.in_thread):
+                raise
+            if tool.on_error == "raise":
+                raise ToolFailed(tool.name, exc) from exc
+            return self.error_result(format_error(exc))
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
+
+    def _start(self) -> Coroutine[Any, Any, Any]:
+        """Start an attempt. The tool may have changed the arguments of an earlier one."""
+        arguments = self._validated_arguments if self._tool.retry is None else self._tool.check(self.arguments)
+        return self._tool.call(arguments)
+
+
+def make_prompt_message(prompt: str | list[Any]) -> User:
+    """Return a prompt, or a message that was sent to the run, as a message of the history."""
+    return User(prompt) if isinstance(prompt, str) else User(summarize_prompt(prompt), prompt)
+
+
+def get_model_name(model: Model) -> str:
+    """Return the name of a model function, or of the class of a model object."""
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def _make_finished_call(call: ToolCall, result: ToolResult) -> FinishedCall:
+    return FinishedCall(
+        call_id=call.id, tool=call.name, arguments=call.arguments, content=result.content, error=result.error
+    )
+
+
+def _validate_reply(reply: Any) -> Reply:
+    """Return `reply` as a store would return it, the arguments of its calls lowered to plain data.
+
+    Raises:
+        InvalidReply: it is not a `Reply`, a field has the wrong type, or two of its calls share an id.
+        PayloadError: a store would return it changed.
+    """
+    if not isinstance(reply, Reply):
+        raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
+    if not isinstance(reply.tool_calls, tuple):
+        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
+    calls = tuple(map(_validate_call, reply.tool_calls))
+    if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
+        raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
+    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
+    return own if _is_json_safe(own) else _round_trip(own)
+
+
+def _validate_call(call: Any) -> ToolCall:
+    if not isinstance(call, ToolCall):
+        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
+    if not call.id or not call.name:
+        raise InvalidReply("every tool call of a reply has to have an id and a name")
+    arguments = to_json_value(call.arguments, f"the arguments of {call.name!r}")
+    return ToolCall(id=call.id, name=call.name, arguments=arguments)
+
+
+def _is_json_safe(reply: Reply) -> bool:
+    """Whether a store returns it unchanged for certain. Others are encoded and decoded to find out."""
+    usage = reply.usage
+    if usage is not NO_USAGE:
+        if type(usage) is not Usage or type(usage.cost_usd) is not float or not math.isfinite(usage.cost_usd):
+            return False
+        counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
+        if not all(type(count) is int for count in counts):
+            return False
+    for call in reply.tool_calls:
+        if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():
+            return False
+    return type(reply.text) is str and reply.text.isascii()
+
+
+def _round_trip(reply: Reply) -> Reply:
+    try:
+        stored: Reply = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
+    except msgspec.ValidationError as exc:
+        raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
+    if stored != reply:
+        raise InvalidReply("the model returned a Reply with a field of the wrong type: text has to be a str")
+    return stored
+
+
+def _ensure_request_counted(usage: Usage) -> Usage:
+    """Count one request for a model that does not count its requests."""
+    if usage is NO_USAGE:
+        return ONE_REQUEST
+    return usage if usage.requests > 0 else usage + ONE_REQUEST
+
+
+def _list_requested_calls(reply: Reply) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in reply.tool_calls]
+
+
+NATIVE_LOOP = NativeLoop()
+
+
+def get_loop(source: AgentSource) -> Loop:
+    """Return the loop that executes the runs of this agent."""
+    return AgentDetails.from_source(source).loop or NATIVE_LOOP

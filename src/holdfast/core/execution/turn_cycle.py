@@ -1,0 +1,133 @@
+"""The turns of a conversation. Each attempt of its run begins or resumes one turn, ends it, and lets the run wait."""
+
+import asyncio
+from typing import Any
+
+from holdfast.core.errors import RunCancelled, TurnInterrupted, format_error
+from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.execution.calls import IN_DOUBT_KEY, NOT_STARTED_KEY
+from holdfast.core.execution.waits import WAITS_KEY
+from holdfast.core.run.mail import MESSAGE_TOPIC, Mail
+from holdfast.core.run.result import CheckpointAction
+from holdfast.core.run.turns import (
+    CLOSE_TOPIC,
+    INTERRUPT_TOPIC,
+    TURN_TOPIC,
+    ConversationIdle,
+    Totals,
+    TurnInput,
+    TurnMessage,
+    TurnRecord,
+    TurnStatus,
+    summarize_input,
+)
+
+#: Sent to the model as the result of a call that its turn has left without one.
+CLOSED_CALL = (
+    "This call has no result, because its turn was ended before. If the call was started, it may or may not have taken "
+    "effect."
+)
+
+
+def open_turn(run: RunExecution) -> Mail | None:
+    """Return the message that begins the next turn; `None` if the present turn is resumed, or the conversation closes.
+
+    Raises:
+        ConversationIdle: there is no message.
+        TurnInterrupted: the present turn waits, and a message interrupts it.
+    """
+    state, mailbox = run.state, run.mailbox
+    if state.turn is not None:
+        state.turn_totals = state.turn.totals
+        if WAITS_KEY in state.annotations:
+            raise_if_interrupted(run)
+        return None
+    state.turn_totals = Totals.from_state(state)
+    mail = _find_next(run)
+    if mail is None and not mailbox.has(CLOSE_TOPIC):
+        raise ConversationIdle(run.info.run_id)
+    return mail
+
+
+def _find_next(run: RunExecution) -> Mail | None:
+    return run.mailbox.peek(INTERRUPT_TOPIC) or run.mailbox.peek(TURN_TOPIC, MESSAGE_TOPIC)
+
+
+def raise_if_interrupted(run: RunExecution) -> None:
+    """End the present turn if a message says so."""
+    if run.info.conversation and run.mailbox.has(INTERRUPT_TOPIC):
+        raise TurnInterrupted(run.info.run_id)
+
+
+def begin_turn(run: RunExecution, mail: Mail) -> None:
+    """Begin a turn. The caller adds its messages before anything is awaited: the save of both consumes the mail."""
+    state, message = run.state, TurnMessage.from_mail(mail)
+    run.mailbox.take(mail)
+    state.history.turn_start = len(state.history)
+    state.turn = TurnInput(
+        turn_id=mail.mail_id,
+        number=len(state.turns) + 1,
+        prompt=summarize_input(message.prompt),
+        digest=message.digest,
+        at=run.clock.now(),
+        totals=state.turn_totals,
+    )
+
+
+def ends_turn(run: RunExecution, action: CheckpointAction, error: BaseException | None) -> bool:
+    """Whether the end of this attempt ends a turn, and the conversation continues."""
+    if not run.info.conversation or action not in (CheckpointAction.COMPLETE, CheckpointAction.FAIL):
+        return False
+    if isinstance(error, RunCancelled | asyncio.CancelledError) and run.stop_state.is_stopped:
+        return False  # the conversation was cancelled
+    return error is not None or run.state.turn is not None
+
+
+def end_turn(run: RunExecution, output: Any, error: BaseException | None) -> None:
+    """Record the end of the present turn. The next write of the state contains it."""
+    state = run.state
+    if state.turn is None:  # it failed before it began
+        mail = _find_next(run)
+        if mail is None:
+            return
+        begin_turn(run, mail)
+        assert state.turn is not None
+    if error is not None:
+        _close_calls(run)
+    run.update_elapsed()
+    turn, before = state.turn, state.turn.totals
+    state.turn = None
+    status: TurnStatus = "done"
+    if error is not None:
+        status = "interrupted" if isinstance(error, TurnInterrupted) else "failed"
+    state.turns.append(
+        TurnRecord(
+            input=turn,
+            status=status,
+            output=output,
+            error="" if error is None else format_error(error),
+            usage=state.usage - before.usage,
+            steps=state.steps - before.steps,
+            elapsed=state.elapsed - before.elapsed,
+            at=run.clock.now(),
+        )
+    )
+
+
+def _close_calls(run: RunExecution) -> None:
+    """Give every call of an unanswered reply a result: no provider accepts a history without them."""
+    state, loop = run.state, run.loop
+    for key in (WAITS_KEY, IN_DOUBT_KEY, NOT_STARTED_KEY):
+        state.annotations.pop(key, None)
+    pending = loop.pending_calls(state.history)
+    if not pending:
+        return
+    results: list[Any] = []
+    for call in pending:
+        result = state.results.get(call.call_id)
+        if result is None:
+            result = loop.make_result(call, CLOSED_CALL, error=True)
+        if not any(result is each for each in results):
+            results.append(result)
+    state.history.extend(results)
+    state.finish_step()

@@ -1,0 +1,135 @@
+"""Log lines about the life of runs. The data of a line is in fields of its record too, for JSON formatters.
+
+docs/how-to/observability.md has the table of the fields. No line has a message, a prompt or a result of a run.
+"""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+from holdfast.core.errors import RunCancelled, RunParked, format_error
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.result import CheckpointAction
+from holdfast.core.run.state import RunState
+from holdfast.core.run.waiting import RunWaiting
+
+#: A logger of its own, for hosts that show the life of their runs in another way.
+LIFECYCLE_LOG = logging.getLogger("holdfast.lifecycle")
+
+#: A logger of its own, for hosts that show retries in another way.
+RETRY_LOG = logging.getLogger("holdfast.retry")
+
+_MAX_ERROR_LENGTH = 300
+
+
+def format_short(error: BaseException) -> str:
+    """Return the class and the beginning of the text of an error."""
+    text = format_error(error)
+    return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}…"
+
+
+def log_start(info: RunInfo, state: RunState, *, taken_from: str | None = None) -> None:
+    """Log that an attempt of the run begins.
+
+    Args:
+        taken_from: the worker that executed the run before, and died.
+    """
+    if not LIFECYCLE_LOG.isEnabledFor(logging.INFO):
+        return
+    if taken_from is not None:
+        more = {"previous_worker": taken_from}
+        _log(logging.INFO, "taken_over", f"taken over from worker {taken_from}", info, state, **more)
+    elif state.history or state.steps:
+        _log(logging.INFO, "resumed", f"resumed after step {state.steps}", info, state)
+    else:
+        _log(logging.INFO, "started", "started", info, state)
+
+
+def log_end(
+    info: RunInfo, state: RunState, action: CheckpointAction, error: BaseException | None, *, turn_ended: bool = False
+) -> None:
+    """Log how an attempt of the run ended.
+
+    Args:
+        turn_ended: a turn of a conversation ended, and the conversation waits for the next message.
+    """
+    level, event, text = _describe_end(action, error, state.steps)
+    if turn_ended:
+        event, text = f"turn_{event}", f"turn {len(state.turns)} {text}"
+    if not LIFECYCLE_LOG.isEnabledFor(level):
+        return
+    fields: dict[str, Any] = {"elapsed_seconds": round(state.elapsed.total_seconds(), 3)}
+    if error is not None and action in (CheckpointAction.FAIL, CheckpointAction.INTERRUPT, CheckpointAction.NONE):
+        fields |= {"error": type(error).__name__, "reason": format_short(error)}
+    elif isinstance(error, RunParked):
+        fields |= {"error": type(error).__name__, "reason": error.message}
+    elif isinstance(error, RunWaiting):
+        fields |= {"reason": _describe_wait(error)}
+    _log(level, event, text, info, state, **fields)
+
+
+def _describe_end(action: CheckpointAction, error: BaseException | None, steps: int) -> tuple[int, str, str]:
+    """Return the level, the name of the event, and the text."""
+    match action:
+        case CheckpointAction.WAIT if isinstance(error, RunWaiting):
+            return logging.INFO, "waiting", f"waits after step {steps} for {_describe_wait(error)}"
+        case CheckpointAction.PARK if isinstance(error, RunParked):
+            return logging.WARNING, "parked", f"parked after step {steps}: {error.message}"
+        case CheckpointAction.NONE:
+            return logging.WARNING, "lost", f"lost after step {steps}: another worker owns it"
+    if error is None:
+        return logging.INFO, "done", f"done after step {steps}"
+    if action is CheckpointAction.INTERRUPT:
+        return logging.INFO, "interrupted", f"interrupted after step {steps}: {format_short(error)}"
+    if isinstance(error, RunCancelled):
+        return logging.INFO, "cancelled", f"cancelled after step {steps}"
+    return logging.ERROR, "failed", f"failed after step {steps}: {format_short(error)}"
+
+
+def _describe_wait(error: RunWaiting) -> str:
+    """Return the kinds of what the run waits for: the question of a tool is part of the conversation."""
+    return ", ".join(sorted({call.kind for call in error.calls})) or "a message"
+
+
+def log_parked(run_id: str, agent: str, step: int, reason: str) -> None:
+    """Log that a worker parked a run without executing it.
+
+    Args:
+        agent: empty for a run that cannot be read.
+    """
+    fields = {"event": "parked", "run_id": run_id, "agent": agent, "step": step, "reason": reason}
+    LIFECYCLE_LOG.warning("run %s%s: parked: %s", run_id, agent and f" of {agent}", reason, extra=fields)
+
+
+def log_retry(
+    info: RunInfo, state: RunState, attempt: int, delay: timedelta, error: BaseException, tool: str, call_id: str
+) -> str:
+    """Log that a model call or a tool call failed and is made again after `delay`. Return the text."""
+    pause = f"{delay.total_seconds():.3g} s"
+    detail = f"attempt {attempt} of {tool or 'the model'} failed, next in {pause}: {format_short(error)}"
+    fields = {
+        "event": "retry",
+        "run_id": info.run_id,
+        "agent": info.agent_name,
+        "step": state.steps + 1,
+        "tool": tool,
+        "call_id": call_id,
+        "attempt": attempt,
+        "delay_seconds": delay.total_seconds(),
+        "error": type(error).__name__,
+        "reason": format_short(error),
+    }
+    RETRY_LOG.warning("run %s: %s", info.run_id, detail, extra=fields)
+    return detail
+
+
+def _log(level: int, event: str, text: str, info: RunInfo, state: RunState, **more: Any) -> None:
+    fields = {
+        "event": event,
+        "run_id": info.run_id,
+        "agent": info.agent_name,
+        "step": state.steps,
+        "parent_run_id": info.parent_run_id or "",
+        **more,
+    }
+    LIFECYCLE_LOG.log(level, "run %s of %s: %s", info.run_id, info.agent_name, text, extra=fields)

@@ -1,0 +1,215 @@
+"""RunState, History, StepCalls, RetryState, Faults, StepTimer."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, overload
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.core.run.messages import NATIVE_CODEC, NO_USAGE, MessageCodec, Usage
+from holdfast.core.run.turns import NO_TOTALS, Totals, TurnInput, TurnRecord
+
+
+class History(Sequence[Any]):
+    """A list of messages that grows at its end, or is rewritten as a whole.
+
+    A checkpointer remembers its length and the number of rewrites. With equal rewrites only the messages after that
+    length are new.
+    """
+
+    __slots__ = ("_messages", "finished_count", "rewrites", "rewritten_count", "turn_start")
+
+    def __init__(self, messages: Iterable[Any] = ()) -> None:
+        self._messages = list(messages)
+        #: The length when the last step was finished, or after the last rewrite.
+        self.finished_count: int = len(self._messages)
+        self.rewrites: int = 0
+        #: The length after the last rewrite.
+        self.rewritten_count: int = 0
+        #: Where the messages of the present turn begin; after a rewrite, the messages since then.
+        self.turn_start: int = 0
+
+    def append(self, message: Any) -> None:
+        self._messages.append(message)
+
+    def extend(self, messages: Iterable[Any]) -> None:
+        self._messages.extend(messages)
+
+    def rewrite(self, messages: Iterable[Any]) -> None:
+        """Replace all messages: for compaction."""
+        self._messages = list(messages)
+        self.finished_count = self.rewritten_count = self.turn_start = len(self._messages)
+        self.rewrites += 1
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._messages[index]
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._messages)
+
+    def __repr__(self) -> str:
+        return f"History({len(self._messages)} messages, {self.rewrites} rewrites)"
+
+
+class PhaseOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished phase."""
+
+    name: str
+    output: Any
+    #: The run's step count and execution time when the phase ended.
+    steps: int = msgspec.field(name="iteration")
+    elapsed: timedelta = timedelta(0)
+
+
+class CallTime(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """When a tool call was made, in milliseconds after its step began."""
+
+    call_id: str
+    start: int
+    end: int
+
+
+class StepTimes(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How long a step took in the process that finished it, in milliseconds. For people: no part of the state."""
+
+    took: int
+    #: Until the reply was complete; zero if an earlier process has recorded the reply.
+    model: int = 0
+    calls: tuple[CallTime, ...] = ()
+
+
+class StepEnd(msgspec.Struct, frozen=True, gc=False):
+    """Usage and annotations when a step was finished. A later save may find more of both in the state."""
+
+    own_usage: Usage = NO_USAGE
+    child_usage: Usage = NO_USAGE
+    annotations: dict[str, Any] = {}
+    times: StepTimes | None = None
+
+
+_NO_STEP = StepEnd()
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """The present state of a run. The loop changes it; a checkpointer reads it when it saves."""
+
+    codec: MessageCodec = NATIVE_CODEC
+    #: The conversation of the current phase.
+    history: History = field(default_factory=History)
+    #: Finished steps of the whole run.
+    steps: int = 0
+    #: Finished phases, by position.
+    phases: list[PhaseOutput] = field(default_factory=list)
+    #: The name of the current phase. Empty without phases, and in runs of versions that did not store it.
+    phase: str = ""
+    #: Results of tool calls that are not in the history yet, by call id.
+    results: dict[str, Any] = field(default_factory=dict)
+    #: Usage of the run itself.
+    own_usage: Usage = NO_USAGE
+    #: Usage of its child runs.
+    child_usage: Usage = NO_USAGE
+    #: Execution time, without the time it was interrupted.
+    elapsed: timedelta = timedelta(0)
+    #: Small plain data that ports keep with the run, each under its own name.
+    annotations: dict[str, Any] = field(default_factory=dict)
+    #: Ids of mail that the next save consumes, in the same write as the entries that use it.
+    consumed: list[str] = field(default_factory=list)
+    #: Events for watchers that the next save adds to the journal: the number of messages before each, and its body.
+    notes: list[tuple[int, bytes]] = field(default_factory=list)
+    #: The last step that was finished in this process.
+    step_end: StepEnd = _NO_STEP
+    #: Of a conversation: the turns that have ended, and the present one.
+    turns: list[TurnRecord] = field(default_factory=list)
+    turn: TurnInput | None = None
+    #: What the run had used when the present turn began. Bounds count from there.
+    turn_totals: Totals = NO_TOTALS
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of the run and its child runs."""
+        return self.own_usage + self.child_usage
+
+    def finish_step(self, times: StepTimes | None = None) -> None:
+        """Count the step: the reply and all its tool results are in the history."""
+        self.steps += 1
+        self.results.clear()
+        self.history.finished_count = len(self.history)
+        annotations = dict(self.annotations) if self.annotations else {}
+        self.step_end = StepEnd(self.own_usage, self.child_usage, annotations, times)
+
+    def finish_phase(self, name: str, output: Any) -> None:
+        """Record the output of the current phase and start an empty conversation."""
+        self.phases.append(PhaseOutput(name=name, output=output, steps=self.steps, elapsed=self.elapsed))
+        self.phase = ""
+        self.history = History()
+        self.results.clear()
+
+    @property
+    def turn_steps(self) -> int:
+        """Finished steps of the present turn; without turns, of the run."""
+        return self.steps - self.turn_totals.steps
+
+    @property
+    def turn_elapsed(self) -> timedelta:
+        """Execution time of the present turn; without turns, of the run."""
+        return self.elapsed - self.turn_totals.elapsed
+
+    @property
+    def phase_elapsed(self) -> timedelta:
+        """Execution time of the current phase."""
+        return self.elapsed - (self.phases[-1].elapsed if self.phases else timedelta(0))
+
+    @property
+    def phase_steps(self) -> int:
+        """Finished steps of the current phase; without phases, of the present turn."""
+        return self.steps - self.phases[-1].steps if self.phases else self.turn_steps
+
+
+class StepTimer:
+    """The times of the step under way, in this process."""
+
+    __slots__ = ("_began_at", "_calls", "_clock", "_replied_at")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        #: `None` between two steps.
+        self._began_at: float | None = None
+        self._replied_at: float | None = None
+        self._calls: list[CallTime] = []
+
+    def begin(self) -> None:
+        """The model is asked now."""
+        self._began_at, self._replied_at = self._clock.monotonic(), None
+
+    def reply(self) -> None:
+        """The reply is complete. Without `begin`, an earlier process has recorded it."""
+        self._replied_at = self._clock.monotonic()
+        if self._began_at is None:
+            self._began_at = self._replied_at
+
+    def add_call(self, call_id: str, started_at: float) -> None:
+        """A call that was started then has its result."""
+        began_at = self._began_at
+        if began_at is not None:
+            start, end = started_at - began_at, self._clock.monotonic() - began_at
+            self._calls.append(CallTime(call_id, round(start * 1000), round(end * 1000)))
+
+    def end(self) -> StepTimes | None:
+        """Return the times of the step, which is finished; `None` if it was not measured."""
+        began_at, replied_at, calls = self._began_at, self._replied_at, self._calls
+        self._began_at, self._replied_at, self._calls = None, None, []
+        if began_at is None:
+            return None
+        took = round((self._clock.monotonic() - began_at) * 1000)
+        model = took if replied_at is None else round((replied_at - began_at) * 1000)
+        return StepTimes(took, model, tuple(calls))

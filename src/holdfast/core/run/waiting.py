@@ -1,0 +1,234 @@
+"""WaitingCall, Decision, answers, Suspend, RunWaiting, describe_waits."""
+
+import hashlib
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.core.errors import RunError
+from holdfast.core.json_value import to_json_value
+
+
+class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Says that a call needs a person's approval, and returned by the predicate of a tool for such a call."""
+
+    reason: str = ""
+    #: How long the run waits for the answer. `None`: without limit.
+    expires_in: timedelta | None = None
+    #: Who may decide: a label that the host checks.
+    audience: str = ""
+
+
+WaitKind = Literal["approval", "question", "signal", "timer", "result", "child"]
+
+#: The kinds that a person has to answer.
+PERSON_KINDS = frozenset({"approval", "question"})
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to a waiting call, and who gave it. `expire`: there was none in time."""
+
+    kind: Literal["approve", "deny", "value", "expire"]
+    #: Of `approve`: the arguments to call the tool with instead of the model's.
+    arguments: Any = None
+    #: Of `value`: the result of the call.
+    value: Any = None
+    #: Of `deny`: the reason, for the model. Otherwise a comment for the record.
+    comment: str = ""
+    by: str = ""
+    via: str = ""
+    at: datetime | None = None
+
+
+class Approve(msgspec.Struct, frozen=True, kw_only=True):
+    """Let the tool be called, with other arguments if they are given."""
+
+    arguments: dict[str, Any] | None = None
+    comment: str = ""
+
+    def to_decision(self, by: str, via: str) -> Decision:
+        return Decision(kind="approve", arguments=self.arguments, comment=self.comment, by=by, via=via)
+
+
+class Deny(msgspec.Struct, frozen=True, kw_only=True):
+    """Do not call the tool. The model reads the reason."""
+
+    reason: str = ""
+
+    def to_decision(self, by: str, via: str) -> Decision:
+        return Decision(kind="deny", comment=self.reason, by=by, via=via)
+
+
+class Value(msgspec.Struct, frozen=True):
+    """The result of the call."""
+
+    value: Any
+
+    def to_decision(self, by: str, via: str) -> Decision:
+        return Decision(kind="value", value=to_json_value(self.value, "the answer"), by=by, via=via)
+
+
+Answer = Approve | Deny | Value
+
+
+class Deferred(msgspec.Struct, frozen=True, kw_only=True):
+    """Returned by a tool whose result arrives later, through `App.complete_call` with the token of the call."""
+
+    reason: str = ""
+    #: How long the run waits for the result. `None`: without limit.
+    expires_in: timedelta | None = None
+    #: Plain data that is shown with the call.
+    metadata: Any = None
+
+
+class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that waits. Stored with its run, and listed by `App.pending`."""
+
+    run_id: str
+    call_id: str
+    step: int
+    tool: str
+    kind: WaitKind
+    #: As the model gave them.
+    arguments: Any = None
+    #: The topic of the mail that answers it.
+    topic: str = ""
+    reason: str = ""
+    #: What the tool says about the call, as plain data.
+    metadata: Any = None
+    asked_at: datetime
+    #: When the wait ends without an answer; of a timer, when it is due. `None`: never.
+    expires_at: datetime | None = None
+    #: Who may decide: a label that the host checks.
+    audience: str = ""
+    #: Of `result`: proves that the sender was given the call.
+    token: str = ""
+    #: Of `child`: the child runs of the call wait for a time only.
+    timed: bool = False
+    #: The answer, once the run has read it.
+    decision: Decision | None = None
+    #: Of a call that was approved and then waits for something else: the approval.
+    approval: Decision | None = None
+
+    @property
+    def id(self) -> str:
+        """Tells this wait apart from all others of its run."""
+        return f"{self.step}:{self.call_id}"
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether only `App.answer` ends the wait: by a person, or by the code that makes an external call."""
+        return self.kind in PERSON_KINDS or (self.kind == "result" and not self.token)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the arguments: what a person saw is what is called."""
+        return hashlib.sha256(msgspec.json.encode(self.arguments, order="sorted")).hexdigest()[:16]
+
+
+class Suspend(RunError):
+    """Raised by a tool: its call waits. The tool is not called again; the answer becomes the result of the call.
+
+    What to do: Nothing: loops catch it. A loop of your own lets it pass through `ToolCalls.execute`.
+    """
+
+    def __init__(
+        self,
+        kind: WaitKind,
+        *,
+        topic: str = "",
+        reason: str = "",
+        expires_at: datetime | None = None,
+        audience: str = "",
+    ) -> None:
+        super().__init__(f"the call waits ({reason or kind}), but the loop that has called it lets no run wait")
+        self.kind = kind
+        self.topic = topic
+        self.reason = reason
+        self.expires_at = expires_at
+        self.audience = audience
+
+
+class RunWaiting(RunError):
+    """The run waits for a time, a person, a signal or a result. It holds no process, and resumes by itself.
+
+    What to do: Answer the calls of the error (`App.pending`, `holdfast pending`), send the signal, or wait.
+    """
+
+    def __init__(self, run_id: str, calls: tuple[WaitingCall, ...]) -> None:
+        self.run_id = run_id
+        self.calls = calls
+        super().__init__(f"run {run_id} waits for {self.reason}")
+
+    @property
+    def reason(self) -> str:
+        """What the run waits for."""
+        return describe_waits(self.calls)
+
+    @property
+    def wake_at(self) -> datetime | None:
+        """When the run resumes without mail."""
+        return min((call.expires_at for call in self.calls if call.expires_at is not None), default=None)
+
+    @property
+    def wake_on(self) -> tuple[str, ...]:
+        """The topics of mail that resume the run."""
+        return tuple(sorted({call.topic for call in self.calls if call.topic}))
+
+    @property
+    def only_for_time(self) -> bool:
+        return all(call.kind == "timer" or call.timed for call in self.calls)
+
+
+class RateLimitWait(RunWaiting):
+    """The run waits until a limit of its model's provider allows another call. It resumes by itself.
+
+    What to do: Nothing: a worker resumes the run. The limits are those of `App(rate_limits=...)`.
+    """
+
+    def __init__(self, run_id: str, model: str, until: datetime) -> None:
+        self._model, self._until = model, until
+        super().__init__(run_id, ())
+
+    @property
+    def reason(self) -> str:
+        """What the run waits for."""
+        return f"the limits of {self._model or 'its model'} until {self._until:%Y-%m-%d %H:%M:%S} UTC"
+
+    @property
+    def wake_at(self) -> datetime | None:
+        """When the run resumes without mail."""
+        return self._until
+
+
+def describe_decision(decision: Decision) -> str:
+    """Describe a decision in one line, such as `approved by ann via slack`."""
+    parts = [{"approve": "approved", "deny": "denied", "value": "answered", "expire": "expired"}[decision.kind]]
+    if decision.arguments is not None:
+        parts.append(f"with {msgspec.json.encode(decision.arguments).decode()}")
+    if decision.by:
+        parts.append(f"by {decision.by}")
+    if decision.via:
+        parts.append(f"via {decision.via}")
+    return " ".join(parts) + (f": {decision.comment}" if decision.comment else "")
+
+
+def describe_waits(calls: tuple[WaitingCall, ...]) -> str:
+    """Describe in one line what a run waits for."""
+    parts = []
+    for call in calls:
+        match call.kind:
+            case "approval":
+                parts.append(f"approval of {call.tool} ({call.call_id})")
+            case "question":
+                parts.append(f"an answer: {call.reason}")
+            case "signal":
+                parts.append(f"the signal {call.topic.partition(':')[2]}")
+            case "timer":
+                parts.append(f"the time {call.expires_at:%Y-%m-%d %H:%M:%S} UTC")
+            case "result":
+                parts.append(f"the result of {call.tool} ({call.call_id})")
+            case "child":
+                parts.append(f"a child run of {call.tool} ({call.reason})")
+    return ", ".join(parts) or "mail"

@@ -1,0 +1,64 @@
+"""The URL of a database: the batteries' tables in it, and the URL as it is shown."""
+
+import re
+
+from holdfast.db.tables import DatabaseTables, TablesError
+
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+
+
+def tables_from_url(url: str) -> DatabaseTables:
+    """Return the tables in the database that `url` names, not opened yet.
+
+    Raises:
+        TablesError: the URL names no database that batteries can use; a `memory:` store has none.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme in POSTGRES_SCHEMES:
+        from holdfast.db.postgres_tables import PostgresTables
+
+        return PostgresTables(url)
+    if scheme == "sqlite" and rest.removeprefix("//"):
+        from holdfast.db.sqlite_tables import SqliteTables
+
+        try:
+            return SqliteTables(parse_sqlite_path(url))
+        except ValueError as exc:
+            raise TablesError(str(exc)) from None
+    raise TablesError(
+        f"batteries keep nothing in {redact_url(url)!r}: use sqlite:PATH or postgresql://..., or their memory store"
+    )
+
+
+def parse_sqlite_path(url: str) -> str:
+    """Return the path in a `sqlite:` URL.
+
+    Raises:
+        ValueError: it names a user or a host. The text does not quote it: it may hold a password.
+    """
+    if _has_account(url):
+        raise ValueError("a sqlite: URL has a path, no user and no host: write sqlite:./runs.db")
+    return url.partition(":")[2].removeprefix("//")
+
+
+def redact_url(url: str) -> str:
+    """Return the URL as it may be shown: without passwords, and cut short where one cannot be told apart."""
+    scheme, _, _ = url.partition(":")
+    if scheme in POSTGRES_SCHEMES:
+        try:
+            from holdfast.db.postgres_url import redact_postgres_url
+
+            return redact_postgres_url(url)
+        except (ImportError, ValueError):
+            return f"{scheme}://..."
+    if scheme == "sqlite":
+        return "sqlite://..." if _has_account(url) else url
+    # Only its first word cannot hold a password.
+    word = re.match(r"[\w+.-]*", url)
+    return f"{word[0]}..." if word and re.search("[@=?]", url) else url
+
+
+def _has_account(url: str) -> bool:
+    """Return whether a `sqlite:` URL has a user name or password, as if it named a server."""
+    rest = url.partition(":")[2]
+    return rest.startswith("//") and not rest.startswith("///") and "@" in rest

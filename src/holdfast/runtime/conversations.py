@@ -1,0 +1,431 @@
+"""Conversation, Turn."""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, get_args
+
+import msgspec
+
+from holdfast.checkpoint.codec import Progress, RunMeta, decode
+from holdfast.checkpoint.delta import RECENT_TURNS, JournaledTurn, read_turns
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    ConversationClosed,
+    RunBusy,
+    RunConflict,
+    RunEnded,
+    RunNotClaimable,
+    RunNotFound,
+    TurnConflict,
+)
+from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus
+from holdfast.checkpoint.store import RunStore
+from holdfast.core.agents.agent import AgentSource
+from holdfast.core.errors import ConversationBusy, DefinitionError, RunCancelled, RunFailed, TurnFailed
+from holdfast.core.execution.native_loop import get_loop
+from holdfast.core.loop import Loop
+from holdfast.core.run.info import RunInfo, RunLabels
+from holdfast.core.run.mail import MESSAGE_TOPIC
+from holdfast.core.run.messages import NO_USAGE, Usage
+from holdfast.core.run.prompt import Prompt, dump_prompt
+from holdfast.core.run.result import OutputT, OutputT_co
+from holdfast.core.run.turns import (
+    CLOSE_TOPIC,
+    INPUT_TOPICS,
+    INTERRUPT_TOPIC,
+    TURN_TOPIC,
+    TurnInput,
+    TurnMessage,
+    TurnStatus,
+    make_digest,
+)
+from holdfast.core.validation import check_choice
+from holdfast.runtime.attach import RunAttacher
+from holdfast.runtime.janitor import Janitor
+from holdfast.runtime.operations.conversation_forks import copy_turns
+from holdfast.runtime.operations.mailing import check_mail_id, check_size
+from holdfast.runtime.operations.run_client import RunClient, make_parked_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn(Generic[OutputT_co]):
+    """One message to a conversation and what followed."""
+
+    run_id: str
+    #: The id of the message that began the turn.
+    turn_id: str
+    #: Counts up from 1.
+    number: int
+    status: TurnStatus | Literal["running"]
+    #: The beginning of the message.
+    prompt: str
+    #: Of a turn that is done.
+    output: OutputT_co
+    #: Of a turn that failed or was interrupted.
+    error: str
+    #: Of this turn alone, child runs included. Zero while it is running.
+    usage: Usage
+    steps: int
+    began_at: datetime
+    ended_at: datetime | None
+    #: The messages of this turn, as the agent's loop keeps them. Empty if a later turn compacted the history.
+    messages: Sequence[Any]
+
+
+class TurnReader(Generic[OutputT]):
+    """Reads the turns of one conversation."""
+
+    def __init__(self, store: RunStore, run_id: str, loop: "Loop[OutputT]") -> None:
+        self._store, self._run_id, self._loop = store, run_id, loop
+
+    async def read_all(self) -> list[Turn[Any]]:
+        """Return the turns that have begun, oldest first."""
+        stored = await self._store.load(self._run_id)
+        return [self._make_turn(turn) for turn in read_turns(self._run_id, stored.entries, self._loop.codec)]
+
+    async def find_ended(self, progress: Progress, turn_id: str, *, scan: bool) -> JournaledTurn | None:
+        """Return the turn of a message, if it has ended. For a recent one the journal before it is not read.
+
+        Args:
+            scan: read the whole journal for a turn that is not recent.
+        """
+        seq = progress.recent_turns.get(turn_id)
+        if is_present(progress, turn_id) or (seq is None and not scan):
+            return None
+        stored = await self._store.load(self._run_id, after=-1 if seq is None else seq - 1)
+        turns = read_turns(self._run_id, stored.entries, self._loop.codec)
+        ended = (turn for turn in turns if turn.record is not None and turn.record.input.includes(turn_id))
+        return next(ended, None)
+
+    def finish(self, turn: JournaledTurn) -> Turn[OutputT]:
+        """Return a turn that is done.
+
+        Raises:
+            TurnFailed: it ended without an answer.
+        """
+        if turn.record is not None and turn.record.status != "done":
+            raise TurnFailed(self._run_id, turn.input.turn_id, turn.record.error)
+        return self._make_turn(turn)
+
+    def _make_turn(self, turn: JournaledTurn) -> Turn[OutputT]:
+        began, record = turn.input, turn.record
+        output: Any = None
+        if record is not None and record.status == "done":
+            output = self._loop.load_output(record.output)
+        return Turn(
+            run_id=self._run_id,
+            turn_id=began.turn_id,
+            number=began.number,
+            status="running" if record is None else record.status,
+            prompt=began.prompt,
+            output=output,
+            error="" if record is None else record.error,
+            usage=NO_USAGE if record is None else record.usage,
+            steps=0 if record is None else record.steps,
+            began_at=began.at,
+            ended_at=None if record is None else record.at,
+            messages=tuple(turn.messages),
+        )
+
+
+def is_present(progress: Progress, turn_id: str) -> bool:
+    """Whether the message belongs to the turn under way."""
+    return progress.turn is not None and progress.turn.includes(turn_id)
+
+
+#: What a message does that arrives during a turn. `queue`: it begins a turn of its own afterwards. `steer`: it joins
+#: the turn before its next step. `interrupt`: it ends the turn before its next step, and begins the next one.
+#: `reject`: it is refused.
+When = Literal["queue", "steer", "interrupt", "reject"]
+
+_TOPICS = {"queue": TURN_TOPIC, "steer": MESSAGE_TOPIC, "interrupt": INTERRUPT_TOPIC, "reject": TURN_TOPIC}
+
+#: Every conversation has this label, so that listings find them.
+CONVERSATION_LABEL = {"holdfast.type": "conversation"}
+
+_SAFE = re.compile(r"[A-Za-z0-9._-]{1,80}")
+
+
+def make_conversation_id(agent_name: str, key: str) -> str:
+    """Return the run id of the conversation with this key. No two conversations share one.
+
+    Names and keys of letters, digits, `.`, `_` and `-` are readable in it. Others are shortened, and a digest tells
+    them apart.
+    """
+    if _SAFE.fullmatch(agent_name) and _SAFE.fullmatch(key):
+        return f"chat:{agent_name}:{key}"
+    digest = hashlib.sha256(msgspec.json.encode([agent_name, key])).hexdigest()[:32]
+    short_name, short_key = (re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:40] for text in (agent_name, key))
+    return f"chat:{short_name}:{short_key}:{digest}"
+
+
+class Conversation(Generic[OutputT]):
+    """One conversation. Made by `App.conversation`; any number of processes may have one with the same key."""
+
+    def __init__(
+        self,
+        agent: AgentSource[OutputT],
+        key: str,
+        labels: RunLabels,
+        *,
+        client: RunClient,
+        attacher: RunAttacher,
+        janitor: Janitor,
+    ) -> None:
+        """Make a handle. Nothing is stored before the first message.
+
+        Raises:
+            DefinitionError: the key or a label is not text.
+        """
+        if not isinstance(key, str) or not key:
+            raise DefinitionError(f"the key is {key!r:.80}: give a text")
+        self._agent = agent
+        self.key = key
+        self.run_id: str = make_conversation_id(agent.name, key)
+        info = RunInfo.create(agent, "", run_id=self.run_id, **labels)
+        self._info = msgspec.structs.replace(info, conversation=key, labels={**info.labels, **CONVERSATION_LABEL})
+        self._client, self._attacher, self._janitor = client, attacher, janitor
+        self._store = client.store
+        self._turns = TurnReader(self._store, self.run_id, get_loop(agent))
+
+    def __repr__(self) -> str:
+        return f"Conversation({self._agent.name!r}, {self.key!r})"
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Put the conversation into the store, unless it is there. `send` and `post` do so too."""
+        await self._client.create(self._info)
+
+    def check_message(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> None:
+        """Check a message as `send` and `post` do, without sending it. Needs no conversation in the store.
+
+        Raises:
+            DefinitionError: the agent does not accept the content, or an argument is not valid.
+            PayloadError: the message is too large.
+        """
+        self._make_mail(content, id, when)
+
+    async def send(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> Turn[OutputT]:
+        """Send a message, and wait for the turn that answers it, in whichever process it is executed.
+
+        The message is durable before anything else happens. With an `id` that was sent before, nothing is sent, and the
+        turn of that message is returned.
+
+        Args:
+            content: text, or content parts that the agent accepts.
+            when: what the message does that arrives during a turn.
+
+        Raises:
+            TurnFailed: the turn ended without an answer, or was interrupted. The conversation continues.
+            RunWaiting: the turn waits for a person, a signal or a result. The same `send` returns its result later.
+            RunParked: the conversation needs a person. RunCancelled: it was cancelled.
+            ConversationBusy: `when="reject"`, and a turn is under way or queued.
+            ConversationClosed: it has ended.
+            TurnConflict: the `id` was used for another message.
+        """
+        turn_id, turns_before = await self._post(content, id, when)
+        return await self._wait(turn_id, turns_before)
+
+    async def post(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> str:
+        """Send a message, and return its id. Durable when this returns. Arguments and errors as for `send`."""
+        turn_id, _ = await self._post(content, id, when)
+        return turn_id
+
+    async def result(self, turn_id: str) -> Turn[OutputT]:
+        """Wait for the turn of a message that was sent. Raises as `send`.
+
+        Raises:
+            CheckpointError: no message has this id.
+        """
+        # Before the record: a message that is read meanwhile is in the record.
+        unread = [mail.mail_id for mail in await self._store.read_mail(self.run_id)]
+        progress = decode((await self._client.get_record(self.run_id)).progress, Progress)
+        if turn_id in unread or is_present(progress, turn_id):
+            return await self._wait(turn_id, progress.turns)
+        turn = await self._turns.find_ended(progress, turn_id, scan=True)
+        if turn is None:
+            raise CheckpointError(f"conversation {self.run_id} has no message {turn_id!r:.80}")
+        return self._turns.finish(turn)
+
+    async def _post(self, content: Prompt, id: str | None, when: When) -> tuple[str, int | None]:
+        """Return the id of the message, and how many turns had ended before; `None` if it was sent before."""
+        mail, digest = self._make_mail(content, id, when)
+        turns_before = 0
+        while True:
+            record = await self._find_record()
+            if record is None:
+                await self.begin()
+            else:
+                progress = decode(record.progress, Progress)
+                if is_present(progress, mail.mail_id) or mail.mail_id in progress.recent_turns:
+                    await self._check_digest(progress, mail.mail_id, digest)
+                    return mail.mail_id, None
+                if when == "reject" and await self._is_busy(record, progress):
+                    raise ConversationBusy(self.run_id)
+                turns_before = progress.turns
+            try:
+                receipt = await self._store.post(self.run_id, mail)
+            except RunNotFound:
+                continue  # it was erased meanwhile
+            except RunEnded as exc:
+                raise ConversationClosed(self.run_id, exc.status) from exc
+            break
+        if not receipt.is_new:
+            await self._check_receipt(receipt, digest)
+        await self._janitor.deliver_mail(self.run_id)
+        return mail.mail_id, turns_before if receipt.is_new else None
+
+    def _make_mail(self, content: Prompt, id: str | None, when: When) -> tuple[Mail, str]:
+        check_choice("when", when, get_args(When))
+        if id is not None:
+            check_mail_id(id)
+        prompt = dump_prompt(self._agent.name, get_loop(self._agent), content)
+        digest = make_digest(prompt)
+        body = check_size(msgspec.json.encode(TurnMessage(content=prompt, digest=digest)))
+        return Mail(mail_id=id or secrets.token_hex(8), topic=_TOPICS[when], body=body), digest
+
+    async def _find_record(self) -> RunRecord | None:
+        """Return the record; `None` if nothing was sent yet."""
+        try:
+            record = await self._client.get_record(self.run_id)
+        except RunNotFound:
+            return None
+        if decode(record.meta, RunMeta).conversation != self.key or record.agent_name != self._agent.name:
+            raise RunConflict(self.run_id, record.agent_name)
+        return record
+
+    async def _is_busy(self, record: RunRecord, progress: Progress) -> bool:
+        if progress.turn is not None or record.status is RunStatus.WAITING:
+            return progress.turn is not None
+        return any(mail.topic in INPUT_TOPICS for mail in await self._store.read_mail(self.run_id))
+
+    async def _check_receipt(self, receipt: Receipt, digest: str) -> None:
+        """Refuse an id that was used for another message."""
+        if receipt.consumed:
+            progress = decode((await self._client.get_record(self.run_id)).progress, Progress)
+            await self._check_digest(progress, receipt.mail.mail_id, digest)
+        elif TurnMessage.from_mail(receipt.mail).digest != digest:
+            raise TurnConflict(self.run_id, receipt.mail.mail_id)
+
+    async def _check_digest(self, progress: Progress, turn_id: str, digest: str) -> None:
+        turn: TurnInput | None = progress.turn
+        if turn is None or not turn.includes(turn_id):
+            ended = await self._turns.find_ended(progress, turn_id, scan=True)
+            turn = None if ended is None else ended.input
+        if turn is not None and turn.get_digest(turn_id) != digest:
+            raise TurnConflict(self.run_id, turn_id)
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    async def _wait(self, turn_id: str, turns_before: int | None) -> Turn[OutputT]:
+        """Wait for the end of a turn.
+
+        Args:
+            turns_before: that number of turns had ended, and this was not among them. `None`: it may have been.
+        """
+        error: Exception | None = None
+        while True:
+            record = await self._client.get_record(self.run_id)
+            progress = decode(record.progress, Progress)
+            missed = turns_before is None or progress.turns - turns_before > RECENT_TURNS
+            turn = await self._turns.find_ended(progress, turn_id, scan=missed)
+            if turn is not None:
+                return self._turns.finish(turn)
+            self._raise_if_stuck(record)
+            if error is not None and progress.turns == turns_before:  # it is not the error of a turn
+                raise error
+            turns_before = progress.turns
+            error = await self._attacher.advance(record)
+
+    def _raise_if_stuck(self, record: RunRecord) -> None:
+        """Raise if the conversation does not continue by itself."""
+        match record.status:
+            case RunStatus.WAITING:
+                waiting = self._client.read_waiting(record)
+                if waiting.calls and not waiting.only_for_time:
+                    raise waiting
+            case RunStatus.PARKED:
+                raise make_parked_error(record)
+            case RunStatus.CANCELLED:
+                raise RunCancelled(f"conversation {self.run_id} was cancelled")
+            case RunStatus.FAILED:
+                raise RunFailed(f"conversation {self.run_id} failed: {record.reason}")
+            case RunStatus.DONE:
+                raise ConversationClosed(self.run_id, record.status.value)
+
+    # -- the whole conversation ---------------------------------------------------------------------------------
+
+    async def history(self) -> list[Turn[Any]]:
+        """Return the turns that have begun, oldest first. Empty if nothing was sent."""
+        if await self._find_record() is None:
+            return []
+        return await self._turns.read_all()
+
+    async def fork(
+        self, at_turn: int, *, edited: Prompt | None = None, key: str | None = None
+    ) -> "Conversation[OutputT]":
+        """Begin a new conversation with the turns of this one up to `at_turn`. This one is not changed.
+
+        May be repeated with the same arguments and `key`.
+
+        Args:
+            edited: replaces the message of that turn, which is run again under the same turn id: wait for it with
+                `result(turn_id)`.
+            key: of the new conversation; random by default.
+
+        Raises:
+            CheckpointError: the journal has no such turn, or it was compacted.
+            RunConflict: the key belongs to a conversation that is not this fork.
+        """
+        fork = Conversation(
+            self._agent,
+            secrets.token_hex(8) if key is None else key,
+            self._info.run_labels,
+            client=self._client,
+            attacher=self._attacher,
+            janitor=self._janitor,
+        )
+        if edited is not None:  # before the fork is in the store
+            fork.check_message(edited)
+        turn_id = await copy_turns(self._client, self.run_id, fork._info, at_turn, include=edited is None)
+        if edited is not None:
+            await fork.post(edited, id=turn_id)
+        return fork
+
+    async def close(self) -> None:
+        """End the conversation after the messages that were sent, and wait for that. Later ones are refused.
+
+        Raises:
+            RunWaiting, RunParked: the present turn does not continue by itself.
+        """
+        mail = Mail(mail_id=CLOSE_TOPIC, topic=CLOSE_TOPIC, body=b"{}")
+        if await self._find_record() is None:
+            return
+        with suppress(RunEnded):
+            await self._store.post(self.run_id, mail)
+        await self._janitor.deliver_mail(self.run_id)
+        # Without a retention it is removed when it ends.
+        while (record := await self._find_record()) is not None and not record.is_terminal:
+            self._raise_if_stuck(record)
+            await self._attacher.advance(record)
+
+    async def erase(self) -> None:
+        """Remove the conversation from the store: its history, its results and the runs that it started.
+
+        A turn under way is cancelled first.
+        """
+        while True:
+            try:
+                await self._store.remove(self.run_id)
+            except RunBusy:
+                with suppress(RunNotFound, RunNotClaimable):
+                    await self._client.cancel(self.run_id)
+                await self._client.wait_for_change(timedelta(milliseconds=100))
+            else:
+                return

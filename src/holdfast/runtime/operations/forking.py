@@ -1,0 +1,156 @@
+"""Makes a fork: a new run that starts from a copy of another run's journal up to a step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.checkpoint.codec import Begin, JournalReader, Progress, RecordedResult, RunMeta, Step, decode, encode
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import StoredRun
+from holdfast.core.errors import DefinitionError
+from holdfast.core.loop import Loop, PendingCall
+from holdfast.core.run.info import new_run_id
+from holdfast.core.run.prompt import Prompt, dump_prompt, summarize_prompt
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a fork begins, and what is different in it."""
+
+    at_step: int
+    #: The id of the new run. `None`: a random one.
+    new_id: str | None = None
+    #: Replaces the prompt, if `at_step` is 1, or the messages that the run got before this step. The step is run again.
+    edited: Prompt | None = None
+    #: Replace results of the step's calls, by call id. The new run starts after the step.
+    results: Mapping[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if self.edited is not None and self.results:
+            raise DefinitionError("a fork has an edited message or edited results: fork twice for both")
+
+
+class ForkStart(NamedTuple):
+    """What a fork begins with. The entries follow its first one; they are numbered when the run is made."""
+
+    meta: RunMeta
+    progress: Progress
+    entries: list[Entry]
+
+
+def make_start(stored: StoredRun, loop: Loop, fork: Fork) -> ForkStart:
+    """Return what the fork of a run begins with.
+
+    Raises:
+        CheckpointError: the journal has no such step or call.
+        DefinitionError: the agent does not accept the message. PayloadError: a result has no JSON form.
+    """
+    return _Forker(stored, loop, fork).make()
+
+
+class _Forker:
+    def __init__(self, stored: StoredRun, loop: Loop, fork: Fork) -> None:
+        self._entries, self._loop, self._fork = stored.entries, loop, fork
+        self._old = decode(stored.entries[0].body, Begin).meta
+        if self._old.conversation:
+            raise CheckpointError(
+                f"run {self._old.run_id} is a conversation: fork it at a turn, with Conversation.fork"
+            )
+
+    def make(self) -> ForkStart:
+        at_step = self._fork.at_step
+        labels = {**self._old.labels, "forked_from": self._old.run_id, "forked_at": str(at_step)}
+        new_id = self._fork.new_id or new_run_id()
+        meta = msgspec.structs.replace(self._old, run_id=new_id, parent_run_id=None, labels=labels)
+        if self._fork.edited is not None:
+            return self._make_with_message(meta, self._fork.edited)
+        end, progress = self._find_step(at_step)
+        if self._fork.results:
+            return self._make_with_results(meta, end, progress)
+        return ForkStart(meta, progress, list(self._entries[1 : end + 1]))
+
+    def _find_step(self, step: int) -> tuple[int, Progress]:
+        """Return the position of the end of a step, and the progress then."""
+        steps = [
+            (position, decode(entry.body, Step).progress)
+            for position, entry in enumerate(self._entries)
+            if entry.kind is EntryKind.STEP
+        ]
+        for position, progress in reversed(steps):
+            if progress.steps == step:
+                return position, progress
+        known = ", ".join(str(progress.steps) for _, progress in steps) or "none"
+        raise CheckpointError(
+            f"run {self._old.run_id} cannot be forked at step {self._fork.at_step}: its journal has {known}"
+        )
+
+    # -- an edited message --------------------------------------------------------------------------------------
+
+    def _make_with_message(self, meta: RunMeta, edited: Prompt) -> ForkStart:
+        content = dump_prompt(meta.agent_name, self._loop, edited)
+        if self._fork.at_step == 1:
+            parts = content if isinstance(content, list) else []
+            meta = msgspec.structs.replace(meta, prompt=summarize_prompt(content), content=parts)
+            return ForkStart(meta, Progress(), [])
+        end, progress = self._find_step(self._fork.at_step - 1)
+        self._check_same_phase(end)
+        body = self._loop.codec.encode(self._loop.make_message(content))
+        message = Entry(seq=0, kind=EntryKind.MESSAGE, body=body)
+        return ForkStart(meta, progress, [*self._entries[1 : end + 1], message])
+
+    def _check_same_phase(self, end: int) -> None:
+        following = self._entries[end + 1 : end + 2]
+        if following and following[0].kind is EntryKind.PHASE:
+            raise CheckpointError(
+                f"run {self._old.run_id}: step {self._fork.at_step} begins a phase, whose prompt its agent makes: "
+                "edit the message of another step"
+            )
+
+    # -- edited results -----------------------------------------------------------------------------------------
+
+    def _make_with_results(self, meta: RunMeta, end: int, progress: Progress) -> ForkStart:
+        """Copy the journal up to the reply that made the calls. The results follow, as if the calls had just ended."""
+        cut, calls, results = self._find_results(end)
+        for call_id, content in self._fork.results.items():
+            results[call_id] = self._loop.make_result(calls[call_id], content)
+        progress = msgspec.structs.replace(progress, steps=progress.steps - 1)
+        recorded = [
+            encode(
+                RecordedResult(call=each, steps=progress.steps, message=msgspec.Raw(self._loop.codec.encode(result)))
+            )
+            for each, result in results.items()
+        ]
+        entries = [Entry(seq=0, kind=EntryKind.RESULT, body=body) for body in recorded]
+        return ForkStart(meta, progress, [*self._entries[1 : cut + 1], *entries])
+
+    def _find_results(self, end: int) -> tuple[int, Mapping[str, PendingCall], dict[str, Any]]:
+        """Return the position of the reply, and by id its calls and their results as the loop has recorded them."""
+        reader = JournalReader(self._old.run_id, self._loop.codec)
+        start = max((at for at in range(end) if self._entries[at].kind is EntryKind.STEP), default=0)
+        asked: list[Any] | None = None
+        calls: dict[str, PendingCall] = {}
+        cut = end
+        for position, entry in enumerate(self._entries[: end + 1]):
+            reader.read(entry)
+            if position >= start and asked is None:
+                calls = {call.call_id: call for call in self._loop.pending_calls(reader.messages)}
+                if calls:
+                    asked, cut = list(reader.messages), position
+        results = self._read_results(asked or [], reader.messages)
+        if missing := self._fork.results.keys() - results.keys():
+            raise CheckpointError(
+                f"run {self._old.run_id}: step {self._fork.at_step} has no result of {', '.join(sorted(missing))}; "
+                f"it has results of {', '.join(results) or 'no call'}"
+            )
+        return cut, calls, results
+
+    def _read_results(self, asked: list[Any], messages: Sequence[Any]) -> dict[str, Any]:
+        """Return the messages after `asked` that are results of its last calls, by call id."""
+        before = len(self._loop.finished_calls(asked))
+        results: dict[str, Any] = {}
+        for message in messages[len(asked) :]:
+            finished = self._loop.finished_calls([*asked, message])
+            if len(finished) > before:
+                results[finished[-1].call_id] = message
+        return results

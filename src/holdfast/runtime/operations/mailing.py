@@ -1,0 +1,238 @@
+"""Sends mail to runs from any process: messages, signals, and answers to calls that wait."""
+
+import hmac
+import secrets
+from collections.abc import Collection
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
+from holdfast.checkpoint.record import Mail, Receipt, RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.store import RunStore
+from holdfast.clock import Clock
+from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.core.execution.waits import read_waits
+from holdfast.core.json_value import JsonValue, to_json_value
+from holdfast.core.run.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
+from holdfast.core.run.waiting import Answer, Approve, Decision, Deny, Value, WaitingCall
+
+#: The largest body of a message, a signal or an answer.
+MAX_MAIL_BYTES = 4 * 1024 * 1024
+
+_UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRUPTED})
+
+
+class NotWaiting(CheckpointError):
+    """The run has no such call that waits: it never had, or the wait is over. Nothing was sent.
+
+    What to do: Look at the calls that do wait: `holdfast pending`, or `App.pending`.
+    """
+
+
+class AlreadyAnswered(CheckpointError):
+    """Another answer was first. Nothing was changed.
+
+    What to do: Nothing. The message says who answered first, and `show` how the run continued.
+    """
+
+    def __init__(self, run_id: str, call_id: str, decision: Decision | None) -> None:
+        first = "another answer was first"
+        if decision is not None:
+            at = f" at {decision.at:%Y-%m-%d %H:%M:%S} UTC" if decision.at is not None else ""
+            first = f"{decision.by or 'another caller'} answered first ({decision.kind}){at}"
+        super().__init__(f"run {run_id}: call {call_id} was answered already: {first}")
+        self.run_id = run_id
+        self.call_id = call_id
+        self.decision = decision
+
+
+class Mailer:
+    """Posts mail to the runs of one store."""
+
+    def __init__(self, store: RunStore, *, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+
+    async def send(self, run_id: str, content: str | list[JsonValue], mail_id: str | None = None) -> str:
+        """Send a message to a run that has not ended. Durable when this returns. The run reads it before its next step.
+
+        Returns the id of the message. Sending with an id that the run knows changes nothing.
+
+        Args:
+            content: text, or content parts as `dump_prompt` returns them.
+        """
+        body = encode_message(to_json_value(content, "the message"))
+        return await self._post(run_id, MESSAGE_TOPIC, body, mail_id)
+
+    async def signal(self, run_id: str, name: str, payload: Any, mail_id: str | None = None) -> str:
+        """Send a signal. A call of `wait_for` with this name returns the payload, also if it comes later."""
+        if not isinstance(name, str) or not name:
+            raise DefinitionError(f"the name of the signal is {name!r:.80}: give a text")
+        body = msgspec.json.encode(to_json_value(payload, "the payload"))
+        return await self._post(run_id, f"signal:{name}", body, mail_id)
+
+    async def answer(
+        self, run_id: str, call_id: str, answer: Answer, *, by: str = "", via: str = "", digest: str | None = None
+    ) -> None:
+        """Answer a call that waits for a person. Each call is answered once, whichever process was first.
+
+        Raises:
+            NotWaiting: no such call waits. AlreadyAnswered: another answer was first.
+            CheckpointError: the arguments are not those of `digest`.
+        """
+        call = await self.find_call(run_id, call_id)
+        _check_answer(call, answer)
+        if digest is not None and not hmac.compare_digest(digest, call.digest):
+            raise CheckpointError(f"run {run_id}: the arguments of call {call_id} are not the ones that were shown")
+        await self._post_decision(call, answer.to_decision(by, via))
+
+    async def complete_call(self, token: str, result: Any) -> None:
+        """Give the result of a call whose tool returned `Deferred`.
+
+        Raises:
+            NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
+        """
+        run_id, _, secret = token.rpartition("~") if isinstance(token, str) else ("", "", "")
+        record = await self._get_record(run_id)
+        calls = [] if record is None else _read_record_waits(record)
+        for call in calls:
+            if call.token and hmac.compare_digest(call.token, secret):
+                _check_expiry(call, self._clock.now())
+                await self._post_decision(call, Value(result).to_decision("", "token"))
+                return
+        raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
+
+    async def list_pending(
+        self,
+        *,
+        agent: str | None = None,
+        caller: str | None = None,
+        tool: str | None = None,
+        older_than: timedelta | None = None,
+    ) -> list[WaitingCall]:
+        """Return the calls that only `answer` ends and that have no answer, over all runs, oldest run first."""
+        before = None if older_than is None else self._clock.now() - older_than
+        wanted = RunFilter(statuses=_UNFINISHED, agent_name=agent, caller_id=caller)
+        pending: list[WaitingCall] = []
+        async for record in self._store.list_runs(wanted):
+            pending += [
+                call
+                for call in await self._list_unanswered(record)
+                if call.needs_answer
+                and (tool is None or call.tool == tool)
+                and (before is None or call.asked_at <= before)
+            ]
+        return pending
+
+    async def _list_unanswered(self, record: RunRecord) -> Collection[WaitingCall]:
+        """Return the calls of a run that wait and were not answered."""
+        calls = _read_record_waits(record)
+        if not calls or record.status is RunStatus.WAITING:  # the mail that it waits for would have woken it
+            return calls
+        try:
+            # In this order: an answer that the run reads meanwhile is in the record.
+            answered = {mail.topic for mail in await self._store.read_mail(record.run_id)}
+            calls = _read_record_waits(await self._store.get_record(record.run_id))
+        except RunNotFound:  # removed meanwhile
+            return ()
+        return [call for call in calls if call.topic not in answered]
+
+    async def find_call(self, run_id: str, call_id: str) -> WaitingCall:
+        """Return a call that waits for an answer. Raises `NotWaiting` if there is none."""
+        record = await self._store.get_record(run_id)
+        for call in _read_record_waits(record):
+            if call.call_id == call_id and call.kind not in ("signal", "timer", "child"):
+                _check_expiry(call, self._clock.now())
+                return call
+        raise NotWaiting(f"run {run_id} has no call {call_id} that waits for an answer")
+
+    async def _get_record(self, run_id: str) -> RunRecord | None:
+        try:
+            return await self._store.get_record(run_id)
+        except CheckpointError:
+            return None
+
+    async def _post_decision(self, call: WaitingCall, decision: Decision) -> None:
+        body = check_size(msgspec.json.encode(decision))
+        receipt = await self._store.post(call.run_id, Mail(mail_id=call.topic, topic=call.topic, body=body))
+        # Also for a second answer: the process that gave the first may have died before this.
+        await self._wake_parents(call.run_id)
+        if not receipt.is_new:
+            raise AlreadyAnswered(call.run_id, call.call_id, _read_first(receipt))
+
+    async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
+        if mail_id is not None:
+            check_mail_id(mail_id)
+        mail = Mail(mail_id=mail_id or secrets.token_hex(8), topic=topic, body=check_size(body))
+        await self._store.post(run_id, mail)
+        await self._wake_parents(run_id)
+        return mail.mail_id
+
+    async def wake_missed_parents(self) -> None:
+        """Notify the parents of children that may continue: a sender may have died between its mail and the notice."""
+        async for child in self._store.list_runs(RunFilter(statuses=frozenset({RunStatus.INTERRUPTED}))):
+            parent = await self._get_record(child.parent_run_id) if child.parent_run_id is not None else None
+            if parent is not None and parent.status is RunStatus.WAITING and CHILD_TOPIC in parent.wake_on:
+                await self._wake_parents(child.run_id)
+
+    async def _wake_parents(self, run_id: str) -> None:
+        """Notify the runs above a child: only its parent resumes it."""
+        record = await self._get_record(run_id)
+        while record is not None and record.parent_run_id is not None:
+            notice = Mail(mail_id=secrets.token_hex(8), topic=CHILD_TOPIC, body=b"{}")
+            record = await self._get_record(record.parent_run_id)
+            if record is not None:
+                # Also to one that does not wait: it may be about to.
+                with suppress(RunEnded, RunNotFound):
+                    await self._store.post(record.run_id, notice)
+
+
+def _read_record_waits(record: RunRecord) -> Collection[WaitingCall]:
+    return read_waits(decode(record.progress, Progress).annotations)
+
+
+def _read_first(receipt: Receipt) -> Decision | None:
+    if not receipt.mail.body:
+        return None
+    first = msgspec.json.decode(receipt.mail.body, type=Decision)
+    return msgspec.structs.replace(first, at=receipt.mail.posted_at)
+
+
+def _check_expiry(call: WaitingCall, now: datetime) -> None:
+    if call.expires_at is not None and call.expires_at <= now:
+        raise NotWaiting(f"run {call.run_id}: the wait of call {call.call_id} expired at {call.expires_at}")
+
+
+def _check_answer(call: WaitingCall, answer: Answer) -> None:
+    if not isinstance(answer, Approve | Deny | Value):
+        raise DefinitionError(f"the answer is {answer!r:.80}: give Approve, Deny or Value")
+    if call.kind == "approval" and isinstance(answer, Value):
+        raise DefinitionError(f"call {call.call_id} waits for an approval: give Approve or Deny")
+    if call.kind != "approval" and isinstance(answer, Approve):
+        raise DefinitionError(f"call {call.call_id} waits for a {call.kind}: give Value or Deny")
+
+
+def check_mail_id(mail_id: object) -> None:
+    """Check the id of a message or a signal.
+
+    Raises:
+        DefinitionError: it is no text, too long, or begins as the ids that holdfast makes.
+    """
+    if not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200:
+        raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")
+    if mail_id.startswith(("answer:", "turn:")):
+        raise DefinitionError(f"the id is {mail_id!r:.80}: give one that does not begin with 'answer:' or 'turn:'")
+
+
+def check_size(body: bytes) -> bytes:
+    """Return the body of a mail.
+
+    Raises:
+        PayloadError: it is too large.
+    """
+    if len(body) > MAX_MAIL_BYTES:
+        raise PayloadError(f"the mail has {len(body)} bytes: send at most {MAX_MAIL_BYTES}")
+    return body

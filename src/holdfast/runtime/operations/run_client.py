@@ -1,0 +1,355 @@
+"""Operations on stored runs from any process: submit, await, cancel, unpark, fork."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.codec import (
+    Begin,
+    DecodedRun,
+    Progress,
+    RunMeta,
+    decode,
+    decode_run,
+    encode,
+)
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    RunBusy,
+    RunConflict,
+    RunExists,
+    RunNotClaimable,
+    RunNotFound,
+)
+from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.store import NO_TRANSACTIONS, RunStore, SupportsTransactions
+from holdfast.concurrency import run_in_background
+from holdfast.core.agents.agent import AgentSource
+from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
+from holdfast.core.execution.calls import IN_DOUBT_KEY
+from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.waits import read_waits
+from holdfast.core.json_value import JsonValue
+from holdfast.core.loop import Loop
+from holdfast.core.ports import Resumption
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.prompt import Prompt, dump_prompt
+from holdfast.core.run.result import Result
+from holdfast.core.run.turns import TURN_TOPIC, ConversationIdle
+from holdfast.core.run.waiting import RunWaiting
+from holdfast.runtime.agent_registry import find_agent
+from holdfast.runtime.operations.forking import Fork, make_start
+from holdfast.stores.redacting import stored_meta
+
+#: How long a caller waits for a change notification before it polls.
+_POLL_INTERVAL = timedelta(seconds=1)
+
+
+class RunClient:
+    """Operates on the runs of one store, in whichever process they are executed."""
+
+    def __init__(self, checkpoints: StoreCheckpoints, agents: Mapping[str, AgentSource]) -> None:
+        """Make a client.
+
+        Args:
+            agents: by name. Their codecs decode transcripts and results.
+        """
+        self._checkpoints, self._agents = checkpoints, agents
+        self.store: RunStore = checkpoints.store
+        self._store = self.store
+
+    def _loop_for(self, agent_name: str) -> Loop:
+        agent = self._agents.get(agent_name)
+        return get_loop(agent) if agent is not None else NATIVE_LOOP
+
+    async def get_record(self, run_id: str) -> RunRecord:
+        """Return the record of the run, without its journal."""
+        return await self._store.get_record(run_id)
+
+    async def exists(self, run_id: str) -> bool:
+        """Whether the store has a run with this id."""
+        try:
+            await self.get_record(run_id)
+        except RunNotFound:
+            return False
+        return True
+
+    async def dump_message(self, run_id: str, content: Prompt) -> str | list[JsonValue]:
+        """Return a message to a run as plain data. Only the agent of the run knows which content parts it accepts.
+
+        Raises:
+            DefinitionError: there is no such agent here, or it does not accept the parts.
+        """
+        if isinstance(content, str):
+            return content
+        agent_name = (await self.get_record(run_id)).agent_name
+        return dump_prompt(agent_name, get_loop(find_agent(self._agents, agent_name)), content)
+
+    async def submit(
+        self,
+        info: RunInfo,
+        not_before: datetime | None = None,
+        connection: Any = None,
+        *,
+        annotations: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
+
+        Args:
+            not_before: workers leave the run alone until then.
+            connection: of the user to the store's database: the run exists only if its transaction commits.
+            annotations: of ports, such as the trace context of the caller.
+
+        Raises:
+            RunConflict: a run with this id has another agent, prompt or inputs.
+        """
+        progress = Progress(annotations=dict(annotations or {}))
+        new = make_queued_run(RunMeta.from_info(info), progress, [], not_before)
+        if connection is not None:
+            await self._submit_within(connection, new, info)
+            return info.run_id
+        while True:
+            try:
+                await self._store.create(new)
+            except RunExists:
+                try:
+                    await self.load_same_request(info)
+                except RunNotFound:
+                    continue  # it was removed meanwhile
+            return info.run_id
+
+    async def _submit_within(self, connection: Any, new: NewRun, info: RunInfo) -> None:
+        if not isinstance(self._store, SupportsTransactions):
+            raise DefinitionError(NO_TRANSACTIONS)
+        found = await self._store.create_within(connection, new)
+        if found is not None and not self.is_same_request(info, meta := decode(found, Begin).meta):
+            raise RunConflict(info.run_id, meta.agent_name)
+
+    async def create(self, info: RunInfo) -> None:
+        """Queue a run unless there is one with this id."""
+        with suppress(RunExists):
+            await self._store.create(make_queued_run(RunMeta.from_info(info), Progress(), []))
+
+    async def load_same_request(self, info: RunInfo) -> StoredRun:
+        """Load the run with this id, if it has the same agent, prompt and inputs.
+
+        Raises:
+            RunConflict: it has another agent, prompt or inputs. RunNotFound: there is none.
+        """
+        stored = await self._store.load(info.run_id)
+        meta = decode(stored.entries[0].body, Begin).meta
+        if not self.is_same_request(info, meta):
+            raise RunConflict(info.run_id, meta.agent_name)
+        return stored
+
+    def is_same_request(self, info: RunInfo, known: RunInfo | RunMeta) -> bool:
+        """Whether `info` has the agent, prompt and inputs of the run `known`, which may be redacted."""
+        if (known.agent_name, known.conversation) != (info.agent_name, info.conversation):
+            return False
+        return known.request_key in (
+            info.request_key,
+            stored_meta(self._store, RunMeta.from_info(info)).request_key,
+        )
+
+    async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
+        """Wait for the result of a run, in whichever process it is executed.
+
+        Args:
+            through_waits: keep waiting while the run waits for a person, a signal or a result from outside.
+
+        Raises:
+            RunNotFound: there is no such run, or its retention has passed.
+            RunFailed: it failed. RunCancelled: it was cancelled. RunParked: it needs a person.
+            RunWaiting: it waits for a person, a signal or a result from outside.
+        """
+        while not is_settled(record := await self.get_record(run_id)):
+            if not through_waits:
+                self.raise_if_waiting(record)
+            await self.wait_for_change()
+        return self.read_result(await self._store.load(run_id))
+
+    def read_waiting(self, record: RunRecord) -> RunWaiting:
+        """Return what a waiting run waits for, as an error."""
+        calls = read_waits(decode(record.progress, Progress).annotations)
+        if not calls and TURN_TOPIC in record.wake_on:
+            return ConversationIdle(record.run_id)
+        return RunWaiting(record.run_id, calls)
+
+    def raise_if_waiting(self, record: RunRecord) -> None:
+        """Raise `RunWaiting` if the run waits for more than a time."""
+        if record.status is RunStatus.WAITING and not (waiting := self.read_waiting(record)).only_for_time:
+            raise waiting
+
+    async def wait_for_change(self, timeout: timedelta | None = None) -> None:
+        """Wait until a run may have changed; at most `timeout`, and not longer than the poll interval."""
+        await self._store.wait_for_change(_POLL_INTERVAL if timeout is None else min(timeout, _POLL_INTERVAL))
+
+    def read_result(self, stored: StoredRun) -> Result:
+        """Return the result of a settled run. Raises as `result` does."""
+        run_id = stored.record.run_id
+        if stored.record.status is RunStatus.PARKED:
+            raise make_parked_error(stored.record)
+        loop = self._loop_for(stored.record.agent_name)
+        checkpoint = decode_run(stored, loop.codec)
+        outcome = checkpoint.outcome
+        if stored.record.status is RunStatus.CANCELLED:
+            raise RunCancelled(f"run {run_id} was cancelled")
+        if outcome is None or stored.record.status is RunStatus.FAILED:
+            raise RunFailed(f"run {run_id} failed: {stored.record.reason}")
+        return Result(
+            run_id=run_id,
+            output=loop.load_output(outcome.output),
+            usage=outcome.usage,
+            steps=checkpoint.state.steps,
+            phases=tuple(checkpoint.state.phases),
+            messages=checkpoint.state.history,
+        )
+
+    async def cancel(self, run_id: str) -> None:
+        """Cancel a run. Raises as `StoreCheckpoints.cancel` does."""
+        await self._checkpoints.cancel(run_id)
+
+    async def reclaim_after_cancel(self, claim: Claim) -> tuple[Claim, Release]:
+        """Claim a run again that a person resumes despite a pending cancel request: record the cancel first.
+
+        Returns the new claim, and the release that undoes it.
+        """
+        cancelled = self._checkpoints.make_cancelled("cancelled before it was resumed")
+        await self._store.release(claim, cancelled)
+        return await self._checkpoints.claim_with_undo(claim.run_id, RunStatus.CANCELLED, cancelled), cancelled
+
+    async def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
+        """Make a parked run interrupted and clear its strikes: recovery resumes it.
+
+        Its parked children are unparked with it. To resolve their calls, unpark them first.
+
+        Args:
+            resolutions: outcomes of calls in doubt, by call id. The model reads that the outcome of the others is
+                unknown.
+
+        Raises:
+            RunNotFound: there is no such run. RunNotClaimable: it is not parked. RunBusy: another process unparks it.
+            CheckpointError: a resolution is for a call that is not pending.
+        """
+        parked = Release(status=RunStatus.PARKED, reason=(await self.get_record(run_id)).reason)
+        claim = await self._checkpoints.claim_with_undo(run_id, RunStatus.PARKED, parked)
+        try:
+            await self._record_resolutions(claim, resolutions or {})
+            for child in await self._list_parked_children(run_id):
+                await self.unpark(child)
+        except asyncio.CancelledError:
+            run_in_background(self._checkpoints.release_claim(claim, parked))
+            raise
+        except BaseException:
+            await self._checkpoints.release_claim(claim, parked)
+            raise
+        # The resolutions are saved. If this release fails, it is retried.
+        await self._checkpoints.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
+
+    async def requeue(self, run_id: str) -> None:
+        """Make a parked, failed or cancelled run interrupted, durably: a worker resumes it after its last good step.
+
+        Raises:
+            RunNotFound: there is no such run. RunBusy: a live worker owns it.
+            RunNotClaimable: it is done, or waits for a time or for mail.
+        """
+        record = await self.get_record(run_id)
+        if record.status is RunStatus.PARKED:
+            return await self.unpark(run_id)
+        if record.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+            if record.status in CLAIMABLE_STATUSES and not record.owner_alive:
+                return None  # it is due already
+            if record.owner is not None and record.owner_alive:
+                raise RunBusy(run_id, record.owner)
+            raise RunNotClaimable(run_id, record.status, record.reason)
+        due = Release(status=RunStatus.INTERRUPTED)
+        claim = await self._checkpoints.claim_with_undo(run_id, record.status, due)
+        if record.cancel_requested:
+            claim, _ = await self.reclaim_after_cancel(claim)
+        return await self._checkpoints.release_claim(claim, due)
+
+    async def _list_parked_children(self, run_id: str) -> list[str]:
+        wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({RunStatus.PARKED}))
+        return [record.run_id async for record in self._store.list_runs(wanted)]
+
+    async def _record_resolutions(self, claim: Claim, resolutions: Mapping[str, Any]) -> None:
+        """Save the outcomes of the calls in doubt. Other pending calls are made when the run resumes."""
+        resumption = await self._prepare(claim)
+        state, loop = resumption.state, self._loop_for(resumption.info.agent_name)
+        pending = [call for call in loop.pending_calls(state.history) if call.call_id not in state.results]
+        unknown = set(resolutions) - {call.call_id for call in pending}
+        if unknown:
+            raise CheckpointError(f"run {claim.run_id}: no pending call has the id {', '.join(sorted(unknown))}")
+        in_doubt = state.annotations.pop(IN_DOUBT_KEY, ())
+        for call in pending:
+            if call.call_id in resolutions:
+                state.results[call.call_id] = loop.make_result(call, resolutions[call.call_id])
+            elif call.call_id in in_doubt:
+                state.results[call.call_id] = loop.make_result(call, UNKNOWN_OUTCOME, error=True)
+        await resumption.checkpointer.save(state, force=True)
+
+    async def fork(self, run_id: str, fork: Fork) -> str:
+        """Queue a new run that starts from the state of `run_id` at a step. The old run is not changed.
+
+        Returns its id.
+
+        Raises:
+            CheckpointError: the journal has no such call, or no such step: not reached, saved together with a later
+                one, or compacted.
+            DefinitionError: the agent does not accept the edited message.
+            RunExists: there is a run with the new id.
+        """
+        stored = await self._store.load(run_id)
+        start = make_start(stored, self._loop_for(stored.record.agent_name), fork)
+        await self._store.create(make_queued_run(start.meta, start.progress, start.entries))
+        return start.meta.run_id
+
+    async def load_checkpoint(self, run_id: str) -> DecodedRun:
+        """Read the checkpoint of a run. Changes nothing."""
+        stored = await self._store.load(run_id)
+        return decode_run(stored, self._loop_for(stored.record.agent_name).codec)
+
+    async def _prepare(self, claim: Claim) -> Resumption:
+        stored = await self._store.load(claim.run_id)
+        codec = self._loop_for(stored.record.agent_name).codec
+        return self._checkpoints.resume(claim, stored, codec, executes=False)
+
+
+def is_settled(record: RunRecord) -> bool:
+    """Whether the run has ended, or waits for a person: `RunClient.read_result` tells which."""
+    return record.is_terminal or record.status is RunStatus.PARKED
+
+
+def make_parked_error(record: RunRecord) -> RunParked:
+    """Return the error that says why a run is parked."""
+    reason, _, detail = record.reason.partition(": ")
+    return RunParked(reason, detail)
+
+
+def make_queued_run(
+    meta: RunMeta, progress: Progress, entries: list[Entry], not_before: datetime | None = None
+) -> NewRun:
+    """Make a queued run from its first entry and the copied `entries` of another run."""
+    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin.from_meta(meta)))
+    copied = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
+    return NewRun(
+        run_id=meta.run_id,
+        agent_name=meta.agent_name,
+        caller_id=meta.caller_id,
+        parent_run_id=meta.parent_run_id,
+        labels=meta.labels,
+        priority=meta.priority,
+        key=meta.key or None,
+        not_before=not_before,
+        meta=encode(meta.summary()),
+        progress=encode(progress),
+        entries=[begin, *copied],
+    )

@@ -1,0 +1,316 @@
+"""Reads stored runs: one with its pending calls, or a page of many. Needs no agent's code and changes nothing."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+
+from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode
+from holdfast.checkpoint.errors import RecordDecodeError
+from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.store import RunStore
+from holdfast.core.errors import DefinitionError
+from holdfast.core.execution.call_retries import RETRY_KEY
+from holdfast.core.run.messages import Usage
+from holdfast.runtime.operations.verdicts import PICK_AGENT
+from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
+from holdfast.runtime.reading.transcript import Call, Transcript
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run without its transcript."""
+
+    run_id: str
+    #: A running run whose owner is dead is interrupted.
+    status: RunStatus
+    agent: str
+    caller: str
+    parent: str | None
+    labels: Mapping[str, str]
+    #: The beginning of the prompt.
+    prompt: str
+    created_at: datetime
+    updated_at: datetime
+    #: When a terminal run may be purged.
+    expires_at: datetime | None
+    #: Finished steps and phases, and the current phase.
+    steps: int
+    phases: int
+    phase: str
+    #: Of the run and its child runs.
+    usage: Usage
+    #: Execution time, without the time it was interrupted.
+    elapsed: timedelta
+    #: Size of the journal in bytes.
+    size: int
+    #: The worker that executes the run, or that died while it did.
+    owner: str | None
+    owner_alive: bool
+    #: Claims in a row that ended without a finished step.
+    strikes: int
+    #: Why the run is parked or failed, or what it waits for.
+    reason: str
+    #: Workers do not claim the run before this time.
+    not_before: datetime
+    #: When a waiting run is resumed without mail, and the topics of mail that resume it.
+    wake_at: datetime | None
+    wake_on: tuple[str, ...]
+    cancel_requested: bool
+    #: Calls that were made again after a transient error, and the last such error.
+    retries: int
+    retry_error: str
+    #: Of a running run: when the call that failed last is made again. Past once it was.
+    next_retry_at: datetime | None = None
+    #: The key of a conversation, and the number of its turns that have ended. Empty and zero for other runs.
+    conversation: str
+    turns: int
+
+    @property
+    def waits_for(self) -> str:
+        """What has to happen before the run continues. Empty for running and terminal runs."""
+        match self.status:
+            case RunStatus.QUEUED | RunStatus.INTERRUPTED:
+                return "a worker"
+            case RunStatus.WAITING:
+                topics = f"mail ({', '.join(self.wake_on)})" if self.wake_on else ""
+                return self.reason or topics or "time"
+            case RunStatus.PARKED:
+                return self.reason or "a person"
+        return ""
+
+
+class RunDetails(RunSummary, frozen=True, kw_only=True):
+    """One run with what its journal says about its present state."""
+
+    #: Calls without a result, with their arguments. `state` says what each waits for.
+    pending_calls: tuple[Call, ...]
+    #: Calls that waited for a person or a result and no longer do. `decision` says who answered what, and when.
+    decided_calls: tuple[Call, ...] = ()
+    #: Which workers executed the run, oldest first: the newest attempts. Empty if a version that did not record them
+    #: executed it.
+    attempts: tuple[Attempt, ...] = ()
+    #: Of a run that is done, as plain data. `App.result` returns it with its type.
+    output: Any = None
+    #: Of a run that failed.
+    error: str | None = None
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of runs, newest first."""
+
+    runs: tuple[RunSummary, ...]
+    #: Give this to `list` for the next page. `None`: there are no further runs.
+    cursor: str | None = None
+
+
+class RunRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of records, newest first."""
+
+    records: tuple[RunRecord, ...]
+    cursor: str | None = None
+
+
+class RunQuery(TypedDict, total=False):
+    """Which runs a listing returns. All conditions have to hold. Picks are listed only if `agent` names their agent."""
+
+    #: One status or several.
+    status: RunStatus | str | Iterable[RunStatus | str] | None
+    agent: str | None
+    caller: str | None
+    #: The id of the run that started them.
+    parent: str | None
+    #: The run has all of these labels.
+    labels: Mapping[str, str] | None
+    #: Created at this time or later.
+    since: datetime | None
+    #: Created before this time.
+    until: datetime | None
+
+
+_STATUSES = {status.value: status for status in RunStatus if status is not RunStatus.REMOVED}
+
+
+async def get_run(store: RunStore, run_id: str) -> RunDetails:
+    """Return the run's present state.
+
+    Raises:
+        RunNotFound: there is no such run, or its retention has passed.
+        RunDamaged: its journal is corrupt.
+    """
+    return describe_run(await store.load(run_id))
+
+
+async def list_runs(store: RunStore, *, limit: int, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+    """Return a page of runs, newest first. Never reads journals. Raises as `list_records`."""
+    page = await list_records(store, limit=limit, cursor=cursor, **query)
+    return RunList(runs=tuple(map(summarize_run, page.records)), cursor=page.cursor)
+
+
+async def list_records(
+    store: RunStore,
+    *,
+    limit: int,
+    cursor: str | None = None,
+    **query: Unpack[RunQuery],
+) -> RunRecords:
+    """Return a page of records, newest first. Never reads journals.
+
+    Raises:
+        DefinitionError: an argument has a wrong type or value.
+        InvalidCursor: the cursor is not one that this store has returned.
+    """
+    run_filter, wanted = make_filter(**query)
+    _check_text("cursor", cursor)
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise DefinitionError(f"limit is {limit!r:.80}: give a number of runs, at least 1")
+    found: list[RunRecord] = []
+    while True:
+        # Not more than fits: the cursor continues after the last record of the page.
+        page = await store.list_page(run_filter, limit=limit - len(found), cursor=cursor)
+        listed = [record for record in page.records if is_listed(record, run_filter)]
+        found += [record for record in listed if wanted is None or present_status(record) in wanted]
+        cursor = page.cursor
+        if cursor is None or len(found) >= limit:
+            return RunRecords(records=tuple(found), cursor=cursor)
+
+
+def make_filter(**query: Unpack[RunQuery]) -> tuple[RunFilter, frozenset[RunStatus] | None]:
+    """Return the filter of stored runs for a query, and the statuses that it asks for.
+
+    Raises:
+        DefinitionError: an argument has a wrong type or value.
+    """
+    wanted = _parse_statuses(query.get("status"))
+    run_filter = RunFilter(
+        statuses=_to_stored_statuses(wanted),
+        agent_name=_check_text("agent", query.get("agent")),
+        caller_id=_check_text("caller", query.get("caller")),
+        parent_run_id=_check_text("parent", query.get("parent")),
+        labels=_check_labels(query.get("labels")),
+        created_after=_check_time("since", query.get("since")),
+        created_before=_check_time("until", query.get("until")),
+    )
+    return run_filter, wanted
+
+
+def is_listed(record: RunRecord, run_filter: RunFilter) -> bool:
+    """Return whether people see the record in a listing.
+
+    A pick is listed if the filter names the agent of picks, or if its process died before it was complete.
+    """
+    return record.agent_name != PICK_AGENT or run_filter.agent_name == PICK_AGENT or record.is_interrupted
+
+
+def present_status(record: RunRecord) -> RunStatus:
+    """Return the run's status. A running run whose owner is dead is interrupted."""
+    if record.status is RunStatus.RUNNING and not record.owner_alive:
+        return RunStatus.INTERRUPTED
+    return record.status
+
+
+def summarize_run(record: RunRecord) -> RunSummary:
+    """Summarize a record. Fields that only a newer holdfast can decode stay empty."""
+    return RunSummary(**_read_record(record))
+
+
+def describe_run(stored: StoredRun) -> RunDetails:
+    """Summarize a run and read its pending calls and its outcome."""
+    transcript = Transcript()
+    transcript.read(stored.entries)
+    transcript.close(stored.record)
+    outcome = next(
+        (decode(entry.body, Outcome) for entry in reversed(stored.entries) if entry.kind is EntryKind.OUTCOME),
+        Outcome(),
+    )
+    status = stored.record.status
+    return RunDetails(
+        **_read_record(stored.record),
+        pending_calls=tuple(transcript.unanswered),
+        decided_calls=tuple(call for call in transcript.calls if call.decision is not None),
+        attempts=read_attempts(stored.record),
+        output=outcome.output if status is RunStatus.DONE else None,
+        error=outcome.error or stored.record.reason if status is RunStatus.FAILED else None,
+    )
+
+
+def _read_record(record: RunRecord) -> dict[str, Any]:
+    """Return the fields of a `RunSummary`."""
+    meta, progress = RunMeta(run_id=record.run_id, agent_name=record.agent_name), Progress()
+    with suppress(RecordDecodeError):  # a listing continues; `doctor` reports the error
+        meta, progress = decode(record.meta, RunMeta), decode(record.progress, Progress)
+    retry = progress.annotations.get(RETRY_KEY, {})
+    return {
+        "run_id": record.run_id,
+        "status": present_status(record),
+        "agent": record.agent_name,
+        "caller": record.caller_id,
+        "parent": record.parent_run_id,
+        "labels": meta.labels,
+        "prompt": meta.prompt,
+        "created_at": record.created_at,
+        "updated_at": record.updated_at,
+        "expires_at": record.expires_at,
+        "steps": progress.steps,
+        "phases": progress.phases,
+        "phase": progress.phase,
+        "usage": progress.usage,
+        "elapsed": progress.elapsed,
+        "size": record.size,
+        "owner": record.owner if record.status is RunStatus.RUNNING else None,
+        "owner_alive": record.owner_alive,
+        "strikes": record.strikes,
+        "reason": record.reason,
+        "not_before": record.not_before,
+        "wake_at": record.wake_at,
+        "wake_on": tuple(record.wake_on),
+        "cancel_requested": record.cancel_requested,
+        "retries": retry.get("count", 0),
+        "retry_error": retry.get("error", ""),
+        "next_retry_at": _read_next_retry(retry) if record.status is RunStatus.RUNNING else None,
+        "conversation": meta.conversation,
+        "turns": progress.turns,
+    }
+
+
+def _read_next_retry(retry: Mapping[str, Any]) -> datetime | None:
+    at = retry.get("next_at")
+    return datetime.fromtimestamp(at, UTC) if isinstance(at, int | float) else None
+
+
+def _parse_statuses(given: RunStatus | str | Iterable[RunStatus | str] | None) -> frozenset[RunStatus] | None:
+    if given is None:
+        return None
+    try:
+        return frozenset(_STATUSES[each] for each in ([given] if isinstance(given, str) else given))
+    except (KeyError, TypeError):
+        raise DefinitionError(f"status is {given!r:.80}: use {', '.join(_STATUSES)}, or several of them") from None
+
+
+def _to_stored_statuses(wanted: frozenset[RunStatus] | None) -> frozenset[RunStatus] | None:
+    """Return the stored statuses among which the wanted ones are: a dead owner does not change what is stored."""
+    if wanted is not None and RunStatus.INTERRUPTED in wanted:
+        return wanted | {RunStatus.RUNNING}
+    return wanted
+
+
+def _check_text(name: str, value: str | None) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise DefinitionError(f"{name} is {value!r:.80}: give text")
+    return value
+
+
+def _check_labels(labels: Mapping[str, str] | None) -> Mapping[str, str]:
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping) or not all(isinstance(text, str) for pair in labels.items() for text in pair):
+        raise DefinitionError(f"labels is {labels!r:.80}: give a mapping of text to text")
+    return dict(labels)
+
+
+def _check_time(name: str, value: datetime | None) -> datetime | None:
+    if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
+        raise DefinitionError(f"{name} is {value!r:.80}: give a datetime with a time zone")
+    return value

@@ -1,0 +1,313 @@
+"""Transcript: the readable items of a journal (messages, calls, steps). Needs no agent's code."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.adapters.readable import ReadableMessage, Resolution, Thinking, read_message
+from holdfast.checkpoint.codec import Begin, Outcome, Progress, RecordedResult, Step, decode
+from holdfast.checkpoint.errors import RecordDecodeError
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import RunRecord
+from holdfast.core.execution.call_retries import RETRY_KEY
+from holdfast.core.execution.waits import read_decisions, read_waits
+from holdfast.core.run.messages import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
+from holdfast.core.run.state import PhaseOutput, StepTimes
+from holdfast.core.run.turns import TurnInput, TurnRecord
+from holdfast.core.run.waiting import Decision, WaitingCall, WaitKind
+
+#: Without a result: `running` if a live worker executes the run; `needs approval` or `needs result` if the call waits
+#: for an answer; `waiting` if it waits for a signal or a time; `resolved` if the answer is recorded and the run has not
+#: resumed; `open` if the run is terminal; else `in doubt`.
+CallState = Literal[
+    "done", "error", "running", "needs approval", "needs result", "waiting", "resolved", "in doubt", "open"
+]
+
+_WAIT_STATES: dict[WaitKind, CallState] = {
+    "approval": "needs approval",
+    "question": "needs result",
+    "result": "needs result",
+    "signal": "waiting",
+    "timer": "waiting",
+    "child": "waiting",
+}
+
+_ANSWERED_STATES = ("done", "error")
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """A tool call and its result."""
+
+    call_id: str
+    tool: str
+    arguments: Any
+    #: The tool's effect; `None` without the agent's code.
+    effect: str | None = None
+    state: CallState = "open"
+    result: Any = None
+    #: Of a call that waits for an answer: what its tool says about it.
+    metadata: Any = None
+    #: Of a call that waited for a person or a result: the answer, who gave it, and when. `expire`: none came in time.
+    decision: Decision | None = None
+
+
+ItemKind = Literal[
+    "begin",
+    "system",
+    "user",
+    "thinking",
+    "reply",
+    "result",
+    "resolution",
+    "message",
+    "step",
+    "phase",
+    "outcome",
+    "input",
+    "turn",
+]
+
+
+class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One readable part of an entry of the journal."""
+
+    seq: int
+    kind: ItemKind
+    text: str = ""
+    #: Of a reply.
+    calls: list[Call] = []
+    #: Of a result or a resolution: the call it answers, the tool and whether it is an error.
+    call_id: str = ""
+    tool: str = ""
+    error: bool = False
+    #: A result's content, an unknown message, the output of a phase, a turn or the run.
+    content: Any = None
+    #: Of a step: its number, and the time it finished. Of the beginning of a turn (`input`, its text is the id) and of
+    #: its end: the number of the turn and the time.
+    step: int = 0
+    at: datetime | None = None
+    #: Of a step or an outcome: the run's usage at that time, its child runs included.
+    usage: Usage = NO_USAGE
+    #: Of a step: the run's retries at that time.
+    retries: int = 0
+    #: Of a step: how long its parts took, if that was measured.
+    times: StepTimes | None = None
+
+
+class Transcript:
+    """Reads a run's entries in order and collects its calls. Can be continued with later entries."""
+
+    def __init__(self, effects: Mapping[str, str] | None = None) -> None:
+        """Start empty. `effects` are the known effects of the tools, by name."""
+        self._effects = effects or {}
+        self.calls: list[Call] = []
+        #: The latest call of each id: ids are unique only within a reply.
+        self._calls_by_id: dict[str, Call] = {}
+        #: Ids of calls whose latest result is a person's resolution.
+        self._resolved: set[str] = set()
+
+    def read(self, entries: Iterable[Entry]) -> list[TranscriptItem]:
+        """Return the items of the next entries. ADOPT entries have none: they refer to earlier results."""
+        return [item for entry in entries for item in self._read_entry(entry)]
+
+    @property
+    def unanswered(self) -> list[Call]:
+        """Calls without a result."""
+        return [call for call in self.calls if call.state not in _ANSWERED_STATES]
+
+    def close(self, record: RunRecord) -> None:
+        """Set the state of the calls without a result, after the last entry."""
+        deferred = {} if record.is_terminal else _read_deferred_calls(record)
+        for call_id, deferral in deferred.items():
+            if (call := self._calls_by_id.get(call_id)) is None:
+                continue
+            call.metadata = deferral.metadata
+            if call_id in self._resolved:
+                call.state = "resolved"
+            elif call.state not in _ANSWERED_STATES:
+                call.state = "needs approval" if deferral.kind == "approval" else "needs result"
+        self._close_waits(record)
+        for call in self.unanswered:
+            if call.state == "open" and not record.is_terminal:
+                call.state = "running" if record.owner_alive else "in doubt"
+
+    def _close_waits(self, record: RunRecord) -> None:
+        """Set the state and the decisions of the calls that wait, or waited, in the current step."""
+        annotations = _read_annotations(record)
+        self._record_decisions(annotations)
+        for wait in () if record.is_terminal else read_waits(annotations):
+            call = self._calls_by_id.get(wait.call_id)
+            if call is not None and call.state not in _ANSWERED_STATES:
+                call.state, call.metadata = _WAIT_STATES[wait.kind], wait.metadata or wait.reason or None
+
+    def _record_decisions(self, annotations: dict[str, Any]) -> None:
+        for call_id, decision in read_decisions(annotations).items():
+            if (call := self._calls_by_id.get(call_id)) is not None:
+                call.decision = decision
+
+    def _read_entry(self, entry: Entry) -> Iterator[TranscriptItem]:
+        match entry.kind:
+            case EntryKind.BEGIN:
+                yield TranscriptItem(seq=entry.seq, kind="begin", text=decode(entry.body, Begin).meta.prompt)
+            case EntryKind.MESSAGE:
+                yield from self._read_message(entry.seq, entry.body)
+            case EntryKind.RESULT:
+                recorded = decode(entry.body, RecordedResult)
+                yield from self._read_message(entry.seq, bytes(recorded.message), recorded.call)
+            case EntryKind.STEP:
+                step = decode(entry.body, Step)
+                self._record_decisions(step.progress.annotations)
+                yield _make_step_item(entry.seq, step)
+            case EntryKind.PHASE:
+                phase = decode(entry.body, PhaseOutput)
+                yield TranscriptItem(
+                    seq=entry.seq, kind="phase", text=phase.name, content=phase.output, step=phase.steps
+                )
+            case EntryKind.OUTCOME:
+                outcome = decode(entry.body, Outcome)
+                error = outcome.error or ""
+                yield TranscriptItem(
+                    seq=entry.seq,
+                    kind="outcome",
+                    content=outcome.output,
+                    text=error,
+                    error=bool(error),
+                    usage=outcome.usage,
+                )
+            case EntryKind.INPUT:
+                turn = decode(entry.body, TurnInput)
+                yield TranscriptItem(seq=entry.seq, kind="input", text=turn.turn_id, step=turn.number, at=turn.at)
+            case EntryKind.TURN:
+                yield _read_turn(entry)
+
+    def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
+        messages = read_message(body)
+        if messages is None:
+            yield self._read_unknown_message(seq, body, call_id)
+            return
+        for message in messages:
+            yield self._read_known_message(seq, message)
+
+    def _read_known_message(self, seq: int, message: ReadableMessage) -> TranscriptItem:
+        match message:
+            case System(text):
+                return TranscriptItem(seq=seq, kind="system", text=text)
+            case User(text):
+                return TranscriptItem(seq=seq, kind="user", text=text)
+            case Thinking(text):
+                return TranscriptItem(seq=seq, kind="thinking", text=text)
+            case Reply():
+                return TranscriptItem(
+                    seq=seq,
+                    kind="reply",
+                    text=message.text,
+                    calls=[self._record_call(each) for each in message.tool_calls],
+                )
+            case ToolResult() | Resolution():
+                is_resolution = isinstance(message, Resolution)
+                self._record_result(message.call_id, message.content, error=message.error, is_resolution=is_resolution)
+                return TranscriptItem(
+                    seq=seq,
+                    kind="resolution" if is_resolution else "result",
+                    call_id=message.call_id,
+                    tool=message.tool,
+                    content=message.content,
+                    error=message.error,
+                )
+
+    def _read_unknown_message(self, seq: int, body: bytes, call_id: str) -> TranscriptItem:
+        """Read a message of another loop."""
+        try:
+            content = msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            content = body.decode(errors="replace")
+        if call_id:
+            self._record_result(call_id, content)
+        return TranscriptItem(seq=seq, kind="result" if call_id else "message", call_id=call_id, content=content)
+
+    def _record_call(self, request: ToolCall) -> Call:
+        call = Call(
+            call_id=request.id,
+            tool=request.name,
+            arguments=request.arguments,
+            effect=self._effects.get(request.name),
+        )
+        self.calls.append(call)
+        self._calls_by_id[call.call_id] = call
+        self._resolved.discard(call.call_id)
+        return call
+
+    def _record_result(self, call_id: str, content: Any, *, error: bool = False, is_resolution: bool = False) -> None:
+        (self._resolved.add if is_resolution else self._resolved.discard)(call_id)
+        if call := self._calls_by_id.get(call_id):
+            call.state = "error" if error else "done"
+            call.result = content
+
+
+def _make_step_item(seq: int, step: Step) -> TranscriptItem:
+    progress = step.progress
+    return TranscriptItem(
+        seq=seq,
+        kind="step",
+        step=progress.steps,
+        at=step.at,
+        usage=progress.usage,
+        retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
+        times=step.times,
+    )
+
+
+def _read_turn(entry: Entry) -> TranscriptItem:
+    record = decode(entry.body, TurnRecord)
+    return TranscriptItem(
+        seq=entry.seq,
+        kind="turn",
+        step=record.input.number,
+        at=record.at,
+        content=record.output,
+        text=record.error,
+        error=record.status != "done",
+    )
+
+
+def read_record_waits(record: RunRecord) -> Sequence[WaitingCall]:
+    """Return the calls of a run that wait. Empty if only a newer holdfast can decode them."""
+    return read_waits(_read_annotations(record))
+
+
+def _read_annotations(record: RunRecord) -> dict[str, Any]:
+    try:
+        annotations = decode(record.progress, Progress).annotations
+        read_waits(annotations)
+    except (RecordDecodeError, msgspec.ValidationError):
+        return {}
+    return annotations
+
+
+class _Deferral(msgspec.Struct, frozen=True):
+    """A call that waits for a person, as the pydantic-ai adapter stores it."""
+
+    kind: str
+    metadata: Any = None
+
+
+class _AdapterNotes(msgspec.Struct, frozen=True):
+    deferred: dict[str, _Deferral] = {}
+
+
+class _Annotations(msgspec.Struct, frozen=True):
+    pydantic_ai: _AdapterNotes = _AdapterNotes()
+
+
+class _ProgressNotes(msgspec.Struct, frozen=True):
+    notes: _Annotations = _Annotations()
+
+
+def _read_deferred_calls(record: RunRecord) -> Mapping[str, _Deferral]:
+    """Return the calls of a pydantic-ai run that wait for an answer, by id."""
+    try:
+        return decode(record.progress, _ProgressNotes).notes.pydantic_ai.deferred
+    except RecordDecodeError:  # of another format: its calls have no deferrals
+        return {}

@@ -1,0 +1,280 @@
+"""The SQLite store: all runs in one file."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from datetime import timedelta
+from os import PathLike
+
+from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity
+from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
+from holdfast.checkpoint.errors import StoreClosed, StoreError
+from holdfast.checkpoint.fleet import RunCount
+from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    Mail,
+    NewRun,
+    Receipt,
+    Release,
+    RunFilter,
+    RunPage,
+    RunRecord,
+    RunStatus,
+    StoredRun,
+)
+from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.stores.sqlite import claiming, heartbeat, runs
+from holdfast.stores.sqlite.claiming import FairQueue, claim
+from holdfast.stores.sqlite.database import Database
+from holdfast.stores.sqlite.drafts import DraftWriter
+from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
+from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.reader import Reader
+from holdfast.stores.sqlite.runs import post
+from holdfast.stores.sqlite.writer import Writer
+
+#: Larger than any `seq`: a load after it reads the record alone.
+_PAST_EVERY_ENTRY = 2**62
+
+
+class SqliteStore:
+    """Keeps runs in one file, for any number of processes on one host.
+
+    One thread commits all waiting writes as one transaction. A caller resumes when its write is on the disk.
+    Reads have their own connections; they neither wait for writes nor block them. Neither blocks the event loop,
+    except for a lone run whose writes follow one another closely on a fast disk (see `Writer`).
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        durability: Durability = "full",
+        lease_timeout: timedelta = timedelta(seconds=30),
+        timeout: timedelta = timedelta(seconds=10),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Nothing is read or written before `open`.
+
+        Args:
+            path: the file. It and its folder are created if they do not exist. A relative path is resolved here.
+            durability: `full`: acknowledged writes survive a power cut. `process`: only the end of the process.
+            lease_timeout: a worker in another container is dead when this store has not seen a heartbeat for this long.
+                On this host a dead process is detected at once.
+            timeout: how long a write waits for a lock of another process before it fails with `StoreUnavailable`.
+        """
+        self._clock = clock
+        self._lease_timeout = lease_timeout
+        self._database = Database(path, durability=durability, timeout=timeout)
+        self._liveness = Liveness(clock, lease_timeout)
+        self._fair_queue = FairQueue(self._liveness)
+        self._is_open = False
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- open and closed ----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._is_open:
+            return
+        loop = asyncio.get_running_loop()
+        self._notifier = ChangeNotifier(loop, self._clock)
+        self._writer = Writer(self._database, self._clock, self._notifier.notify)
+        self._notifier.start(await self._writer.start(loop))
+        self._reader = Reader(self._database, self._liveness)
+        self._heartbeat = Heartbeat(
+            self._database,
+            self._clock,
+            self._lease_timeout,
+            self._liveness,
+            self._notifier.notify,
+            can_write=self._writer.is_running,
+        )
+        self._drafts = DraftWriter(self._database, self._clock)
+        self._is_open = True
+
+    async def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._closing = asyncio.ensure_future(self._close())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._notifier.wake_all()
+        self._heartbeat.stop()
+        await self._drafts.stop()
+        await self._reader.close()
+        await self._writer.stop()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreClosed(f"{self._database.path} is not open: call open() first, and nothing after close()")
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        self._check_open()
+        await self._writer.submit(None, heartbeat.register_worker, worker, self._liveness)
+        self._heartbeat.add(worker)
+
+    async def deregister_worker(self, worker_id: str) -> None:
+        self._check_open()
+        worker = self._heartbeat.remove(worker_id)
+        try:
+            await self._writer.submit(None, heartbeat.deregister_worker, worker_id)
+        except StoreError:
+            if worker is not None:
+                self._heartbeat.add(worker)
+            raise
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        self._check_open()
+        return await self._reader.list_workers()
+
+    # -- one run ------------------------------------------------------------------------------------------------------
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+        self._check_open()
+        return await self._writer.submit(run.run_id, runs.create, run, worker_id, self._liveness)
+
+    async def append(self, claim: Claim, write: Append) -> None:
+        self._check_open()
+        work = runs.append_and_consume if write.consumed else runs.append
+        await self._writer.submit(claim.run_id, work, claim, write)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        self._check_open()
+        return await self._reader.load(run_id, after)
+
+    async def get_record(self, run_id: str) -> RunRecord:
+        self._check_open()
+        return (await self._reader.load(run_id, _PAST_EVERY_ENTRY)).record
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        self._check_open()
+        await self._writer.submit(claim.run_id, runs.release, claim, release)
+
+    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+        self._check_open()
+        await self._writer.submit(run_id, runs.remove, run_id, claim, self._liveness)
+
+    # -- finding and claiming -----------------------------------------------------------------------------------------
+
+    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+        self._check_open()
+        async for record in self._reader.list_runs(filter or RunFilter()):
+            yield record
+
+    async def list_page(
+        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> RunPage:
+        self._check_open()
+        return await self._reader.list_page(filter or RunFilter(), limit, cursor)
+
+    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
+        self._check_open()
+        return await self._reader.count_by_status(limit)
+
+    async def claim(
+        self,
+        run_id: str,
+        worker_id: str,
+        *,
+        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
+        steal: bool = False,
+        within_limits: bool = False,
+    ) -> Claim:
+        self._check_open()
+        return await self._writer.submit(
+            run_id, claim, run_id, worker_id, frozenset(statuses), steal, within_limits, self._liveness
+        )
+
+    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
+        self._check_open()
+        wanted, cursor = frozenset(agents), None
+        while True:
+            # One transaction per scan: writes do not wait for all of them.
+            claimed, cursor = await self._writer.submit(
+                None, self._fair_queue.claim_next, worker_id, wanted, limit, cursor
+            )
+            if claimed or cursor is None:
+                return claimed
+
+    # -- concurrency limits -------------------------------------------------------------------------------------------
+
+    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+        self._check_open()
+        await self._writer.submit(None, claiming.set_limit, limit, default)
+
+    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+        self._check_open()
+        return await self._writer.submit(None, claiming.remove_limit, kind, name)
+
+    async def list_limits(self) -> Sequence[LimitUsage]:
+        self._check_open()
+        return await self._reader.list_limits()
+
+    # -- mail ---------------------------------------------------------------------------------------------------------
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        self._check_open()
+        return await self._writer.submit(run_id, post, run_id, mail)
+
+    async def read_mail(self, run_id: str) -> Sequence[Mail]:
+        self._check_open()
+        return await self._reader.read_mail(run_id)
+
+    async def pending_mail(self, worker_id: str) -> Sequence[str]:
+        self._check_open()
+        return await self._reader.pending_mail(worker_id)
+
+    # -- changes by other processes ------------------------------------------------------------------------------------
+
+    async def request_cancel(self, run_id: str) -> None:
+        self._check_open()
+        await self._writer.submit(run_id, runs.request_cancel, run_id)
+
+    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+        self._check_open()
+        return await self._reader.pending_cancellations(worker_id)
+
+    async def wait_for_change(self, timeout: timedelta) -> bool:
+        self._check_open()
+        with self._heartbeat.polling():
+            return await self._notifier.wait_for_change(timeout)
+
+    # -- drafts -------------------------------------------------------------------------------------------------------
+
+    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
+        self._check_open()
+        await self._drafts.put(claim, draft)
+
+    async def read_draft(self, run_id: str) -> bytes | None:
+        self._check_open()
+        return await self._reader.read_draft(run_id)
+
+    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+        self._check_open()
+        await self._drafts.request(run_id, ttl)
+
+    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
+        self._check_open()
+        return await self._reader.requested_drafts(run_ids, self._clock.now())
+
+    async def purge(self, *, limit: int = 100) -> int:
+        self._check_open()
+        return await self._writer.submit(None, runs.purge, limit)
+
+    async def read_schema_version(self) -> SchemaVersion:
+        return await asyncio.to_thread(self._database.read_version)
+
+    async def count_runs(self) -> Sequence[RunCount]:
+        self._check_open()
+        return await self._reader.count_runs(self._clock.now())
+
+    async def check_health(self) -> StoreHealth:
+        self._check_open()
+        return await self._reader.check_health()

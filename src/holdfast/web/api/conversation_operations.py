@@ -1,0 +1,216 @@
+"""Operations on conversations. Their events are those of the run with their id."""
+
+import asyncio
+from typing import Any
+
+from starlette.responses import Response
+
+from holdfast.checkpoint.delta import JournaledTurn, read_turns
+from holdfast.checkpoint.errors import RunConflict, RunNotFound
+from holdfast.core.execution.native_loop import get_loop
+from holdfast.core.run.prompt import Prompt
+from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation, When
+from holdfast.runtime.reading.run_views import RunList
+from holdfast.web.api.operation import (
+    DEFAULT_WAIT,
+    LIST_PARAMETERS,
+    MAX_WAIT,
+    Context,
+    Operation,
+    Parameter,
+    describe_number,
+    read_number,
+)
+from holdfast.web.api.run_operations import list_runs
+from holdfast.web.errors import Forbidden
+from holdfast.web.sse import encode_json
+from holdfast.web.wire import (
+    ConversationForkRequest,
+    ConversationHistory,
+    RunReference,
+    TurnReference,
+    TurnRequest,
+    TurnSummary,
+)
+
+
+async def open_conversation(context: Context, agent: str, key: str) -> Conversation[Any]:
+    """Return a conversation that the principal may see, or a new one.
+
+    Raises:
+        RunNotFound: it belongs to another caller.
+    """
+    conversation = context.app.conversation(agent, key, caller_id=context.principal.caller_id)
+    try:
+        await context.find_visible(conversation.run_id)
+    except RunNotFound:
+        # That of another caller, or none: only a principal that may see the new one may begin it.
+        if await _exists(context, conversation.run_id):
+            raise
+        if not context.principal.can_see(conversation.run_id, context.principal.caller_id):
+            raise
+    return conversation
+
+
+async def post_message(
+    context: Context, conversation: Conversation[Any], content: Prompt, *, id: str | None = None, when: When = "queue"
+) -> str:
+    """Send a message to a conversation that `open_conversation` has returned, and return the id of the message.
+
+    Raises:
+        RunNotFound: another caller began it at the same time.
+        DefinitionError, PayloadError: the message is not valid. It begins no conversation.
+    """
+    if not await _exists(context, conversation.run_id):
+        conversation.check_message(content, id=id, when=when)
+        await conversation.begin()
+    await context.find_visible(conversation.run_id)
+    return await conversation.post(content, id=id, when=when)
+
+
+async def _exists(context: Context, run_id: str) -> bool:
+    try:
+        await context.store.get_record(run_id)
+    except RunNotFound:
+        return False
+    return True
+
+
+async def _find(context: Context) -> Conversation[Any]:
+    """Return the conversation in the path, which has begun. Raises `RunNotFound`."""
+    parameters = context.request.path_params
+    agent, key = parameters["agent"], parameters["key"]
+    record = await context.find_visible(context.app.conversation(agent, key).run_id)
+    return context.app.conversation(agent, key, caller_id=record.caller_id)  # a fork inherits the caller
+
+
+async def list_conversations(context: Context) -> RunList:
+    return await list_runs(context, CONVERSATION_LABEL)
+
+
+async def send_turn(context: Context) -> TurnReference:
+    body: TurnRequest = context.body
+    parameters = context.request.path_params
+    conversation = await open_conversation(context, parameters["agent"], parameters["key"])
+    turn_id = await post_message(context, conversation, body.content, id=body.id, when=body.when)
+    return TurnReference(run_id=conversation.run_id, turn_id=turn_id)
+
+
+async def get_conversation(context: Context) -> ConversationHistory:
+    conversation = await _find(context)
+    return ConversationHistory(run_id=conversation.run_id, turns=tuple(await _read_turns(context, conversation)))
+
+
+async def _read_turns(context: Context, conversation: Conversation[Any]) -> list[TurnSummary]:
+    stored = await context.store.load(conversation.run_id)
+    loop = get_loop(context.app.agent(context.request.path_params["agent"]))
+    return [_summarize(turn) for turn in read_turns(conversation.run_id, stored.entries, loop.codec)]
+
+
+def _summarize(turn: JournaledTurn) -> TurnSummary:
+    """Summarize a turn. Its output stays plain data."""
+    began, ended = turn.input, turn.record
+    return TurnSummary(
+        turn_id=began.turn_id,
+        number=began.number,
+        status="running" if ended is None else ended.status,
+        prompt=began.prompt,
+        output=None if ended is None else ended.output,
+        error="" if ended is None else ended.error,
+        usage=began.totals.usage if ended is None else ended.usage,
+        steps=0 if ended is None else ended.steps,
+        began_at=began.at,
+        ended_at=None if ended is None else ended.at,
+    )
+
+
+async def get_turn(context: Context) -> TurnSummary | Response:
+    conversation, turn_id = await _find(context), context.request.path_params["turn_id"]
+    wait = read_number(context.request, "wait", DEFAULT_WAIT, MAX_WAIT)
+    try:
+        async with asyncio.timeout(wait):
+            await conversation.result(turn_id)
+    except TimeoutError:
+        pending = TurnReference(run_id=conversation.run_id, turn_id=turn_id)
+        return Response(encode_json(pending), status_code=202, media_type="application/json")
+    return next(turn for turn in await _read_turns(context, conversation) if turn.turn_id == turn_id)
+
+
+async def fork_conversation(context: Context) -> RunReference:
+    if context.principal.run_id is not None:
+        raise Forbidden("this token is for one conversation: it starts no other")
+    body: ConversationForkRequest = context.body
+    conversation = await _find(context)
+    target = context.app.conversation(context.request.path_params["agent"], body.key)
+    if await _exists(context, target.run_id):
+        raise RunConflict(target.run_id, context.request.path_params["agent"])
+    fork = await conversation.fork(body.at_turn, edited=body.edited, key=body.key)
+    return RunReference(run_id=fork.run_id)
+
+
+async def erase_conversation(context: Context) -> None:
+    await (await _find(context)).erase()
+
+
+_PATH = "/conversations/{agent}/{key}"
+
+CONVERSATION_OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/conversations",
+        handler=list_conversations,
+        scope="read",
+        summary="A page of conversations, newest first.",
+        response=RunList,
+        parameters=LIST_PARAMETERS,
+    ),
+    Operation(
+        method="GET",
+        path=_PATH,
+        handler=get_conversation,
+        scope="read",
+        summary="A conversation and its turns, oldest first.",
+        response=ConversationHistory,
+    ),
+    Operation(
+        method="POST",
+        path=f"{_PATH}/messages",
+        handler=send_turn,
+        scope="send",
+        summary="Send a message, which begins a turn. The first one begins the conversation.",
+        request=TurnRequest,
+        response=TurnReference,
+        status=202,
+    ),
+    Operation(
+        method="GET",
+        path=f"{_PATH}/turns/{{turn_id}}",
+        handler=get_turn,
+        scope="read",
+        summary="Wait for the end of a turn. 202 says that it has not ended, and the client asks again.",
+        response=TurnSummary,
+        parameters=(
+            Parameter(
+                name="wait", description="How many seconds to wait.", schema=describe_number(DEFAULT_WAIT, MAX_WAIT)
+            ),
+        ),
+    ),
+    Operation(
+        method="POST",
+        path=f"{_PATH}/fork",
+        handler=fork_conversation,
+        scope="start",
+        summary="Begin a new conversation with the turns of this one.",
+        request=ConversationForkRequest,
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="DELETE",
+        path=_PATH,
+        handler=erase_conversation,
+        scope="control",
+        summary="Remove a conversation from the store. A turn under way is cancelled.",
+        status=204,
+    ),
+)

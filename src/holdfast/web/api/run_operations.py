@@ -1,0 +1,345 @@
+"""Operations on runs."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from holdfast.checkpoint.errors import RunConflict, RunExists
+from holdfast.core.errors import DefinitionError
+from holdfast.core.run.run_events import Event
+from holdfast.fanout.storage import AGENT_NAME as FANOUT_AGENT
+from holdfast.fanout.storage import read_stored_checkpoint
+from holdfast.runtime.operations.verdicts import read_pick, record_pick
+from holdfast.runtime.reading.run_views import RunDetails, RunList, summarize_run
+from holdfast.web.api.operation import (
+    DEFAULT_PAGE,
+    DEFAULT_WAIT,
+    LIST_PARAMETERS,
+    MAX_PAGE,
+    MAX_WAIT,
+    Context,
+    Operation,
+    Parameter,
+    describe_number,
+    read_number,
+    read_query,
+)
+from holdfast.web.errors import Forbidden
+from holdfast.web.sse import EventStreamResponse, encode_events, encode_json
+from holdfast.web.wire import (
+    AnswerRequest,
+    ForkRequest,
+    MailReference,
+    MessageRequest,
+    PickRequest,
+    PickResponse,
+    RunReference,
+    RunRequest,
+    RunResult,
+    SignalRequest,
+)
+
+
+async def submit_run(context: Context) -> RunReference:
+    body: RunRequest = context.body
+    principal, run_id = context.principal, context.request.headers.get("idempotency-key")
+    if principal.run_id is not None and run_id != principal.run_id:
+        raise Forbidden("this token is for one run: it starts no other")
+    try:
+        run_id = await context.app.submit(
+            body.agent,
+            body.input,
+            inputs=body.inputs,
+            run_id=run_id,
+            not_before=body.not_before,
+            caller_id=principal.caller_id,
+            labels=body.labels,
+            priority=body.priority,
+            key=body.key,
+        )
+        record = await context.store.get_record(run_id)
+    except RunConflict as exc:
+        record = await context.store.get_record(exc.run_id)
+        if principal.can_see(exc.run_id, record.caller_id):
+            raise
+    if not principal.can_see(record.run_id, record.caller_id):
+        raise RunExists(record.run_id, "choose another id")
+    return RunReference(run_id=record.run_id)
+
+
+async def list_runs(context: Context, labels: Mapping[str, str] | None = None) -> RunList:
+    """Return the runs that the principal may see, with these labels if they are given."""
+    query, principal = read_query(context.request), context.principal
+    query["labels"] = {**(query.get("labels") or {}), **(labels or {})}
+    if principal.run_id is not None:
+        return RunList(runs=(summarize_run(await context.find_visible(principal.run_id)),))
+    if not principal.sees_all:
+        if query.get("caller") not in (None, principal.caller_id):
+            return RunList(runs=())
+        query["caller"] = principal.caller_id
+    limit = read_number(context.request, "limit", DEFAULT_PAGE, MAX_PAGE)
+    return await context.app.list(limit=limit, cursor=context.request.query_params.get("cursor"), **query)
+
+
+async def get_run(context: Context) -> RunDetails:
+    await context.find_run()
+    return await context.app.get(context.run_id)
+
+
+async def get_result(context: Context) -> RunResult | Response:
+    await context.find_run()
+    wait = read_number(context.request, "wait", DEFAULT_WAIT, MAX_WAIT)
+    try:
+        async with asyncio.timeout(wait):
+            await context.app.result(context.run_id)
+    except TimeoutError:
+        pending = RunReference(run_id=context.run_id)
+        return Response(encode_json(pending), status_code=202, media_type="application/json")
+    run = await context.app.get(context.run_id)  # its output is plain data
+    return RunResult(run_id=run.run_id, output=run.output, usage=run.usage, steps=run.steps)
+
+
+async def stream_events(context: Context) -> Response:
+    record = await context.find_run()
+    after = context.request.headers.get("last-event-id") or context.request.query_params.get("after")
+    events = context.app.events(context.run_id, after=after)
+    # Before the response begins, so that an unknown cursor is an error. The first event comes at once.
+    first = await _read_first(events, durable=record.is_terminal and after is not None)
+    if not first:
+        return Response(status_code=204)  # a browser that reads this does not connect again
+    return EventStreamResponse(encode_events(events, first))
+
+
+async def _read_first(events: AsyncGenerator[Event], *, durable: bool) -> list[Event]:
+    """Return the first event, or all up to the first durable one. None: there is no such event."""
+    first: list[Event] = []
+    async for event in events:
+        first.append(event)
+        if event.cursor is not None or not durable:
+            return first
+    return []
+
+
+async def send_message(context: Context) -> MailReference:
+    await context.find_run()
+    body: MessageRequest = context.body
+    mail_id = await context.app.send(context.run_id, body.text, id=body.id)
+    return MailReference(run_id=context.run_id, id=mail_id)
+
+
+async def send_signal(context: Context) -> MailReference:
+    await context.find_run()
+    body: SignalRequest = context.body
+    mail_id = await context.app.signal(context.run_id, body.name, body.payload, id=body.id)
+    return MailReference(run_id=context.run_id, id=mail_id)
+
+
+async def answer_call(context: Context) -> RunReference:
+    await context.find_run()
+    body: AnswerRequest = context.body
+    await context.app.answer(
+        context.run_id,
+        body.call_id,
+        body.to_answer(),
+        by=context.principal.caller_id,
+        via="http",
+        digest=body.digest,
+    )
+    return RunReference(run_id=context.run_id)
+
+
+async def cancel_run(context: Context) -> RunReference:
+    await context.find_run()
+    await context.app.cancel(context.run_id)
+    return RunReference(run_id=context.run_id)
+
+
+async def resume_run(context: Context) -> RunReference:
+    await context.find_run()
+    await context.app.requeue(context.run_id)
+    return RunReference(run_id=context.run_id)
+
+
+async def fork_run(context: Context) -> RunReference:
+    await context.find_run()
+    if context.principal.run_id is not None:
+        raise Forbidden("this token is for one run: it starts no other")
+    body: ForkRequest = context.body
+    new_id = await context.app.fork(
+        context.run_id, body.at_step, edited=body.edited, results=body.results, new_id=body.run_id
+    )
+    return RunReference(run_id=new_id)
+
+
+async def get_pick(context: Context) -> PickResponse:
+    await context.find_run()
+    return PickResponse(pick=await read_pick(context.store, context.run_id))
+
+
+async def pick_result(context: Context) -> PickResponse:
+    record = await context.find_run()
+    body: PickRequest = context.body
+    if record.agent_name == FANOUT_AGENT:
+        known = read_stored_checkpoint(await context.store.load(record.run_id)).adapter_ids
+        if body.result and body.result not in known:
+            raise DefinitionError(f"{body.result!r:.80} is not a model of this fan-out: it has {', '.join(known)}")
+    elif body.result:
+        await context.find_visible(body.result)
+    await record_pick(context.store, record, body.result, by=context.principal.caller_id)
+    return await get_pick(context)
+
+
+async def complete_call(context: Context) -> None:
+    await context.app.complete_call(context.request.path_params["token"], context.body)
+
+
+RUN_OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/runs",
+        handler=submit_run,
+        scope="start",
+        summary="Queue a run. It is durable when this responds.",
+        request=RunRequest,
+        response=RunReference,
+        status=202,
+        parameters=(
+            Parameter(
+                name="Idempotency-Key",
+                description="The run id. The same id again with the same agent and input is the same run.",
+                place="header",
+            ),
+        ),
+    ),
+    Operation(
+        method="GET",
+        path="/runs",
+        handler=list_runs,
+        scope="read",
+        summary="A page of runs, newest first.",
+        response=RunList,
+        parameters=LIST_PARAMETERS,
+    ),
+    Operation(
+        method="GET",
+        path="/runs/{run_id}",
+        handler=get_run,
+        scope="read",
+        summary="The present state of a run.",
+        response=RunDetails,
+    ),
+    Operation(
+        method="GET",
+        path="/runs/{run_id}/result",
+        handler=get_result,
+        scope="read",
+        summary="Wait for the result of a run. 202 says that it has not ended, and the client asks again.",
+        response=RunResult,
+        parameters=(
+            Parameter(
+                name="wait",
+                description="How many seconds to wait.",
+                schema=describe_number(DEFAULT_WAIT, MAX_WAIT),
+            ),
+        ),
+    ),
+    Operation(
+        method="GET",
+        path="/runs/{run_id}/events",
+        handler=stream_events,
+        scope="read",
+        summary="The events of a run as server-sent events, until it ends. Durable events have an id.",
+        response=Event,
+        media_type="text/event-stream",
+        parameters=(
+            Parameter(name="Last-Event-ID", description="Continue after this event.", place="header"),
+            Parameter(name="after", description="The same as Last-Event-ID, for the first connection of a browser."),
+        ),
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/messages",
+        handler=send_message,
+        scope="send",
+        summary="Send a message, which the run reads before its next step.",
+        request=MessageRequest,
+        response=MailReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/signals",
+        handler=send_signal,
+        scope="send",
+        summary="Send a signal, for which the tool `wait_for` waits.",
+        request=SignalRequest,
+        response=MailReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/answers",
+        handler=answer_call,
+        scope="answer",
+        summary="Approve, deny or answer a call that waits for a person.",
+        request=AnswerRequest,
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/cancel",
+        handler=cancel_run,
+        scope="control",
+        summary="Cancel a run and its child runs.",
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/resume",
+        handler=resume_run,
+        scope="control",
+        summary="Leave a parked, failed or cancelled run to the workers, which resume it.",
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/fork",
+        handler=fork_run,
+        scope="start",
+        summary="Queue a new run that starts with the state of this one after a step, or with another past.",
+        request=ForkRequest,
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="GET",
+        path="/runs/{run_id}/pick",
+        handler=get_pick,
+        scope="read",
+        summary="Which result of a fan-out, of a run and its forks, or of its child runs a person has picked.",
+        response=PickResponse,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/pick",
+        handler=pick_result,
+        scope="answer",
+        summary="Pick one of several results.",
+        request=PickRequest,
+        response=PickResponse,
+    ),
+    Operation(
+        method="POST",
+        path="/calls/{token}",
+        handler=complete_call,
+        scope=None,
+        summary="Give the result of a call whose tool returned `Deferred`: the body is the result.",
+        request=Any,
+        status=204,
+    ),
+)

@@ -1,0 +1,125 @@
+"""Text, code, images."""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from markupsafe import Markup, escape
+
+from holdfast.checkpoint.journal import Entry
+
+#: By media type, how such a file begins. No SVG: it is a document that may contain scripts.
+_SIGNATURES = {
+    "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/jpeg": (b"\xff\xd8\xff",),
+    "image/gif": (b"GIF87a", b"GIF89a"),
+    "image/webp": (b"RIFF",),
+}
+#: Characters of Base64 that contain the longest of them.
+_HEAD = 16
+_BASE64 = ";base64,"
+#: Names under which content parts keep their media type and their data.
+_TYPE_NAMES, _DATA_NAMES = ("media_type", "mime_type", "mimeType"), ("data", "base64", "content")
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A picture as it is stored."""
+
+    media_type: str
+    #: Base64.
+    data: str
+
+    def read(self) -> bytes:
+        """Return the file; empty if it is not valid."""
+        return _decode(self.data)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the file begins as one of its media type."""
+        return _decode(self.data[:_HEAD]).startswith(_SIGNATURES[self.media_type])
+
+
+def _decode(data: str) -> bytes:
+    try:
+        return base64.b64decode(data.encode(), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def list_images(entry: Entry) -> list[Image]:
+    """Return the pictures within an entry."""
+    if b"image/" not in entry.body:
+        return []
+    try:
+        return list(_find(msgspec.json.decode(entry.body)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return []
+
+
+def _find(value: Any) -> Iterator[Image]:
+    if isinstance(value, str):
+        if value.startswith("data:") and _BASE64 in value[:60]:
+            media_type, _, data = value.removeprefix("data:").partition(_BASE64)
+            yield from _make(media_type, data)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _find(each)
+    elif isinstance(value, dict):
+        kind = next((value[name] for name in _TYPE_NAMES if isinstance(value.get(name), str)), "")
+        content = next((value[name] for name in _DATA_NAMES if isinstance(value.get(name), str)), "data:")
+        if kind in _SIGNATURES and not content.startswith("data:"):
+            yield from _make(kind, content)
+            return
+        for each in value.values():
+            yield from _find(each)
+
+
+def _make(media_type: str, data: str) -> Iterator[Image]:
+    if media_type in _SIGNATURES and (image := Image(media_type, data)).is_safe:
+        yield image
+
+
+_FENCE = re.compile(r"^```[^\n`]*\n(.*?)(?:^```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(
+    r"`(?P<code>[^`\n]+)`"
+    r"|\*\*(?P<bold>[^*\n]+)\*\*"
+    r"|\[(?P<label>[^\]\n]{1,300})\]\((?P<target>https?://[^\s()<>\"']{1,2000})\)"
+    r"|(?P<url>https?://[^\s<>\"'`)\]]{1,2000}[^\s<>\"'`)\].,;:!?])"
+)
+
+
+def show_text(text: str) -> Markup:
+    """Return the text as HTML. Only `pre`, `code`, `strong` and links to http and https come out of it."""
+    parts: list[Markup] = []
+    position = 0
+    for fence in _FENCE.finditer(text):
+        parts.append(_show_inline(text[position : fence.start()].rstrip("\n")))
+        parts.append(Markup("<pre>{}</pre>").format(fence[1].rstrip("\n")))
+        position = fence.end()
+    parts.append(_show_inline(text[position:].lstrip("\n") if position else text))
+    return Markup("").join(parts)
+
+
+def _show_inline(text: str) -> Markup:
+    parts: list[Markup] = []
+    position = 0
+    for found in _INLINE.finditer(text):
+        parts.append(escape(text[position : found.start()]))
+        parts.append(_show_match(found))
+        position = found.end()
+    parts.append(escape(text[position:]))
+    return Markup("").join(parts)
+
+
+def _show_match(found: re.Match[str]) -> Markup:
+    if code := found["code"]:
+        return Markup("<code>{}</code>").format(code)
+    if bold := found["bold"]:
+        return Markup("<strong>{}</strong>").format(bold)
+    target = found["target"] or found["url"]
+    return Markup('<a href="{}" rel="noopener noreferrer nofollow" target="_blank">{}</a>').format(
+        target, found["label"] or target
+    )

@@ -1,0 +1,109 @@
+"""One action on many runs: a preview of those that a filter finds, then the action on exactly these."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.record import TERMINAL_STATUSES, RunStatus
+from holdfast.core.errors import DefinitionError
+from holdfast.root_error import HoldfastError
+from holdfast.runtime.reading.formatting import utc_now
+from holdfast.web.ui.pages.run_filter import RunsFilter, parse_filter
+from holdfast.web.ui.pages.run_listing import RunRow, read_rows
+from holdfast.web.ui.run_view.actions import read_form
+from holdfast.web.ui.site import Site, count_pending, get_principal
+
+#: Runs that one action takes.
+MAX_RUNS = 200
+
+
+class BulkAction(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be done to many runs, and to which."""
+
+    verb: str
+    #: For the sentence that follows the number of runs.
+    past: str
+    statuses: frozenset[RunStatus]
+    apply: Callable[[Site, str], Awaitable[None]]
+    is_destructive: bool = False
+
+
+ACTIONS = {
+    "cancel": BulkAction(
+        verb="Cancel",
+        past="cancelled, or asked to stop",
+        statuses=frozenset(RunStatus) - TERMINAL_STATUSES - {RunStatus.REMOVED},
+        apply=lambda site, run_id: site.app.cancel(run_id),
+        is_destructive=True,
+    ),
+    "resume": BulkAction(
+        verb="Resume",
+        past="left to the workers, which resume them",
+        statuses=frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED}),
+        apply=lambda site, run_id: site.app.requeue(run_id),
+    ),
+    "unpark": BulkAction(
+        verb="Unpark",
+        past="unparked",
+        statuses=frozenset({RunStatus.PARKED}),
+        apply=lambda site, run_id: site.app.unpark(run_id),
+    ),
+    "remove": BulkAction(
+        verb="Remove",
+        past="removed",
+        statuses=TERMINAL_STATUSES,
+        apply=lambda site, run_id: site.store.remove(run_id),
+        is_destructive=True,
+    ),
+}
+
+
+async def preview(site: Site, request: Request) -> Response:
+    """Show the runs that the action would take, and ask."""
+    params = request.query_params
+    name = params.get("action", "")
+    action = _get_action(name)
+    wanted = parse_filter(params.get("q", ""), params.get("status", ""), utc_now())
+    rows = [row for row in await _list_rows(site, request, wanted) if row.run.status in action.statuses][:MAX_RUNS]
+    pending = await count_pending(site.store, get_principal(request))
+    return site.render(
+        request, "bulk.html", name=name, action=action, filter=wanted, rows=rows, limit=MAX_RUNS, pending_count=pending
+    )
+
+
+async def apply(site: Site, request: Request) -> Response:
+    """Do it to the runs of the preview, and say what was refused."""
+    form = await read_form(request)
+    action = _get_action(form.get("action", ""))
+    done, refused = 0, list[str]()
+    for run_id in form.get("runs", "").split()[:MAX_RUNS]:
+        try:
+            record = await site.store.get_record(run_id)
+            if not get_principal(request).can_see(record.run_id, record.caller_id):
+                raise RunNotFound(run_id)
+            await action.apply(site, run_id)
+            done += 1
+        except HoldfastError as exc:
+            refused.append(str(exc))
+    return site.render(request, "bulk_done.html", action=action, done=done, refused=refused)
+
+
+async def _list_rows(site: Site, request: Request, wanted: RunsFilter) -> list[RunRow]:
+    rows: list[RunRow] = []
+    cursor: str | None = None
+    while len(rows) < 5 * MAX_RUNS:
+        page = await read_rows(site.store, wanted, get_principal(request), utc_now(), cursor)
+        rows += page.rows
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return rows
+
+
+def _get_action(name: str) -> BulkAction:
+    if name not in ACTIONS:
+        raise DefinitionError(f"the action is {name!r:.40}: use {', '.join(ACTIONS)}")
+    return ACTIONS[name]

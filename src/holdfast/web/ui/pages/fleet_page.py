@@ -1,0 +1,312 @@
+"""Fleet, jobs, budgets."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from holdfast.app import App
+from holdfast.batteries.budget import Account, Budget
+from holdfast.batteries.schedule import Job, JobNotFound, Schedule, ScheduleError
+from holdfast.checkpoint.claims import this_process
+from holdfast.checkpoint.fleet import list_workers
+from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.store import RunStore
+from holdfast.core.errors import DefinitionError
+from holdfast.db.tables import TablesError
+from holdfast.runtime.reading.fleet import WorkerRuns, join_workers
+from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.run_views import RunSummary, is_listed, summarize_run
+from holdfast.web.auth import Principal
+from holdfast.web.ui.live import Fragment, stream_fragments
+from holdfast.web.ui.pages.new_run_page import can_start
+from holdfast.web.ui.pages.run_listing import StatusCounts, count_all
+from holdfast.web.ui.run_view.actions import read_form
+from holdfast.web.ui.site import Site, count_pending, get_principal
+
+#: Fires of a job, and accounts, that the page shows.
+_FIRES, _MAX_ACCOUNTS = 3, 20
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and its next fires."""
+
+    job: Job
+    fires: Sequence[datetime]
+    #: This App has the agent.
+    is_known: bool
+
+    @property
+    def runs_query(self) -> str:
+        """The filter of the runs list that finds the runs of this job."""
+        return self.job.run_id(self.job.next_at).rpartition(":")[0]
+
+
+class BudgetLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One unit of one account: what is spent, and the limit."""
+
+    unit: str
+    spent: float
+    limit: float
+
+    @property
+    def percent(self) -> float:
+        """The spent part, at most 100."""
+        return 100.0 if self.limit <= 0 else min(100.0, 100 * self.spent / self.limit)
+
+    @property
+    def is_reached(self) -> bool:
+        return self.spent >= self.limit
+
+
+class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One account under one limit."""
+
+    account: Account
+    lines: Sequence[BudgetLine]
+
+
+class Batteries(msgspec.Struct, frozen=True, kw_only=True):
+    """What the Fleet page shows of an App's batteries. `None`: the App has no such battery."""
+
+    jobs: Sequence[JobRow] | None
+    budgets: Sequence[BudgetRow] | None
+    #: Accounts that are not shown.
+    more_budgets: int = 0
+    #: What could not be read.
+    problem: str = ""
+
+
+async def read_batteries(app: App, schedule: Schedule | None, principal: Principal) -> Batteries:
+    """Read the jobs of the schedule and the accounts of the budget."""
+    try:
+        jobs = None if schedule is None else await _read_jobs(app, schedule, principal)
+        accounts = await _read_accounts(app, principal)
+    except TablesError as exc:
+        return Batteries(jobs=None, budgets=None, problem=f"schedules and budgets cannot be read: {type(exc).__name__}")
+    if accounts is None:
+        return Batteries(jobs=jobs, budgets=None)
+    shown = [_make_budget_row(account) for account in accounts[:_MAX_ACCOUNTS]]
+    return Batteries(jobs=jobs, budgets=shown, more_budgets=len(accounts) - len(shown))
+
+
+def can_see_job(principal: Principal, job: Job) -> bool:
+    """Whether the job exists for the principal: it submits runs of the principal's caller id."""
+    return principal.run_id is None and (principal.sees_all or job.caller_id == principal.caller_id)
+
+
+async def _read_jobs(app: App, schedule: Schedule, principal: Principal) -> list[JobRow]:
+    rows: list[JobRow] = []
+    for job in await schedule.jobs():
+        if can_see_job(principal, job):
+            fires: Sequence[datetime] = [job.next_at]
+            with suppress(ScheduleError):  # cronsim is not installed here, or the job was just removed
+                fires = await schedule.upcoming(job.name, _FIRES)
+            rows.append(JobRow(job=job, fires=fires, is_known=job.agent in app.agents))
+    return rows
+
+
+async def _read_accounts(app: App, principal: Principal) -> list[Account] | None:
+    budget = app.ports.budget
+    if not isinstance(budget, Budget) or principal.run_id is not None:
+        return None
+    accounts = await budget.accounts()
+    return [each for each in accounts if principal.sees_all or each.name == f"caller:{principal.caller_id}"]
+
+
+def _make_budget_row(account: Account) -> BudgetRow:
+    lines = [
+        BudgetLine(unit=unit, spent=getattr(account.spent, unit), limit=limit)
+        for unit, limit in account.limit.limits().items()
+    ]
+    return BudgetRow(account=account, lines=lines)
+
+
+_PAGE = 500
+#: Records that each part of the view reads at most.
+_MAX_RECORDS = 1_000
+_HOURS = 24
+#: Queued and interrupted runs are counted up to this many.
+_MAX_DEPTH = 100_000
+_UNOWNED = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker and what it holds."""
+
+    worker_id: str
+    alive: bool
+    runs: Sequence[RunSummary]
+    #: Its host and process, and its last heartbeat. `None` if only its runs are known.
+    process: str | None = None
+    last_heartbeat: datetime | None = None
+    #: The process that serves the page.
+    is_own: bool = False
+
+
+class Hour(msgspec.Struct, kw_only=True):
+    """The runs created within one hour."""
+
+    start: datetime
+    created: int = 0
+    failed: int = 0
+    cost_usd: float = 0.0
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it, at one moment."""
+
+    workers: Sequence[WorkerRow]
+    #: Workers that hold no run are among them.
+    has_all_workers: bool
+    #: By status, for `queued` and `interrupted`.
+    depth: StatusCounts
+    #: Of the runs that wait for a worker and are due.
+    oldest: RunSummary | None
+    hours: Sequence[Hour]
+    #: There are more runs than were read.
+    is_partial: bool
+
+
+async def read_fleet(store: RunStore, principal: Principal, now: datetime) -> Fleet:
+    """Read the fleet, as far as it is visible to the principal."""
+    active, _ = await _list(store, principal, RunFilter(statuses=frozenset({RunStatus.RUNNING})))
+    start = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_HOURS - 1)
+    recent, is_partial = await _list(store, principal, RunFilter(created_after=start))
+    depth = await count_all(store, _MAX_DEPTH) if principal.sees_all else None
+    heartbeats = await list_workers(store) if principal.sees_all else None
+    return Fleet(
+        workers=[_make_row(worker) for worker in join_workers(heartbeats or (), active)],
+        has_all_workers=heartbeats is not None,
+        depth=depth or await _count_unowned(store, principal),
+        oldest=await _find_oldest(store, principal, now),
+        hours=_group_by_hour(recent, start),
+        is_partial=is_partial,
+    )
+
+
+async def _list(store: RunStore, principal: Principal, filter: RunFilter) -> tuple[list[RunRecord], bool]:
+    filter = _restrict(filter, principal)
+    found: list[RunRecord] = []
+    cursor: str | None = None
+    while len(found) < _MAX_RECORDS:
+        page = await store.list_page(filter, limit=_PAGE, cursor=cursor)
+        listed = [record for record in page.records if is_listed(record, filter)]
+        found += [record for record in listed if principal.can_see(record.run_id, record.caller_id)]
+        cursor = page.cursor
+        if cursor is None:
+            return found, False
+    return found, True
+
+
+async def _count_unowned(store: RunStore, principal: Principal) -> StatusCounts:
+    records, is_partial = await _list(store, principal, RunFilter(statuses=_UNOWNED))
+    counts = Counter(record.status.value for record in records)
+    return StatusCounts(counts=counts, more=frozenset(status.value for status in _UNOWNED if is_partial))
+
+
+async def _find_oldest(store: RunStore, principal: Principal, now: datetime) -> RunSummary | None:
+    """Return the oldest run that is due and waits for a worker."""
+    seen = 0
+    async for record in store.list_runs(_restrict(RunFilter(statuses=_UNOWNED), principal)):
+        seen += 1
+        if record.not_before <= now and principal.can_see(record.run_id, record.caller_id):
+            return summarize_run(record)
+        if seen >= _MAX_RECORDS:  # all of them are delayed
+            break
+    return None
+
+
+def _restrict(filter: RunFilter, principal: Principal) -> RunFilter:
+    if principal.sees_all or principal.run_id is not None:
+        return filter
+    return msgspec.structs.replace(filter, caller_id=principal.caller_id)
+
+
+def _make_row(worker: WorkerRuns) -> WorkerRow:
+    process = None if worker.heartbeat is None else worker.heartbeat.worker.process
+    return WorkerRow(
+        worker_id=worker.worker_id,
+        alive=worker.alive,
+        runs=[summarize_run(record) for record in worker.runs],
+        process=None if process is None else f"{process.host.partition('/')[0]} · {process.pid}",
+        last_heartbeat=None if worker.heartbeat is None else worker.heartbeat.last_at,
+        is_own=process == this_process(),
+    )
+
+
+def _group_by_hour(records: Sequence[RunRecord], start: datetime) -> list[Hour]:
+    hours = [Hour(start=start + timedelta(hours=number)) for number in range(_HOURS)]
+    for record in records:
+        number = (record.created_at - start) // timedelta(hours=1)
+        if 0 <= number < _HOURS:
+            hour = hours[number]
+            hour.created += 1
+            hour.failed += record.status in (RunStatus.FAILED, RunStatus.PARKED)
+            hour.cost_usd += summarize_run(record).usage.cost_usd
+    return hours
+
+
+#: A live page reads schedules and budgets again after this many seconds: they are in tables of their own.
+_BATTERIES_INTERVAL = 5.0
+
+
+async def show_fleet(site: Site, request: Request) -> Response:
+    """Show the fleet."""
+    return site.render(request, "fleet.html", **await _make_context(site, request, _BatteriesReader(site, request)))
+
+
+async def stream_fleet(site: Site, request: Request) -> Response:
+    """Send the fleet whenever it has changed."""
+    batteries = _BatteriesReader(site, request)
+
+    async def read() -> Fragment:
+        context = await _make_context(site, request, batteries)
+        key = (context["fleet"], context["batteries"])
+        return Fragment(key, lambda: site.render_text(request, "fleet_live.html", **context))
+
+    return stream_fragments(site.store, read)
+
+
+async def run_job(site: Site, request: Request) -> Response:
+    """Submit an extra run of a job, and show it."""
+    principal = get_principal(request)
+    name = (await read_form(request)).get("job", "")
+    if site.schedule is None or not can_start(site, principal):
+        raise DefinitionError("no job can be run here: the page needs an App with agents, and its schedule")
+    if not any(job.name == name and can_see_job(principal, job) for job in await site.schedule.jobs()):
+        raise JobNotFound(name)
+    run_id = await site.schedule.run_now(name)
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/runs/{run_id}?said=started", status_code=303)
+
+
+class _BatteriesReader:
+    """Reads schedules and budgets now and then."""
+
+    def __init__(self, site: Site, request: Request) -> None:
+        self._site, self._principal = site, get_principal(request)
+        self._latest: Batteries | None = None
+        self._read_at = 0.0
+
+    async def read(self) -> Batteries:
+        if self._latest is None or time.monotonic() - self._read_at >= _BATTERIES_INTERVAL:
+            self._latest = await read_batteries(self._site.app, self._site.schedule, self._principal)
+            self._read_at = time.monotonic()
+        return self._latest
+
+
+async def _make_context(site: Site, request: Request, batteries: _BatteriesReader) -> dict[str, Any]:
+    principal = get_principal(request)
+    return {
+        "section": "fleet",
+        "fleet": await read_fleet(site.store, principal, utc_now()),
+        "batteries": await batteries.read(),
+        "can_start": can_start(site, principal),
+        "pending_count": await count_pending(site.store, principal),
+    }

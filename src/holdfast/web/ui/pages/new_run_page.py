@@ -1,0 +1,106 @@
+"""The form that starts a run."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from holdfast.checkpoint.errors import RunConflict
+from holdfast.core.errors import DefinitionError
+from holdfast.core.run.info import new_run_id
+from holdfast.web.auth import Principal
+from holdfast.web.errors import Forbidden
+from holdfast.web.ui.run_view.actions import read_form
+from holdfast.web.ui.site import Site, count_pending, get_principal
+
+
+def can_start(site: Site, principal: Principal) -> bool:
+    """Whether the principal may start runs here. A site without agents starts none."""
+    return bool(site.app.agents) and "start" in principal.scopes and principal.run_id is None
+
+
+async def show_form(site: Site, request: Request) -> Response:
+    """Show the empty form. The URL may name an agent."""
+    _require_start(site, request)
+    return await _render(site, request, {"agent": request.query_params.get("agent", "")})
+
+
+async def start_run(site: Site, request: Request) -> Response:
+    """Queue the run and show it. A form that is not valid is shown again, with its fields and the error."""
+    _require_start(site, request)
+    form = await read_form(request)
+    try:
+        run_id = await _submit(site, request, form)
+    except RunConflict as exc:
+        error = f"this form has started the run {exc.run_id} already: submit it again to start another one"
+        return await _render(site, request, form, error=error, status=409)
+    except DefinitionError as exc:
+        return await _render(site, request, form, error=str(exc), status=422)
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/runs/{run_id}?said=started", status_code=303)
+
+
+def _require_start(site: Site, request: Request) -> None:
+    if not can_start(site, get_principal(request)):
+        raise Forbidden("no run can be started here: this needs an App with agents, and no token for one run")
+
+
+async def _submit(site: Site, request: Request, form: dict[str, str]) -> str:
+    prompt = form.get("input", "").strip()
+    if not prompt:
+        raise DefinitionError("the input is empty: write what the agent should do")
+    return await site.app.submit(
+        form.get("agent", ""),
+        prompt,
+        inputs=_parse_data(form.get("data", "")),
+        # Of the form: sent twice, it starts one run.
+        run_id=form.get("run_id") or None,
+        caller_id=get_principal(request).caller_id,
+        labels=_parse_labels(form.get("labels", "")),
+    )
+
+
+def _parse_data(text: str) -> dict[str, Any] | None:
+    """Parse the structured data of a run; `None` if there is none.
+
+    Raises:
+        DefinitionError: it is not a JSON object.
+    """
+    if not text.strip():
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as exc:
+        raise DefinitionError(f'the data is not a JSON object, such as {{"order": "A17"}}: {exc}') from None
+
+
+def _parse_labels(text: str) -> dict[str, str]:
+    """Parse one label a line, such as `tenant=acme`.
+
+    Raises:
+        DefinitionError: a line has no name or no equals sign, or a name occurs twice.
+    """
+    labels: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not name:
+            raise DefinitionError(f"the label {line!r:.80} is not valid: write one a line, such as tenant=acme")
+        if name in labels:
+            raise DefinitionError(f"the label {name!r:.80} is there twice: give it one value")
+        labels[name] = value
+    return labels
+
+
+async def _render(
+    site: Site, request: Request, form: dict[str, str], *, error: str = "", status: int = 200
+) -> Response:
+    return site.render(
+        request,
+        "new_run.html",
+        status=status,
+        section="runs",
+        agents=sorted(site.app.agents),
+        form={"agent": "", "input": "", "data": "", "labels": ""} | form | {"run_id": new_run_id()},
+        error=error,
+        pending_count=await count_pending(site.store, get_principal(request)),
+    )

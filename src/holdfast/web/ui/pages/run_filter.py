@@ -1,0 +1,121 @@
+"""The filter of the runs list: its text form, such as `agent:refunds label.tenant:acme since:24h lamp`."""
+
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.errors import DefinitionError
+from holdfast.runtime.reading.run_views import RunQuery, RunSummary
+
+#: `needs-you`: parked, or a call waits for a person.
+NEEDS_YOU = "needs-you"
+STATUS_CHOICES = (NEEDS_YOU, *(status.value for status in RunStatus if status is not RunStatus.REMOVED))
+
+_DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_COST = re.compile(r"([<>])=?\$?(\d+(?:\.\d+)?)")
+
+
+class RunsFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs the list shows."""
+
+    #: As the reader typed it.
+    text: str = ""
+    #: One of `STATUS_CHOICES`; empty: all.
+    status: str = ""
+    agent: str | None = None
+    caller: str | None = None
+    parent: str | None = None
+    labels: dict[str, str] = {}
+    since: datetime | None = None
+    until: datetime | None = None
+    min_cost: float | None = None
+    max_cost: float | None = None
+    #: Texts that the beginning of the prompt, or the id, has to contain.
+    words: tuple[str, ...] = ()
+
+    def to_query(self, *, with_status: bool = True) -> RunQuery:
+        """Return the part that the store applies."""
+        statuses: list[str] | None = None
+        if with_status and self.status:
+            statuses = ["waiting", "parked"] if self.status == NEEDS_YOU else [self.status]
+        return RunQuery(
+            status=statuses,
+            agent=self.agent,
+            caller=self.caller,
+            parent=self.parent,
+            labels=self.labels,
+            since=self.since,
+            until=self.until,
+        )
+
+    def matches(self, run: RunSummary, *, needs_person: bool) -> bool:
+        """Whether a run that the store found fits the rest."""
+        if self.status == NEEDS_YOU and not needs_person:
+            return False
+        cost = run.usage.cost_usd
+        if (self.min_cost is not None and cost < self.min_cost) or (self.max_cost is not None and cost > self.max_cost):
+            return False
+        searched = f"{run.run_id} {run.prompt}".lower()
+        return all(word in searched for word in self.words)
+
+    def to_url(self, **changes: str | None) -> str:
+        """Return the query string of the page with this filter, with some parts replaced."""
+        parts = {"q": self.text, "status": self.status} | changes
+        return "?" + urlencode({name: value for name, value in parts.items() if value})
+
+
+def parse_filter(text: str, status: str, now: datetime) -> RunsFilter:
+    """Parse the filter.
+
+    Raises:
+        DefinitionError: a part of it is not valid.
+    """
+    if status and status not in STATUS_CHOICES:
+        raise DefinitionError(f"status is {status!r:.40}: use {', '.join(STATUS_CHOICES)}")
+    fields: dict[str, Any] = {}
+    labels: dict[str, str] = {}
+    words: list[str] = []
+    for part in _split(text):
+        name, _, value = part.partition(":")
+        if value and name in ("agent", "caller", "parent"):
+            fields[name] = value
+        elif value and name in ("since", "until"):
+            fields[name] = _parse_time(name, value, now)
+        elif value and name == "cost":
+            fields |= _parse_cost(value)
+        elif value and name.startswith("label."):
+            labels[name.removeprefix("label.")] = value
+        else:
+            words.append(part.lower())
+    return RunsFilter(text=text, status=status, labels=labels, words=tuple(words), **fields)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quotation mark that is not closed
+        return text.split()
+
+
+def _parse_time(name: str, value: str, now: datetime) -> datetime:
+    try:
+        if found := _DURATION.fullmatch(value):
+            return now - timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
+        at = datetime.fromisoformat(value)
+    except (ValueError, OverflowError):
+        form = "a duration such as 30m, 24h or 7d, or a time such as 2026-05-01"
+        raise DefinitionError(f"{name}:{value:.40} is not valid: give {form}") from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _parse_cost(value: str) -> dict[str, float]:
+    found = _COST.fullmatch(value)
+    if found is None:
+        raise DefinitionError(f"cost:{value:.40} is not valid: give a bound such as cost:>0.5")
+    return {"min_cost" if found[1] == ">" else "max_cost": float(found[2])}

@@ -1,0 +1,210 @@
+"""Head, side, doubts, related."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.store import RunStore
+from holdfast.core.errors import DefinitionError
+from holdfast.core.execution.calls import IN_DOUBT_KEY
+from holdfast.fanout.storage import AGENT_NAME
+from holdfast.runtime.reading.formatting import explain_run, utc_now
+from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
+from holdfast.runtime.reading.run_views import RunSummary, summarize_run
+from holdfast.runtime.reading.transcript import Call, Transcript, read_record_waits
+from holdfast.web.auth import Principal
+from holdfast.web.ui.run_view.actions import list_tasks
+from holdfast.web.ui.run_view.run_steps import Content, StepView
+from holdfast.web.ui.run_view.run_timeline import Timeline, build_timeline
+from holdfast.web.ui.run_view.run_window import read_content, read_image, read_window, search
+from holdfast.web.ui.site import Site, count_pending, get_principal
+
+#: The reply that made the calls is among the last entries: a batch of calls, and their results.
+_ENTRIES = 200
+
+_MIN_COMPARED = 2
+
+
+class Doubt(msgspec.Struct, frozen=True, kw_only=True):
+    """A call without a result."""
+
+    call: Call
+    #: Unless a person resolves it, the model reads that its outcome is unknown. Others are made when the run resumes.
+    is_reported: bool
+
+
+async def read_doubts(store: RunStore, record: RunRecord) -> Sequence[Doubt]:
+    """Return the calls of a parked run that have no result; none if it is not parked."""
+    if record.status is not RunStatus.PARKED:
+        return []
+    stored = await store.load(record.run_id, after=max(-1, record.next_seq - _ENTRIES - 1))
+    transcript = Transcript()
+    transcript.read(stored.entries)
+    transcript.close(stored.record)
+    in_doubt = decode(stored.record.progress, Progress).annotations.get(IN_DOUBT_KEY, ())
+    return [
+        Doubt(call=call, is_reported=call.call_id in in_doubt)
+        for call in transcript.unanswered
+        if call.state == "in doubt"
+    ]
+
+
+_LIMIT = 50
+
+
+class Related(msgspec.Struct, frozen=True, kw_only=True):
+    """The nearest runs."""
+
+    parent: str | None
+    #: The run that this one is a fork of.
+    origin: str | None
+    children: Sequence[RunSummary]
+    forks: Sequence[RunSummary]
+
+
+async def read_related(store: RunStore, record: RunRecord, principal: Principal) -> Related:
+    """Read the runs around a run that exist for the principal."""
+
+    async def list_runs(filter: RunFilter) -> list[RunSummary]:
+        page = await store.list_page(filter, limit=_LIMIT)
+        return [summarize_run(each) for each in page.records if principal.can_see(each.run_id, each.caller_id)]
+
+    children, forks = await asyncio.gather(
+        list_runs(RunFilter(parent_run_id=record.run_id)), list_runs(RunFilter(labels={"forked_from": record.run_id}))
+    )
+    return Related(
+        parent=record.parent_run_id, origin=record.labels.get("forked_from"), children=children[::-1], forks=forks[::-1]
+    )
+
+
+#: What an action has said, by the name in the URL: text from elsewhere is never shown.
+MESSAGES = {
+    "approved": "Approved. The run continues as soon as a worker takes it.",
+    "denied": "Denied. The model reads the reason.",
+    "answered": "Answered. The run continues as soon as a worker takes it.",
+    "cancelled": "The run is cancelled.",
+    "cancelling": "The run is asked to stop; it ends at its next step.",
+    "resumed": "The run is resumed in this process.",
+    "unparked": "Unparked. A worker resumes the run.",
+    "started": "Queued. A worker starts the run.",
+    "forked": "This is the fork. A worker starts it.",
+    "sent": "Sent. The run reads the message before its next step.",
+}
+
+#: The look of an attempt by how it ended.
+_ATTEMPT_CLASSES = {
+    "": "running",
+    "waited": "waiting",
+    "stopped": "interrupted",
+    "died": "failed",
+    **{name: name for name in ("done", "failed", "cancelled", "parked")},
+}
+
+_RESUMABLE = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED, RunStatus.INTERRUPTED)
+
+
+async def show_run(site: Site, request: Request) -> Response:
+    """Show a run: the end of its transcript, or the part that the URL names."""
+    record = await site.get_record(request)
+    params = request.query_params
+    query = params.get("q", "").strip()
+    context = await read_head(site, request, record)
+    context |= {"timeline": None, "query": query, "said": MESSAGES.get(params.get("said", ""), "")}
+    context["pending_count"] = await count_pending(site.store, get_principal(request))
+    if query:
+        hits = await search(site.store, record.run_id, query)
+        return site.render(request, "run.html", **context, hits=hits, window=None)
+    before, step = read_number(params.get("before")), read_number(params.get("step"))
+    window = await read_window(site.store, record, before=before, step=step)
+    context["timeline"] = make_timeline(record, window.steps.steps, is_end=window.later is None)
+    return site.render(request, "run.html", **context, window=window, hits=[])
+
+
+def make_timeline(record: RunRecord, steps: Sequence[StepView], *, is_end: bool) -> Timeline | None:
+    """Return the waterfall of these steps, which may be the last of the run."""
+    waits = read_record_waits(record) if record.status is RunStatus.WAITING and is_end else ()
+    waits_since = min((call.asked_at for call in waits), default=None)
+    attempts = [each for each in read_attempts(record) if is_end or not _is_later(each, steps)]
+    return build_timeline(steps, attempts=attempts, waits_since=waits_since, now=utc_now())
+
+
+def _is_later(attempt: Attempt, steps: Sequence[StepView]) -> bool:
+    """Whether the attempt began after these steps."""
+    end = max((step.at for step in steps if step.at is not None), default=None)
+    return attempt.began_at is not None and end is not None and attempt.began_at > end
+
+
+async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str, Any]:
+    """Return the context of everything but the transcript."""
+    principal = get_principal(request)
+    run = summarize_run(record)
+    waits = () if record.is_terminal else read_record_waits(record)
+    related = await read_related(site.store, record, principal)
+    known_agent = record.agent_name in site.app.agents
+    return {
+        "run": run,
+        "why": explain_run(run, waits, utc_now()),
+        "tasks": list_tasks(record, waits),
+        "related": related,
+        "can_compare": can_compare(record, len(related.forks), len(related.children)),
+        "is_terminal": record.is_terminal,
+        "is_live": not record.is_terminal,
+        "can_answer": "answer" in principal.scopes,
+        "can_control": "control" in principal.scopes,
+        "can_resume": known_agent and run.status in _RESUMABLE,
+        "can_fork": "start" in principal.scopes and not run.conversation,
+        "doubts": await read_doubts(site.store, record) if "control" in principal.scopes else [],
+        "attempts": read_attempts(record),
+        "attempt_classes": _ATTEMPT_CLASSES,
+        # Of a run without recorded attempts.
+        "worker": record.owner,
+        # Only the agent's code can begin a turn.
+        "can_send": "send" in principal.scopes and (known_agent or not run.conversation),
+        "back": "run",
+        "show_run": False,
+    }
+
+
+async def show_content(site: Site, request: Request) -> Response:
+    """Show one long text whole: as a page, or as the part of the page that takes the place of the cut one."""
+    record = await site.get_record(request)
+    seq, number = request.path_params["seq"], request.path_params["number"]
+    text = await read_content(site.store, record.run_id, seq, number)
+    content = Content(text=text, length=len(text), seq=seq, number=number)
+    template = "content_part.html" if "part" in request.query_params else "content_page.html"
+    code = "code" in request.query_params
+    return site.render(request, template, content=content, run_id=record.run_id, code=code)
+
+
+async def show_image(site: Site, request: Request) -> Response:
+    """Return a picture of the transcript, of a type that a browser only draws."""
+    record = await site.get_record(request)
+    media_type, content = await read_image(
+        site.store, record.run_id, request.path_params["seq"], request.path_params["number"]
+    )
+    return Response(content, media_type=media_type)
+
+
+def read_number(given: str | None, default: int | None = None) -> Any:
+    """Return the number in a URL.
+
+    Raises:
+        DefinitionError: it is none.
+    """
+    if given is None:
+        return default
+    try:
+        return int(given)
+    except ValueError:
+        raise DefinitionError(f"{given!r:.40} is not a number") from None
+
+
+def can_compare(record: RunRecord, forks: int, children: int) -> bool:
+    """Whether there is more than one result to show."""
+    return record.agent_name == AGENT_NAME or forks > 0 or "forked_from" in record.labels or children >= _MIN_COMPARED

@@ -1,0 +1,161 @@
+"""Reads parts of a journal: the window that a page shows, one entry, or what contains a text."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.checkpoint.codec import Progress, Step, decode
+from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.store import RunStore
+from holdfast.runtime.reading.formatting import cut_text, format_value
+from holdfast.runtime.reading.transcript import Transcript
+from holdfast.web.ui.content import list_images
+from holdfast.web.ui.run_view.run_steps import Steps, StepView, build_steps, find_content
+
+#: Entries of a window: some 65 steps with one call each.
+WINDOW = 200
+_MAX_HITS = 50
+_SNIPPET = 160
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a transcript, and where its neighbours are."""
+
+    steps: Steps
+    #: Entries before this number are earlier. `None`: the window begins with the journal.
+    earlier: int | None
+    #: The window after this one ends before this number. `None`: the window reaches to the end.
+    later: int | None
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """A place that contains a text."""
+
+    step: int
+    kind: str
+    snippet: str
+
+
+async def read_window(
+    store: RunStore, record: RunRecord, *, before: int | None = None, step: int | None = None
+) -> Window:
+    """Read the last window, the one that ends before an entry, or the one around a step."""
+    if step is not None:
+        entries = (await store.load(record.run_id)).entries
+        position = await asyncio.to_thread(_find_step, entries, step)
+        before = entries[min(len(entries), position + WINDOW // 2) - 1].seq + 1 if entries else None
+    end = record.next_seq if before is None else max(1, min(before, record.next_seq))
+    stored = await store.load(record.run_id, after=max(-1, end - WINDOW - 1))
+    # A run that has grown since the record was read ends where the journal ends.
+    entries = [entry for entry in stored.entries if before is None or entry.seq < end]
+    is_end = len(entries) == len(stored.entries)
+    finished = decode(stored.record.progress, Progress).steps
+    steps = build_steps(entries, stored.record, is_end=is_end, finished_steps=finished)
+    has_earlier = bool(entries) and entries[0].kind is not EntryKind.BEGIN and bool(steps.steps)
+    return Window(
+        steps=steps,
+        earlier=steps.steps[0].first_seq if has_earlier else None,
+        later=None if is_end else end + WINDOW - WINDOW // 10,
+    )
+
+
+async def read_step(store: RunStore, record: RunRecord, number: int) -> StepView:
+    """Return one finished step with whole texts.
+
+    Raises:
+        RunNotFound: the journal has no such step.
+    """
+    entries = (await store.load(record.run_id)).entries
+    step = await asyncio.to_thread(_build_step, entries, record, number)
+    if step is None:
+        raise RunNotFound(record.run_id)
+    return step
+
+
+def _build_step(entries: Sequence[Entry], record: RunRecord, number: int) -> StepView | None:
+    end = _find_step(entries, number)
+    start = max((at for at in range(end) if entries[at].kind is EntryKind.STEP), default=0)
+    steps = build_steps(entries[start : end + 1], record, is_end=False, finished_steps=0, fold=2**62)
+    return next((step for step in steps.steps if step.finished and step.number == number), None)
+
+
+async def read_image(store: RunStore, run_id: str, seq: int, number: int) -> tuple[str, bytes]:
+    """Return the media type and the bytes of one picture of the journal.
+
+    Raises:
+        RunNotFound: the run has no such picture.
+    """
+    images = list_images(await _read_entry(store, run_id, seq))
+    content = images[number].read() if number < len(images) else b""
+    if not content:
+        raise RunNotFound(run_id)
+    return images[number].media_type, content
+
+
+async def read_content(store: RunStore, run_id: str, seq: int, number: int) -> str:
+    """Return one whole text of the journal.
+
+    Raises:
+        RunNotFound: the run has no such text.
+    """
+    content = find_content(await _read_entry(store, run_id, seq), number)
+    if content is None:
+        raise RunNotFound(run_id)
+    return content
+
+
+async def _read_entry(store: RunStore, run_id: str, seq: int) -> Entry:
+    stored = await store.load(run_id, after=seq - 1)
+    for entry in stored.entries[:1]:
+        if entry.seq == seq:
+            return entry
+    raise RunNotFound(run_id)
+
+
+async def search(store: RunStore, run_id: str, text: str) -> list[Hit]:
+    """Return the first places in the journal that contain a text, whatever its case."""
+    stored = await store.load(run_id)
+    return await asyncio.to_thread(_search, stored.entries, text.lower())
+
+
+def _search(entries: Sequence[Entry], text: str) -> list[Hit]:
+    hits: list[Hit] = []
+    # JSON escapes some characters: look for the longest word, then at the decoded text.
+    word = max(text.split() or [""], key=len).encode()
+    for position, entry in enumerate(entries):
+        if word not in entry.body.lower() and word.isascii():
+            continue
+        for item in Transcript().read([entry]):
+            shown = " ".join((item.text, format_value(item.content) if item.content is not None else ""))
+            shown = " ".join((shown, *(f"{call.tool} {format_value(call.arguments)}" for call in item.calls)))
+            at = shown.lower().find(text)
+            if at >= 0 and item.kind not in ("step", "begin"):
+                snippet = cut_text(shown[max(0, at - _SNIPPET // 3) :], _SNIPPET)
+                hits.append(Hit(step=_get_step(entries, position), kind=item.kind, snippet=snippet))
+        if len(hits) >= _MAX_HITS:
+            break
+    return hits
+
+
+def _get_step(entries: Sequence[Entry], position: int) -> int:
+    """Return the step of an entry: that of the next end of a step, or the one after the last."""
+    for entry in entries[position:]:
+        if entry.kind is EntryKind.STEP:
+            return _read_number(entry)
+    last = next((entry for entry in reversed(entries) if entry.kind is EntryKind.STEP), None)
+    return _read_number(last) + 1 if last is not None else 1
+
+
+def _find_step(entries: Sequence[Entry], step: int) -> int:
+    """Return the position of the end of a step, or of the last entry."""
+    ends = [position for position, entry in enumerate(entries) if entry.kind is EntryKind.STEP]
+    found = bisect_left(ends, step, key=lambda position: _read_number(entries[position]))
+    return ends[found] if found < len(ends) else max(0, len(entries) - 1)
+
+
+def _read_number(entry: Entry) -> int:
+    return decode(entry.body, Step).progress.steps

@@ -1,1 +1,0 @@
-"""What the pages show, as plain data: made from records and journals, rendered by templates."""

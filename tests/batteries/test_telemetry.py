@@ -1,0 +1,277 @@
+"""Traces and metrics of runs with the OpenTelemetry SDK, exported to memory."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.simulated_host import SimulatedHost
+
+from holdfast import Agent, App, ModelUnavailable, Ports, Reply, Retry, Usage, current_call, tool
+from holdfast.batteries.telemetry import OpenTelemetry
+from holdfast.core.run.waiting import Approve, RunWaiting
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing import ManualClock
+
+SECRET = "hunter2"
+
+
+class Collector:
+    """A telemetry port, and what it has exported."""
+
+    def __init__(self, **options: Any) -> None:
+        self._exporter, self._reader = InMemorySpanExporter(), InMemoryMetricReader()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("test")
+        meter = MeterProvider([self._reader]).get_meter("test")
+        self.port = OpenTelemetry(self.tracer, meter, **options)
+
+    def find(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+    def get(self, name: str) -> ReadableSpan:
+        [span] = self.find(name)
+        return span
+
+    @property
+    def names(self) -> list[str]:
+        return [span.name for span in self._exporter.get_finished_spans()]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(span.to_json() for span in self._exporter.get_finished_spans())
+
+    def read_metrics(self) -> dict[str, Any]:
+        """The sum or count of each metric, over its attributes."""
+        data, found = self._reader.get_metrics_data(), dict[str, Any]()
+        for resource in data.resource_metrics if data is not None else ():
+            for metric in resource.scope_metrics[0].metrics:
+                points: Sequence[Any] = metric.data.data_points
+                found[metric.name] = sum(point.sum if hasattr(point, "sum") else point.value for point in points)
+        return found
+
+
+def get_id(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return int(span.context.span_id)
+
+
+def get_trace(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return int(span.context.trace_id)
+
+
+def get_parent(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@tool(effect="pure")
+async def look(password: str) -> str:
+    return f"saw {SECRET}"
+
+
+def make_agent(*turns: Any, tools: Sequence[Any] = (look,), name: str = "a") -> Agent:
+    return Agent(name=name, model=ScriptedModel(*turns), tools=list(tools), model_tier="smart")
+
+
+LOOK = tool_reply(call("c1", "look", password=SECRET), usage=Usage(input_tokens=10, output_tokens=2, cost_usd=0.5))
+
+
+async def test_a_run_is_one_trace_below_the_span_of_its_caller(collector: Collector) -> None:
+    async with App([make_agent(LOOK, "done")], "memory:", telemetry=collector.port) as app:
+        with collector.tracer.start_as_current_span("request"):
+            await app.run("a", SECRET, run_id="r")
+    assert collector.names == ["chat smart", "execute_tool look", "chat smart", "invoke_agent a", "request"]
+    request, attempt = collector.get("request"), collector.get("invoke_agent a")
+    assert get_parent(attempt) == get_id(request)
+    below = [*collector.find("chat smart"), collector.get("execute_tool look")]
+    assert {get_parent(span) for span in below} == {get_id(attempt)}
+    assert {get_trace(span) for span in below} == {get_trace(request)}
+    first = below[0].attributes
+    assert first is not None
+    assert (first["gen_ai.usage.input_tokens"], first["gen_ai.usage.output_tokens"]) == (10, 2)
+    assert (first["gen_ai.operation.name"], first["gen_ai.request.model"], first["holdfast.cost_usd"]) == (
+        "chat",
+        "smart",
+        0.5,
+    )
+    assert SECRET not in collector.text
+
+
+async def test_the_trace_goes_from_submit_to_the_worker(durable_store_url: str, collector: Collector) -> None:
+    agent = make_agent("done")
+    async with App([agent], durable_store_url, telemetry=collector.port, worker=False) as app:
+        with collector.tracer.start_as_current_span("request"):
+            run_id = await app.submit("a", "go")
+    other = Collector()
+    with other.tracer.start_as_current_span("of the worker"):
+        async with App([agent], durable_store_url, telemetry=other.port) as app:
+            await app.result(run_id)
+    submitted, attempt = collector.get("submit a"), other.get("invoke_agent a")
+    assert get_parent(submitted) == get_id(collector.get("request"))
+    assert get_parent(attempt) == get_id(submitted)
+    assert get_trace(attempt) == get_trace(submitted)
+
+
+async def test_a_resumed_run_links_to_its_previous_attempt_in_the_same_trace(collector: Collector) -> None:
+    store, reached = MemoryStore(), asyncio.Event()
+
+    async def hang(messages: object) -> Reply:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    ports = Ports(telemetry=collector.port)
+    one, two = SimulatedHost(store, ports=ports), SimulatedHost(store, ports=ports)
+    task = asyncio.create_task(one.executor.run(make_agent(LOOK, hang), "go", run_id="r", on_cancel="cancel"))
+    await reached.wait()
+    await one.crash()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await two.resume(make_agent(LOOK, "done"), "r")
+    earlier, later = collector.find("invoke_agent a")
+    assert [link.context.span_id for link in later.links] == [get_id(earlier)]
+    assert get_trace(later) == get_trace(earlier)
+    assert len(collector.find("execute_tool look")) == 1
+
+
+async def test_a_child_run_is_below_the_call_that_started_it(collector: Collector) -> None:
+    child = make_agent("helped", name="child")
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        return str((await current_call().run(child, "help")).output)
+
+    parent = make_agent(tool_reply(call("c1", "delegate")), "done", tools=[delegate], name="parent")
+    async with App([parent], "memory:", telemetry=collector.port) as app:
+        await app.run("parent", "go")
+    inner = collector.get("invoke_agent child")
+    assert get_parent(inner) == get_id(collector.get("execute_tool delegate"))
+    assert get_trace(inner) == get_trace(collector.get("invoke_agent parent"))
+
+
+async def test_spans_of_a_tool_are_below_its_call(collector: Collector) -> None:
+    @tool(effect="pure")
+    async def fetch() -> str:
+        with collector.tracer.start_as_current_span("GET"):
+            return "ok"
+
+    calls = tool_reply(call("c1", "fetch"), call("c2", "fetch"))
+    async with App([make_agent(calls, "done", tools=[fetch])], "memory:", telemetry=collector.port) as app:
+        await app.run("a", "go")
+    assert {get_parent(span) for span in collector.find("GET")} == {
+        get_id(span) for span in collector.find("execute_tool fetch")
+    }
+    assert len(collector.find("GET")) == 2
+
+
+async def test_retries_are_spans(collector: Collector) -> None:
+    clock = ManualClock()
+
+    @tool(effect="pure", retry=Retry(max_tries=2, jitter=0))
+    async def late() -> str:
+        raise TimeoutError("late")
+
+    failing = [ModelUnavailable("away", timedelta(seconds=7))]
+
+    async def model(messages: Any, tools: Any) -> Reply:
+        if failing:
+            raise failing.pop()
+        return await script(messages, tools)
+
+    script = ScriptedModel(tool_reply(call("1", "late")), "done")
+    collector = Collector(clock=clock)
+    host = SimulatedHost(ports=Ports(telemetry=collector.port), clock=clock)
+    run = asyncio.create_task(host.executor.run(Agent(name="a", model=model, tools=[late]), "go"))
+    await clock.advance(timedelta(seconds=8))
+    await run
+    failed, *replied = collector.find("chat a")
+    assert (failed.status.is_ok, len(replied)) == (False, 2)
+    pause, again = collector.get("retry model"), collector.get("retry late")
+    assert pause.end_time is not None
+    assert pause.start_time is not None
+    assert pause.end_time - pause.start_time == 7_000_000_000
+    assert get_parent(pause) == get_id(collector.get("invoke_agent a"))
+    assert get_parent(again) == get_id(collector.get("execute_tool late"))
+
+
+async def test_a_wait_is_a_span_from_the_attempt_before_it_to_the_one_after() -> None:
+    @tool(effect="once", approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    agent = make_agent(tool_reply(call("c1", "pay")), "done", tools=[pay])
+    clock = ManualClock()
+    collector = Collector(clock=clock)
+    async with App([agent], MemoryStore(clock=clock), telemetry=collector.port, worker=False, clock=clock) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        await clock.advance(timedelta(seconds=5))
+        [pending] = await app.pending()
+        await app.answer(pending.run_id, pending.call_id, Approve())
+        await app.recover()
+    wait = collector.get("wait")
+    assert wait.end_time is not None
+    assert wait.start_time is not None
+    assert wait.end_time - wait.start_time == 5 * 10**9
+    assert {get_trace(span) for span in collector.find("invoke_agent a")} == {get_trace(wait)}
+
+
+async def test_each_turn_of_a_conversation_has_a_trace_of_its_own(collector: Collector) -> None:
+    async with App([make_agent("hello", "again")], "memory:", telemetry=collector.port) as app:
+        conversation = app.conversation("a", "ann")
+        await conversation.send("hi")
+        await conversation.send("hi again")
+    first, second = collector.find("invoke_agent a")
+    assert get_trace(first) != get_trace(second)
+    assert [link.context.span_id for link in second.links] == [get_id(first)]
+
+
+async def test_a_failed_run_is_marked_with_the_class_of_its_error(collector: Collector) -> None:
+    async with App([make_agent(ValueError(SECRET))], "memory:", telemetry=collector.port) as app:
+        with pytest.raises(ValueError, match=SECRET):
+            await app.run("a", "go")
+    attempt = collector.get("invoke_agent a")
+    assert attempt.status.description == "ValueError"
+    assert SECRET not in collector.text
+
+
+async def test_metrics_are_instruments(collector: Collector) -> None:
+    async with App([make_agent(LOOK, "done")], "memory:", telemetry=collector.port) as app:
+        await app.run("a", "go")
+    found = collector.read_metrics()
+    assert (found["holdfast.attempts"], found["holdfast.cost"], found["gen_ai.client.token.usage"]) == (1, 0.5, 12)
+    assert {"holdfast.step.duration", "holdfast.save.duration", "holdfast.retries", "holdfast.strikes"} <= set(found)
+
+
+async def test_the_runs_and_the_queue_of_the_store_are_gauges() -> None:
+    clock = ManualClock()
+    store, collector = MemoryStore(clock=clock), Collector(clock=clock)
+    async with App([make_agent("done")], store, telemetry=collector.port, worker=False, clock=clock) as app:
+        await app.submit("a", "go")
+        await clock.advance(timedelta(seconds=35))
+        found = collector.read_metrics()
+        assert (found["holdfast.runs"], found["holdfast.queue.depth"]) == (1, 1)
+        assert found["holdfast.queue.age"] > 0
+
+
+async def test_without_an_sdk_nothing_is_stored_with_the_run() -> None:
+    async with App([make_agent(LOOK, "done")], "memory:", telemetry=OpenTelemetry()) as app:
+        run_id = await app.submit("a", "go")
+        await app.result(run_id)
+        assert app.store is not None
+        stored = await app.store.load(run_id)
+    assert b"otel" not in stored.record.progress

@@ -1,0 +1,82 @@
+"""What a step costs, counted and not timed: the same early and late in a run."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
+from tests.simulated_host import SimulatedHost
+
+from holdfast.core.agents.agent import Agent, Bounds
+from holdfast.core.agents.tool import Tool, ToolSchema
+from holdfast.core.execution.executor import Executor
+from holdfast.core.run.messages import Message, Reply, ToolCall, Usage
+from holdfast.testing.manual_clock import ManualClock
+
+STEPS = 600
+
+
+class Counting:
+    """A model that asks for calls, and counts the function calls that are made between two of its replies."""
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self.asked = 0
+        self.events: list[int] = []
+        self._count = 0
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        sys.setprofile(None)
+        self.events.append(self._count)
+        self._count = 0
+        self.asked += 1
+        if self.asked > STEPS:
+            return Reply(text="done")
+        sys.setprofile(self._profile)
+        numbers = range(self.asked * 10_000, self.asked * 10_000 + self._calls)
+        calls = [ToolCall(id=str(number), name="look", arguments={"n": number}) for number in numbers]
+        return Reply(tool_calls=calls, usage=Usage(input_tokens=1000))
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            self._count += 1
+
+
+async def _seen(n: int) -> str:
+    return "seen"
+
+
+def agent(model: Counting, effect: str) -> Agent:
+    bounds = Bounds(max_steps=STEPS + 1)
+    return Agent(name="a", model=model, tools=[Tool(_seen, name="look", effect=effect)], bounds=bounds)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("effect", ["pure", "once"])
+async def test_a_late_step_makes_as_many_function_calls_as_an_early_one(effect: str, durable: bool) -> None:
+    model = Counting(calls=1)
+    executor = SimulatedHost().executor if durable else Executor()
+    try:
+        await executor.run(agent(model, effect), "go")
+    finally:
+        sys.setprofile(None)
+    # Of the most of a hundred steps, for a timer or a garbage collection may come into any single one.
+    early, late = (Counter(part).most_common(1)[0][0] for part in (model.events[10:110], model.events[-100:]))
+    assert early == late > 10
+
+
+@pytest.mark.parametrize(
+    ("effect", "calls", "least", "most"), [("pure", 1, 1, 1), ("once", 1, 2, 2), ("pure", 3, 1, 3), ("once", 3, 3, 4)]
+)
+async def test_a_step_is_as_many_writes_as_it_needs_and_no_more(effect: str, calls: int, least: int, most: int) -> None:
+    """One for the step, one before the first of its once calls, and one for every result but the last."""
+    host = SimulatedHost(clock=ManualClock())  # on which no step is too slow to be written as one
+    model = Counting(calls)
+    try:
+        await host.executor.run(agent(model, effect), "go")
+    finally:
+        sys.setprofile(None)
+    begun_and_answered = 2
+    assert least <= (len(host.store.writes) - begun_and_answered) / STEPS <= most

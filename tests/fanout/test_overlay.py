@@ -1,0 +1,120 @@
+"""Proposed writes behave like files, without a file being touched."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.loop import FinishedCall
+from holdfast.fanout import Overlay, PathRefused, Workspace, WorkspaceChanged
+
+ON_DISK = {"a.txt": "one two", "sub/b.txt": "three", "sub/deep/c.txt": "four"}
+PATHS = ["a.txt", "sub/b.txt", "sub/deep/c.txt", "new.txt", "sub/new.txt", "sub", "a.txt/below", "new.txt/below", "x/y"]
+WORDS = ["one", "two", "three", "four", "five"]
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("write_file"), st.sampled_from(PATHS), st.lists(st.sampled_from(WORDS)).map(" ".join)),
+    st.tuples(st.just("edit_file"), st.sampled_from(PATHS), st.sampled_from(WORDS), st.sampled_from(WORDS)),
+    st.tuples(st.just("delete_file"), st.sampled_from(PATHS)),
+)
+
+
+def folder_at(path: Path) -> Workspace:
+    for name, text in ON_DISK.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return Workspace(path)
+
+
+def contents(path: Path) -> dict[str, str]:
+    return {str(each.relative_to(path)): each.read_text() for each in path.rglob("*") if each.is_file()}
+
+
+def in_model(files: dict[str, str], operation: tuple[Any, ...]) -> bool:
+    """Do the same to a plain dict; whether it can be done. Folders that are on disk stay, even empty ones."""
+    kind, path, *rest = operation
+    folders = {"sub", "sub/deep"} | {name.rpartition("/")[0] for name in files}
+    if kind == "write_file":
+        above = [path.rsplit("/", count)[0] for count in range(1, path.count("/") + 1)]
+        if path in folders or any(each in files for each in above):
+            return False
+        files[path] = rest[0]
+    elif path not in files:
+        return False
+    elif kind == "edit_file":
+        if files[path].count(rest[0]) != 1:
+            return False
+        files[path] = files[path].replace(*rest)
+    else:
+        del files[path]
+    return True
+
+
+def on_overlay(overlay: Overlay, operation: tuple[Any, ...], number: int) -> FinishedCall | None:
+    """Do it as a tool would; the call as a loop would tell of it."""
+    kind, path, *rest = operation
+    names = {"write_file": ["content"], "edit_file": ["old", "new"], "delete_file": []}[kind]
+    try:
+        change = getattr(overlay, kind.removesuffix("_file"))(path, *rest)
+    except (FileNotFoundError, ValueError, PathRefused):
+        return None
+    arguments = {"path": path, **dict(zip(names, rest, strict=True))}
+    return FinishedCall(call_id=f"{number}", tool=kind, arguments=arguments, content=msgspec.to_builtins(change))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(OPERATIONS, max_size=12), st.randoms(use_true_random=False))
+def test_it_is_what_a_plain_dict_would_be(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[Any, ...]], dice: Any
+) -> None:
+    path = tmp_path_factory.mktemp("work")
+    overlay, files, calls = Overlay(folder_at(path)), dict(ON_DISK), []
+    for number, operation in enumerate(operations):
+        call = on_overlay(overlay, operation, number)
+        assert (call is not None) == in_model(files, operation), operation
+        calls += [call] if call else []
+    for name in PATHS:
+        if name in files:
+            assert overlay.read(name) == files[name]
+        elif name != "sub":
+            with pytest.raises(FileNotFoundError):
+                overlay.read(name)
+    assert overlay.search("", "*") == sorted(
+        f"{name}:1: {text.strip()}" for name, text in files.items() if text.splitlines()
+    )
+    assert contents(path) == ON_DISK
+    # Calls of one turn stand in the history in the order they were asked for, not that in which they were made.
+    dice.shuffle(calls)
+    again = Overlay(Workspace(path))
+    again.replay(calls)
+    assert again.writes == overlay.writes
+    Workspace(path).apply(overlay.writes)
+    assert contents(path) == files
+
+
+def test_an_edit_of_a_file_that_was_changed_since_cannot_be_repeated(tmp_path: Path) -> None:
+    overlay = Overlay(folder_at(tmp_path))
+    call = on_overlay(overlay, ("edit_file", "a.txt", "one", "1"), 1)
+    assert call is not None
+    for changed in ("one three", "nothing of the kind", None):
+        if changed is None:
+            (tmp_path / "a.txt").unlink()
+        else:
+            (tmp_path / "a.txt").write_text(changed)
+        with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+            Overlay(Workspace(tmp_path)).replay([call])
+
+
+def test_calls_that_failed_and_tools_of_the_same_name_are_not_repeated(tmp_path: Path) -> None:
+    overlay = Overlay(folder_at(tmp_path))
+    arguments = {"path": "a.txt", "content": "x"}
+    overlay.replay(
+        [
+            FinishedCall(call_id="1", tool="write_file", arguments=arguments, content="refused", error=True),
+            FinishedCall(call_id="2", tool="write_file", arguments=arguments, content="written, says another tool"),
+        ]
+    )
+    assert overlay.writes == ()

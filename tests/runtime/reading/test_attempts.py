@@ -1,0 +1,72 @@
+"""Which worker executed a run, and how each attempt ended."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from tests.runtime.conftest import ProcessHarness
+from tests.scripted_model import ScriptedModel, call, tool_reply
+
+from holdfast import Agent, App, Approve, RunWaiting, Tool, WorkerSettings
+from holdfast.checkpoint.attempts import MAX_ATTEMPTS, AttemptLog, StoredAttempt
+from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.errors import RunFailed
+from holdfast.stores.memory import MemoryStore
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def test_a_killed_worker_died_and_a_drained_one_was_stopped(harness: ProcessHarness) -> None:
+    killed = harness.start("serve")
+    async with harness.app() as app:
+        await app.submit("errand", "note gate note", run_id="r")
+        await asyncio.to_thread(harness.wait_for_effect, "r gate c1")
+        [working] = (await app.get("r")).attempts
+        assert (working.number, working.ended) == (1, "")
+        killed.kill()
+        killed.wait()
+        assert [attempt.ended for attempt in (await app.get("r")).attempts] == ["died"]
+        async with harness.app(worker=WorkerSettings(shutdown_timeout=timedelta(0))):
+            await asyncio.to_thread(harness.wait_for_calls, "gate", 2)
+        harness.set_flag("open")
+        harness.start("serve")
+        await app.result("r")
+        attempts = (await app.get("r")).attempts
+    assert [(attempt.number, attempt.ended) for attempt in attempts] == [(1, "died"), (2, "stopped"), (3, "done")]
+    assert len({attempt.worker for attempt in attempts}) == 3
+
+
+async def test_an_attempt_ends_when_the_run_waits_and_when_it_fails() -> None:
+    def refund(amount: int) -> int:
+        return amount
+
+    model = ScriptedModel(tool_reply(call("c1", "refund", amount=3)), ValueError("no"), "refunded")
+    agent = Agent(name="a", model=model, tools=[Tool(refund, approval=True)])
+    async with App([agent], MemoryStore()) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "p", run_id="r")
+        await app.answer("r", "c1", Approve())
+        with pytest.raises(RunFailed, match="no"):
+            await app.result("r")
+        assert [attempt.ended for attempt in (await app.get("r")).attempts] == ["waited", "failed"]
+
+
+def test_a_worker_that_died_before_its_first_save_is_known_by_the_claim_that_took_its_run() -> None:
+    claim = Claim(run_id="r", worker_id="w-2", token=2, strikes=2, taken_from="w-1")
+    log = AttemptLog.resume(claim, NOW, ())
+    assert log.earlier == (StoredAttempt(1, "w-1"),)
+    assert log.present is not None
+    assert (log.present.number, log.present.worker_id) == (2, "w-2")
+    # The claim after that finds the second attempt, which has saved.
+    saved = log.at_save(NOW)
+    assert AttemptLog.resume(msgspec.structs.replace(claim, taken_from="w-2"), NOW, saved).earlier == saved
+
+
+def test_attempts_that_waited_are_dropped_before_those_that_died() -> None:
+    attempts: tuple[StoredAttempt, ...] = ()
+    for number in range(1, 3 * MAX_ATTEMPTS):
+        log = AttemptLog.begin(f"w-{number}", NOW, attempts)
+        attempts = log.at_save(NOW, "" if number == 2 else RunStatus.WAITING)
+    assert [attempt.number for attempt in attempts] == [2, *range(3 * MAX_ATTEMPTS - 9, 3 * MAX_ATTEMPTS)]

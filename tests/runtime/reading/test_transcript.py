@@ -1,0 +1,90 @@
+"""The transcript of a stored run, read without its agent's code."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.cli.modules import approving
+from tests.scripted_model import ScriptedModel, call, tool_reply
+
+from holdfast import Agent, App, ApprovalRequest, Approve, Deny, RunWaiting, sleep, tool
+from holdfast.adapters.pydantic_ai import durable
+from holdfast.checkpoint.codec import Step, decode
+from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.record import RunStatus
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.runtime.reading.transcript import Call, Transcript
+from holdfast.stores.memory import MemoryStore
+
+
+async def read_calls(store: MemoryStore) -> tuple[list[Call], list[str]]:
+    """The calls of the run, and the kinds of its items."""
+    stored = await store.load("r1")
+    transcript = Transcript()
+    items = transcript.read(stored.entries)
+    transcript.close(stored.record)
+    return transcript.calls, [item.kind for item in items]
+
+
+async def test_calls_that_need_an_approval_are_followed_from_question_to_result() -> None:
+    store, agent = MemoryStore(), durable(approving.agent)
+    async with App([agent], store, worker=False) as app:
+        await app.submit(agent, "book", run_id="r1")
+        with pytest.raises(RunWaiting):
+            await app.resume("r1")
+        calls, kinds = await read_calls(store)
+        assert [call.state for call in calls] == ["done", "error", "needs approval", "needs approval"]
+        assert "message" not in kinds
+
+        await app.answer("r1", "c3", Approve(arguments={"amount": 30}, comment="less"), by="ann", via="slack")
+        with pytest.raises(RunWaiting):
+            await app.resume("r1")
+        [edited] = (await app.get("r1")).decided_calls
+        assert (edited.call_id, edited.state) == ("c3", "done")
+
+        await app.answer("r1", "c4", Deny(), by="bob")
+        await app.resume("r1")
+        calls, kinds = await read_calls(store)
+        found: list[tuple[str, Any, str, Any]] = [
+            (each.tool, each.arguments, each.state, each.result) for each in calls
+        ]
+        assert found == [
+            ("lookup", {"word": "Lisbon"}, "done", {"found": "Lisbon"}),
+            ("lookup", {"word": ""}, "error", "give a word"),
+            ("pay", {"amount": 40}, "done", "paid 30"),
+            ("pay", {"amount": 5}, "error", "The tool call was denied."),
+        ]
+        assert kinds[-1] == "outcome"
+        first, second = (call.decision for call in (await app.get("r1")).decided_calls)
+        assert first is not None
+        assert second is not None
+        assert (first.kind, first.arguments, first.comment, first.by, first.via) == (
+            "approve", {"amount": 30}, "less", "ann", "slack",
+        )  # fmt: skip
+        assert (second.kind, second.by) == ("deny", "bob")
+        assert first.at is not None
+        assert second.at is not None
+        assert first.at <= second.at
+
+
+async def test_an_expired_wait_stays_on_record_and_other_waits_leave_none() -> None:
+    store = MemoryStore()
+
+    @tool(approval=ApprovalRequest(expires_in=timedelta(milliseconds=1)))
+    async def pay() -> str:
+        return "paid"
+
+    calls = [call("1", "pay"), call("2", "sleep", seconds=0.001)]
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(*calls), "done"), tools=[pay, sleep])
+    async with App([agent], store) as app:
+        await app.submit(agent, "go", run_id="r1")
+        while (await app.get("r1")).status is not RunStatus.DONE:
+            await store.wait_for_change(timedelta(seconds=0.05))
+        [expired] = (await app.get("r1")).decided_calls
+        assert expired.decision is not None
+        assert (expired.call_id, expired.state, expired.decision.kind) == ("1", "error", "expire")
+        assert expired.decision.at is not None
+        assert expired.decision.at <= SYSTEM_CLOCK.now()
+        steps = [decode(entry.body, Step) for entry in (await store.load("r1")).entries if entry.kind is EntryKind.STEP]
+        first, last = (step.progress.annotations for step in steps)
+        assert ([*first["waits"]], last) == (["1"], {})

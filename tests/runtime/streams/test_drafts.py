@@ -1,0 +1,133 @@
+"""Drafts: the text of a reply under way, in the executing process and from another App on the same store."""
+
+import asyncio
+from contextlib import aclosing
+from datetime import timedelta
+
+from tests.runtime.streams.watching import CountingStore, StreamingModel, collect, get_types, is_text, wait_for
+
+from holdfast import Agent, App
+from holdfast.config import CheckpointSettings
+from holdfast.core.agents.agent import failover
+from holdfast.core.agents.retry import Retry
+from holdfast.core.redaction import Redactor
+from holdfast.events import (
+    ReplyAdded,
+    StatusChanged,
+    TextDelta,
+)
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.shared import SharedStore
+
+
+async def test_text_is_seen_at_once_in_the_executing_process(store_url: str) -> None:
+    model = StreamingModel("Hel", "lo \ud83d")
+    async with App([Agent(name="a", model=model)], store_url) as app:
+        run_id = await app.submit("a", "go")
+        async with aclosing(app.events(run_id)) as events:
+            model.release()
+            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="Hel")
+            async with aclosing(app.events(run_id)) as late:
+                assert (await wait_for(late, is_text)) == TextDelta(run_id=run_id, text="Hel")
+                model.release()
+                assert (await wait_for(late, is_text)) == TextDelta(run_id=run_id, text="lo ?")
+            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="lo ?")
+            model.release()
+            assert get_types(await collect(events)) == ["reply", "step_finished", "output"]
+
+
+async def test_text_is_seen_from_another_process_through_the_store(durable_store_url: str) -> None:
+    model = StreamingModel("Hel", "lo")
+    agent = Agent(name="a", model=model)
+    async with App([agent], durable_store_url) as app, App([], durable_store_url, worker=False) as other:
+        run_id = await app.submit("a", "go")
+        async with aclosing(other.events(run_id)) as events:
+            model.release()
+            assert (await wait_for(events, lambda event: event.type == "reasoning_delta")).cursor is None
+            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="Hel")
+            model.release()
+            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="lo")
+            model.release()
+            rest = [event for event in await collect(events) if not isinstance(event, StatusChanged)]
+            assert get_types(rest) == ["reply", "step_finished", "output"]
+            assert get_types(rest, durable=False) == [], "a draft whose reply was recorded is not retracted"
+
+
+async def test_drafts_that_no_other_process_asks_for_are_not_written() -> None:
+    store = CountingStore()
+    model = StreamingModel("Hel", "lo")
+    async with App([Agent(name="a", model=model)], store) as app:
+        run_id = await app.submit("a", "go")
+        async with aclosing(app.events(run_id)) as events:
+            model.release(3)
+            await collect(events)
+    assert store.drafts == 0
+
+
+async def test_the_text_of_a_model_that_fails_is_retracted() -> None:
+    model = StreamingModel("Hel", "lo")
+    retry = Retry(initial_delay=timedelta(milliseconds=1))
+    async with App([Agent(name="a", model=model, retry=retry)], "memory:") as app:
+        run_id = await app.submit("a", "go")
+        async with aclosing(app.events(run_id)) as events:
+            model.release()
+            await wait_for(events, is_text)
+            model.errors.append(TimeoutError("slow"))
+            model.release()
+            await wait_for(events, lambda event: event.type == "draft_retracted")
+            model.release(3)
+            rest = await collect(events)
+            assert "".join(event.text for event in rest if isinstance(event, TextDelta)) == "Hello"
+
+
+async def test_a_chain_of_models_retracts_the_text_of_the_one_that_failed() -> None:
+    first, second = StreamingModel("wrong"), StreamingModel("right")
+    async with App([Agent(name="a", model=failover(first, second))], "memory:") as app:
+        run_id = await app.submit("a", "go")
+        async with aclosing(app.events(run_id)) as events:
+            first.release()
+            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="wrong")
+            first.errors.append(TimeoutError("slow"))
+            first.release()
+            await wait_for(events, lambda event: event.type == "draft_retracted")
+            second.release()
+            assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="right")
+            second.release(2)
+            await collect(events)
+
+
+async def test_a_reply_that_an_interruption_cut_off_is_retracted(store_url: str) -> None:
+    model = StreamingModel("Hel", "lo")
+    shared = SharedStore(MemoryStore()) if store_url == "memory:" else store_url
+    async with App([], shared, worker=False) as other:
+        async with App([Agent(name="a", model=model)], shared) as app:
+            run_id = await app.submit("a", "go")
+            events = other.events(run_id)
+            model.release()
+            await wait_for(events, is_text)
+            closing = asyncio.create_task(app.shutdown(timedelta(0)))
+            await wait_for(events, lambda event: event.type == "draft_retracted")
+            await closing
+        again = StreamingModel("Hello")
+        again.release(2)
+        async with App([Agent(name="a", model=again)], shared):
+            rest = await collect(events)
+        assert [event.text for event in rest if isinstance(event, ReplyAdded)] == ["Hello"]
+
+
+async def test_drafts_are_redacted_and_hold_back_a_word_that_may_be_a_secret() -> None:
+    model = StreamingModel("the key is sk-", "12345", " and more", " ")
+    settings = CheckpointSettings(redact=Redactor(patterns=[r"sk-\d+"]))
+    async with App([Agent(name="a", model=model)], "memory:", checkpoint=settings) as app:
+        run_id = await app.submit("a", "go")
+        async with aclosing(app.events(run_id)) as events:
+            shown = ""
+            for due in ("the key is ", "the key is ", "the key is [redacted] and ", "the key is [redacted] and more "):
+                model.release()
+                while shown != due:
+                    event = await wait_for(events, is_text)
+                    assert isinstance(event, TextDelta)
+                    shown += event.text
+                    assert "sk-" not in shown
+            model.release()
+            assert get_types(await collect(events)) == ["reply", "step_finished", "output"]
