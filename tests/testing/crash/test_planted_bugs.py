@@ -92,7 +92,7 @@ def test_an_agent_that_another_process_cannot_import() -> None:
         crash_everywhere(NotAtTheTop.agent, "Porto")
     with pytest.raises(DefinitionError, match="write 'module:attribute'"):
         crash_everywhere("agents.single", "Porto")
-    with pytest.raises(CrashTestFailed, match=r"cannot import tests\.crash\.agents:missing"):
+    with pytest.raises(CrashTestFailed, match=r"cannot import tests\.testing\.crash\.agents:missing"):
         crash_everywhere("tests.testing.crash.agents:missing", "Porto")
 
 
