@@ -4,13 +4,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.scripted_model import ScriptedModel
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolSchema
+from holdfast import (
+    Agent,
+    App,
+    CheckpointSettings,
+    Deferred,
+    Message,
+    Reply,
+    RunWaiting,
+    ToolSchema,
+    current_call,
+    tool,
+    wait_for,
+)
 from holdfast.checkpoint.codec import PROMPT_SUMMARY_LENGTH, RunMeta, decode
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.core.errors import Shutdown
 from holdfast.core.redaction import Redactor
+from holdfast.core.run.run_events import CallDecided
+from holdfast.runtime.operations.mailing import NotWaiting
 
 PROMPT = "deploy with sk-123"
 
@@ -81,3 +95,49 @@ async def test_what_listings_show_of_a_prompt_has_no_half_of_a_secret(tmp_path: 
         assert app.store is not None
         [record] = [record async for record in app.store.list_runs()]
         assert "sk-" not in decode(record.meta, RunMeta).prompt
+
+
+#: Matches ids, times, hashes and kinds too.
+EAGER = r"\d{2,}|result|[0-9a-f]{16,}"
+
+
+async def test_the_token_of_a_call_is_not_stored_and_survives_every_redactor(tmp_path: Path) -> None:
+    tokens: list[str] = []
+
+    @tool
+    async def render(scene: str) -> Deferred:
+        tokens.append(current_call().completion_token)
+        return Deferred(reason="rendering")
+
+    def make_app() -> App:
+        model = ScriptedModel(tool_reply(call("call-1234567", "render", scene="key 1234567")), "done")
+        return an_app(tmp_path, Agent(name="agent", model=model, tools=[render]), EAGER)
+
+    async with make_app() as app:
+        with pytest.raises(RunWaiting):
+            await app.run("agent", "go", run_id="r")
+        assert app.store is not None
+        stored = await app.store.load("r")
+        everything = b"".join([stored.record.progress, *(entry.body for entry in stored.entries)])
+        assert tokens[0].partition("~")[2].encode() not in everything
+        assert b"key [redacted]" in everything
+        assert b"key 1234567" not in everything
+        for forged in ("[redacted]", "", "r" * 31, "é", "[redacted]" * 4):
+            with pytest.raises(NotWaiting):
+                await app.complete_call(f"r~{forged}", "forged")
+        await app.complete_call(tokens[0], "the file")
+    async with make_app() as again:
+        assert (await again.resume("r")).output == "done"
+        assert [event.decision.kind async for event in again.events("r") if isinstance(event, CallDecided)] == ["value"]
+
+
+async def test_a_signal_has_no_fields_that_stay_readable(tmp_path: Path) -> None:
+    names = ("turn_id", "joined", "digest", "recent_turns", "kind", "at", "topic")
+    model = ScriptedModel(tool_reply(call("1", "wait_for", name="go")), "done")
+    async with an_app(tmp_path, Agent(name="agent", model=model, tools=[wait_for])) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("agent", "go", run_id="r")
+        await app.signal("r", "go", dict.fromkeys(names, "sk-123"))
+        assert app.store is not None
+        [mail] = await app.store.read_mail("r")
+        assert b"sk-123" not in mail.body

@@ -1,6 +1,6 @@
 """A store wrapper that redacts every write."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import msgspec
@@ -16,10 +16,19 @@ from holdfast.stores.wrapper import StoreWrapper
 #: The fields of a run's meta that hold free text. The others identify the run and are stored unchanged: stores find,
 #: count and resume runs by them.
 _REDACTED_FIELDS = ("prompt", "labels", "inputs", "content")
-
-
-#: The fields of a turn that are ids of messages, or digests.
-_TURN_FIELDS = ("turn_id", "joined", "digest", "recent_turns")
+#: Fields of holdfast itself, outside of user data: ids, kinds, times and digests. They are stored unchanged, so that
+#: no name and no pattern of a redactor changes how a run resumes.
+_SYSTEM_FIELDS = frozenset(
+    {
+        *("run_id", "call_id", "call", "tool", "step", "iteration", "kind", "type", "topic", "token_hash"),
+        *("asked_at", "expires_at", "at", "next_at", "elapsed", "attempts", "times"),
+        *("turn_id", "joined", "digest", "recent_turns"),
+    }
+)
+#: The same in messages, whose form is that of the agent's loop.
+_MESSAGE_FIELDS = frozenset({"role", "call_id", "tool_call_id"})
+#: Fields that hold user data: nothing below them is a field of holdfast.
+_DATA_FIELDS = frozenset({"arguments", "args", "content", "value", "metadata", "output", "message"})
 
 
 class RedactingStore(StoreWrapper):
@@ -46,13 +55,15 @@ class RedactingStore(StoreWrapper):
             run,
             labels=summary.labels,
             meta=encode(summary),
-            progress=self._redact_progress(run.progress),
+            progress=self._redact_body(run.progress, _SYSTEM_FIELDS),
             entries=entries,
         )
 
     async def append(self, claim: Claim, write: Append) -> None:
         redacted = msgspec.structs.replace(
-            write, entries=self._redact_entries(write.entries), progress=self._redact_progress(write.progress)
+            write,
+            entries=self._redact_entries(write.entries),
+            progress=self._redact_body(write.progress, _SYSTEM_FIELDS),
         )
         await self._store.append(claim, redacted)
 
@@ -61,13 +72,15 @@ class RedactingStore(StoreWrapper):
             release,
             reason=self._redact(release.reason),
             entries=self._redact_entries(release.entries),
-            progress=None if release.progress is None else self._redact_progress(release.progress),
+            progress=None if release.progress is None else self._redact_body(release.progress, _SYSTEM_FIELDS),
         )
         await self._store.release(claim, redacted)
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
-        body = self._redact_data(msgspec.json.decode(mail.body))
-        return await self._store.post(run_id, msgspec.structs.replace(mail, body=msgspec.json.encode(body)))
+        # The payload of a signal is user data. Other mail has fields of holdfast, such as the kind of an answer.
+        fields = frozenset() if mail.topic.startswith("signal:") else _SYSTEM_FIELDS
+        body = self._redact_body(mail.body, fields)
+        return await self._store.post(run_id, msgspec.structs.replace(mail, body=body))
 
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
         await self._store.put_draft(claim, None if draft is None else self._redact_draft(draft))
@@ -77,13 +90,17 @@ class RedactingStore(StoreWrapper):
         return msgspec.convert(self._redact_meta(msgspec.to_builtins(meta)), RunMeta)
 
     def _redact_entries(self, entries: Sequence[Entry]) -> list[Entry]:
-        return [
-            msgspec.structs.replace(
-                entry,
-                body=self._redact_begin(entry.body) if entry.kind is EntryKind.BEGIN else self._redact_body(entry.body),
-            )
-            for entry in entries
-        ]
+        return [msgspec.structs.replace(entry, body=self._redact_entry(entry)) for entry in entries]
+
+    def _redact_entry(self, entry: Entry) -> bytes:
+        match entry.kind:
+            case EntryKind.BEGIN:
+                return self._redact_begin(entry.body)
+            case EntryKind.MESSAGE:
+                return self._redact_body(entry.body, _MESSAGE_FIELDS)
+            case EntryKind.ADOPT:  # ids of calls
+                return entry.body
+        return self._redact_body(entry.body, _SYSTEM_FIELDS)
 
     def _redact_begin(self, body: bytes) -> bytes:
         begin = msgspec.json.decode(body)
@@ -99,25 +116,27 @@ class RedactingStore(StoreWrapper):
         text, reasoning = self._redact(_cut_last_word(draft.text)), self._redact(_cut_last_word(draft.reasoning))
         return msgspec.json.encode(msgspec.structs.replace(draft, text=text, reasoning=reasoning))
 
-    def _redact_body(self, body: bytes) -> bytes:
+    def _redact_body(self, body: bytes, fields: Set[str]) -> bytes:
+        """Redact an object, except its system `fields`."""
         data = msgspec.json.decode(body)
-        redacted = self._redact_data(data)
-        if isinstance(data, dict) and "input" in data:  # a turn that has ended
-            redacted["input"] = self._redact_data(data["input"])
-        return msgspec.json.encode(redacted)
+        return msgspec.json.encode(_restore(data, self._redact(data), fields))
 
-    def _redact_progress(self, body: bytes) -> bytes:
-        data = msgspec.json.decode(body)
-        redacted = self._redact_data(data)
-        if "turn" in data:
-            redacted["turn"] = self._redact_data(data["turn"])
-        return msgspec.json.encode(redacted)
 
-    def _redact_data(self, data: Any) -> Any:
-        """Redact an object, except the ids of messages: turns are found by them."""
-        redacted: Any = self._redact(data)
-        kept = {name: data[name] for name in _TURN_FIELDS if name in data} if isinstance(data, dict) else {}
-        return {**redacted, **kept} if kept else redacted
+def _restore(data: Any, redacted: Any, fields: Set[str]) -> Any:
+    """Return the redacted data with the system `fields` of the original."""
+    if isinstance(data, dict) and isinstance(redacted, dict):
+        return {name: _restore_field(name, data.get(name), value, fields) for name, value in redacted.items()}
+    if isinstance(data, list) and isinstance(redacted, list) and len(data) == len(redacted):
+        return [_restore(each, value, fields) for each, value in zip(data, redacted, strict=True)]
+    return redacted
+
+
+def _restore_field(name: str, data: Any, redacted: Any, fields: Set[str]) -> Any:
+    if name in fields:
+        return data
+    if name == "tool_calls":
+        return _restore(data, redacted, {"id", "name"})
+    return redacted if name in _DATA_FIELDS else _restore(data, redacted, fields)
 
 
 def _cut_last_word(text: str) -> str:

@@ -203,5 +203,5 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     title: str
     status: int
     detail: str
-    #: Of `RunWaiting`: the calls that the run waits for, without their tokens.
+    #: Of `RunWaiting`: the calls that the run waits for, without the hashes of their tokens.
     calls: tuple[WaitingCall, ...] = ()

@@ -21,6 +21,7 @@ from holdfast.core.run.waiting import (
     WaitingCall,
     WaitKind,
     describe_decision,
+    hash_token,
 )
 
 #: Among a run's annotations: its waiting calls, by call id.
@@ -76,7 +77,7 @@ class Waits:
         reason: str = "",
         expires_at: datetime | None = None,
         audience: str = "",
-        token: str = "",
+        token_hash: str = "",
         metadata: Any = None,
         timed: bool = False,
     ) -> WaitingCall:
@@ -95,7 +96,7 @@ class Waits:
             asked_at=self._run.clock.now(),
             expires_at=expires_at,
             audience=audience,
-            token=token,
+            token_hash=token_hash,
             timed=timed,
             approval=None if earlier is None else earlier.approval or earlier.decision,
         )
@@ -150,7 +151,7 @@ class Waits:
             "result",
             reason=deferred.reason,
             expires_at=expires_at,
-            token=context.token,
+            token_hash=hash_token(context.token),
             metadata=metadata,
         )
 
@@ -253,7 +254,7 @@ def _read_decision(call: WaitingCall, mail: Mail) -> Decision:
 
 def _reduce(call: WaitingCall) -> WaitingCall:
     decision = None if call.decision is None else msgspec.structs.replace(call.decision, value=None)
-    return msgspec.structs.replace(call, arguments=None, metadata=None, token="", decision=decision)
+    return msgspec.structs.replace(call, arguments=None, metadata=None, token_hash="", decision=decision)
 
 
 def read_waits(annotations: dict[str, Any]) -> tuple[WaitingCall, ...]:

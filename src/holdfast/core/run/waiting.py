@@ -71,6 +71,14 @@ class Value(msgspec.Struct, frozen=True):
 
 Answer = Approve | Deny | Value
 
+#: Characters of the secret of a completion token. A shorter one is refused.
+TOKEN_LENGTH = 32
+
+
+def hash_token(secret: str) -> str:
+    """Return what is stored of the secret of a completion token. Empty for no secret."""
+    return hashlib.sha256(secret.encode(errors="replace")).hexdigest() if secret else ""
+
 
 class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     """Returned by a tool whose result arrives later, through `App.complete_call` with the token of the call."""
@@ -102,8 +110,8 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     expires_at: datetime | None = None
     #: Who may decide: a label that the host checks.
     audience: str = ""
-    #: Of `result`: proves that the sender was given the call.
-    token: str = ""
+    #: Of `result`: a hash of the secret whose holder may give the result. The secret itself is not stored.
+    token_hash: str = ""
     #: Of `child`: the child runs of the call wait for a time only.
     timed: bool = False
     #: The answer, once the run has read it.
@@ -119,7 +127,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def needs_answer(self) -> bool:
         """Whether only `App.answer` ends the wait: by a person, or by the code that makes an external call."""
-        return self.kind in PERSON_KINDS or (self.kind == "result" and not self.token)
+        return self.kind in PERSON_KINDS or (self.kind == "result" and not self.token_hash)
 
     @property
     def digest(self) -> str:

@@ -18,7 +18,7 @@ from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.execution.waits import read_waits
 from holdfast.core.json_value import JsonValue, to_json_value
 from holdfast.core.run.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
-from holdfast.core.run.waiting import Answer, Approve, Decision, Deny, Value, WaitingCall
+from holdfast.core.run.waiting import TOKEN_LENGTH, Answer, Approve, Decision, Deny, Value, WaitingCall, hash_token
 
 #: The largest body of a message, a signal or an answer.
 MAX_MAIL_BYTES = 4 * 1024 * 1024
@@ -85,7 +85,7 @@ class Mailer:
         """
         call = await self.find_call(run_id, call_id)
         _check_answer(call, answer)
-        if digest is not None and not hmac.compare_digest(digest, call.digest):
+        if digest is not None and digest != call.digest:
             raise CheckpointError(f"run {run_id}: the arguments of call {call_id} are not the ones that were shown")
         await self._post_decision(call, answer.to_decision(by, via))
 
@@ -97,9 +97,9 @@ class Mailer:
         """
         run_id, _, secret = token.rpartition("~") if isinstance(token, str) else ("", "", "")
         record = await self._get_record(run_id)
-        calls = [] if record is None else _read_record_waits(record)
+        calls = [] if record is None or len(secret) < TOKEN_LENGTH else _read_record_waits(record)
         for call in calls:
-            if call.token and hmac.compare_digest(call.token, secret):
+            if call.token_hash and hmac.compare_digest(call.token_hash, hash_token(secret)):
                 _check_expiry(call, self._clock.now())
                 await self._post_decision(call, Value(result).to_decision("", "token"))
                 return

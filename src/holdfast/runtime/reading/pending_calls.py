@@ -9,7 +9,7 @@ from holdfast.core.run.waiting import WaitingCall, WaitKind
 
 
 class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that waits. It has no token: who has that may complete the call."""
+    """A call that waits. Without what is stored of its token."""
 
     run_id: str
     call_id: str

@@ -95,7 +95,7 @@ async def respond_to_error(request: Request, error: Exception) -> Response:
     detail = _SERVER_DETAILS.get(status, str(error))
     calls: tuple[WaitingCall, ...] = ()
     if isinstance(error, RunWaiting):
-        calls = tuple(msgspec.structs.replace(call, token="") for call in error.calls)
+        calls = tuple(msgspec.structs.replace(call, token_hash="") for call in error.calls)
     return make_problem(status, detail, kind=type(error).__name__, headers=headers, calls=calls)
 
 
