@@ -64,11 +64,12 @@ quick: $(READY) ## Check lint, and test the kernel, the checkpoints and the runt
 	$(BIN)/python -m pytest -n 3 --dist worksteal -k "not postgres and not submit_within" \
 		tests/core tests/checkpoint tests/runtime tests/test_prose.py tests/test_architecture_page.py tests/test_imports.py
 
-check: $(READY) ## Check lint, types and import contracts
+check: $(READY) ## Check lint, types, import contracts and the caps of tools/house.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/house.py
 
 public-types: $(READY) ## Check that pyright knows the types of the whole public API
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt basedpyright
