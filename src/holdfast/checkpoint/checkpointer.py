@@ -1,4 +1,4 @@
-"""StoreCheckpointer: the save path."""
+"""The checkpointers of runs: one that saves to a store, one that does nothing."""
 
 import asyncio
 import logging

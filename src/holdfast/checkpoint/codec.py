@@ -1,4 +1,4 @@
-"""Entries and drafts as JSON, format 1; JournalReader."""
+"""Entries and drafts as JSON, with a version, and the reader that decodes a journal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta

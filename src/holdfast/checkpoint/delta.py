@@ -1,4 +1,4 @@
-"""What is new since the last save, turns included."""
+"""What is new in a run since its last save, turns included."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime

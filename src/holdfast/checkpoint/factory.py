@@ -1,4 +1,4 @@
-"""StoreCheckpoints: checkpointers of new, resumed and child runs; journals of recent conversations."""
+"""Makes the checkpointers of new, resumed and child runs, and keeps decoded journals of recent conversations."""
 
 import asyncio
 import logging

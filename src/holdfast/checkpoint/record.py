@@ -1,4 +1,4 @@
-"""NewRun, RunRecord, StoredRun, RunFilter, Release, Receipt, RunCount.
+"""Runs as a store keeps them: new runs, records, filters, pages, releases and receipts of mail.
 
 A test compares the diagram in docs/architecture.md with `TRANSITIONS`.
 """

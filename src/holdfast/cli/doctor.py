@@ -1,4 +1,4 @@
-"""Doctor's checks, explanations."""
+"""The checks of doctor, and the explanations of errors."""
 
 import importlib
 import inspect

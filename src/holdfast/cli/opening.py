@@ -1,4 +1,4 @@
-"""Opens store or client; migrations."""
+"""Opens the store of a command, and migrates its tables."""
 
 import asyncio
 import os

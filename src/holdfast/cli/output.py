@@ -1,4 +1,4 @@
-"""Stdout, stderr, errors."""
+"""What a command prints: results to stdout, the rest to stderr, and every error as one line."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Events, transcripts and waiting calls as lines."""
+"""Events, transcripts and waiting calls as lines of text."""
 
 import shlex
 import sys

@@ -1,4 +1,4 @@
-"""AsyncClient, AsyncConversation."""
+"""AsyncClient: an App's operations over HTTP, and its conversations."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Requests, retries, SSE frames."""
+"""Requests to the server: retries, errors, and the frames of event streams."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

@@ -1,4 +1,4 @@
-"""The server, bounded results."""
+"""The MCP server, whose results are bounded."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Conversation, Turn."""
+"""Conversations: sends messages, waits for their turns, reads their history."""
 
 import hashlib
 import re

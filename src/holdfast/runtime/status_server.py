@@ -1,4 +1,4 @@
-"""Probes and scrapers over HTTP; Prometheus text; health.
+"""A small HTTP server for probes and scrapers: health, and metrics as Prometheus text.
 
 Labels are the names of agents and a few fixed words: never a run id or a caller.
 """

@@ -1,4 +1,4 @@
-"""MemoryStore."""
+"""The store in memory, for tests and light hosts. It does not survive its process."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""UI and API as one application; a local server."""
+"""The UI and the API as one application, and a server for it on the loopback address."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Calls of ToolNodes."""
+"""The calls of a graph's ToolNodes: announced, made once and recorded one by one."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""Recorded models, streams."""
+"""Recorded models of the Agents SDK: a reply in the journal is returned, a new one is streamed and recorded."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol

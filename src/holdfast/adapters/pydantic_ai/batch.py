@@ -1,4 +1,4 @@
-"""Calls of one reply."""
+"""The calls of one reply: announced together, made once, recorded one by one."""
 
 import asyncio
 import functools

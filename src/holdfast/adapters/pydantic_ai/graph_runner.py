@@ -1,4 +1,4 @@
-"""Runs the graph node by node; hooks."""
+"""Runs pydantic-ai's graph node by node, with hooks around each model and tool call."""
 
 import copy
 import functools

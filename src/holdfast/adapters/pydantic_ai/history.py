@@ -1,4 +1,4 @@
-"""History beside pydantic-ai's list; counters."""
+"""The run's history beside pydantic-ai's own list of messages, and the counters that survive a resume."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

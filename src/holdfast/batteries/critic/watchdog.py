@@ -1,4 +1,4 @@
-"""The watch on one attempt, an observer; escalators; timer queue."""
+"""The watch on one attempt, the escalators that decide what happens, and the timers of all watches."""
 
 import asyncio
 import heapq

@@ -1,4 +1,4 @@
-"""Repository of definitions, Markdown."""
+"""The repository of definitions: saves versions, and reads and writes them as Markdown."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

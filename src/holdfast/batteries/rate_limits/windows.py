@@ -1,4 +1,4 @@
-"""Rolling minutes and their table."""
+"""Rolling minutes: the calls and tokens that were used, and where they are stored."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping

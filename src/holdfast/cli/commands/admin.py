@@ -1,4 +1,4 @@
-"""Doctor, migrate, grants, explain, limits."""
+"""Commands about a store: doctor, migrate, grants, explain, limits."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Cancel, resume, unpark, fork, rm, recover."""
+"""Commands that change runs: cancel, resume, unpark, fork, rm, recover."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Answer, approve, deny, pending, send, signal."""
+"""Commands that send mail: answer, approve, deny, send, signal; and pending, which lists what waits."""
 
 import asyncio
 from typing import Annotated, Any

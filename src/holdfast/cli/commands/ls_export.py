@@ -1,4 +1,4 @@
-"""Ls, export."""
+"""Commands that list runs: ls and export."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Run, submit, chat."""
+"""Commands that start runs: run, submit, chat."""
 
 import asyncio
 import os

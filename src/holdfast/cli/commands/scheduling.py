@@ -1,4 +1,4 @@
-"""holdfast schedule"""
+"""The command schedule: cron jobs that submit runs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

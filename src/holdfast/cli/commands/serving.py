@@ -1,4 +1,4 @@
-"""Worker (memory bound, probes), serve, ui, mcp."""
+"""Commands that stay: worker with its memory bound and probes, serve, ui, mcp."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Show, tail."""
+"""Commands that show one run: show and tail."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""Top and its frame."""
+"""The command top: what a fleet does now, redrawn."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""holdfast compare"""
+"""The command compare."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Reports, preferences."""
+"""The report of a comparison: results, criteria, and which model people preferred."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Agent and worker process.
+"""The agent of the demo, which books invoices, and the worker process that is killed.
 
 The ledger records every action of the agent in a file outside the store.
 """

@@ -1,4 +1,4 @@
-"""Holdfast demo: kills, counts, verdict."""
+"""The command demo: kills a worker several times, counts what was done, and gives a verdict."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Current_call, ToolContext, emit_text."""
+"""The context of a tool call, `current_call`, and the text that a native model streams."""
 
 import hashlib
 import secrets

@@ -1,4 +1,4 @@
-"""RunState, History, StepCalls, RetryState, Faults, StepTimer."""
+"""The state of a run: history, phases, results, usage; and the times of its steps."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""WaitingCall, Decision, answers, Suspend, RunWaiting, describe_waits."""
+"""Calls that wait: for approvals, answers, times, signals, results and children; and what ends each wait."""
 
 import hashlib
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""Durations, sizes, costs; the one place that says in words what a run does or waits for."""
+"""Runs in words and figures: durations, sizes, costs, and what a run does or waits for."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Drafts of this process and of others."""
+"""Drafts: replies in progress, of this process and of others, as deltas and retractions."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Events from entries and record, cursors."""
+"""Events from journal entries and records, and their cursors."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Statements beside the group commit, pages included."""
+"""Statements beside the group commit: reads, pages, counts."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Creates, migrates, checks; bad server settings."""
+"""Creates, migrates and checks the schema, and names bad settings of the server."""
 
 from collections.abc import Sequence
 from functools import partial

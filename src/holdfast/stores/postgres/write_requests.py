@@ -1,4 +1,4 @@
-"""Requests of the group commit, binary wire format.
+"""Requests of the group commit, and their binary wire format.
 
 Encoded here and not by psycopg, whose arrays take five times as long: W2 with 128 runs makes 13% more steps.
 """

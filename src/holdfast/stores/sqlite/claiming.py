@@ -1,4 +1,4 @@
-"""Claims by id, fair queue, limits."""
+"""Claims: by id, and from the fair queue within the concurrency limits."""
 
 from collections.abc import Collection, Iterable, Sequence
 

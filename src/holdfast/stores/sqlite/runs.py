@@ -1,4 +1,4 @@
-"""Writes to one run, mail included."""
+"""Writes to one run: create, append, release, mail, remove."""
 
 import json
 from collections.abc import Collection, Sequence

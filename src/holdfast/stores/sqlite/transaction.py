@@ -1,4 +1,4 @@
-"""One write transaction; the row it decides by."""
+"""One write transaction, and the row of a run that it decides by."""
 
 import json
 from collections.abc import Callable

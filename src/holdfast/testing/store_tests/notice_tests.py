@@ -1,4 +1,4 @@
-"""Tests of drafts: replies under way, which watchers read."""
+"""Tests of drafts, cancel requests and notifications of changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Tests of listings and `claim_next`."""
+"""Tests of listings and pages."""
 
 import asyncio
 import itertools

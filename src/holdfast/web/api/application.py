@@ -1,4 +1,4 @@
-"""Routes, OpenAPI."""
+"""The HTTP API as an ASGI application, and its OpenAPI description."""
 
 import re
 from collections.abc import AsyncIterator, Collection, Iterable

@@ -1,4 +1,4 @@
-"""Operations, parameters, bodies."""
+"""Operations of the API as data: their parameters and bodies, checked before a handler runs."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Text, code, images."""
+"""Text, code and images of a transcript as safe HTML."""
 
 import base64
 import binascii

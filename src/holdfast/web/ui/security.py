@@ -1,4 +1,4 @@
-"""Headers, login."""
+"""The security headers of every response, and the login by a link with a token."""
 
 import hmac
 import secrets

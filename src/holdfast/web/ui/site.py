@@ -1,4 +1,4 @@
-"""Templates, principal, errors, pending count."""
+"""What all pages share: templates, the check of each request, errors as pages, the count of pending calls."""
 
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Results side by side, verdict."""
+"""Results side by side, with differences, and the pick of a person."""
 
 import difflib
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Fleet, jobs, budgets."""
+"""The fleet: workers, queues, jobs, budgets."""
 
 import time
 from collections import Counter

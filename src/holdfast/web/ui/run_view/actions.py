@@ -1,4 +1,4 @@
-"""Forms; calls that wait for a person."""
+"""Actions on a run: its forms, and the calls that wait for a person."""
 
 import asyncio
 import hashlib

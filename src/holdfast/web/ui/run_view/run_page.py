@@ -1,4 +1,4 @@
-"""Head, side, doubts, related."""
+"""The page of one run: head, steps, side column, calls in doubt, related runs."""
 
 import asyncio
 from collections.abc import Sequence
