@@ -53,6 +53,8 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
+from holdfast.db.sqlite_tables import SqliteTables
+from holdfast.db.tables import Tables
 
 
 class Run(msgspec.Struct):
@@ -180,6 +182,7 @@ class SnapshotStore:
 
     def __init__(self, location: str) -> None:
         self._path = Path(location)
+        self._tables = SqliteTables(f"{location}-tables")
         self._is_open = False
 
     async def open(self) -> None:
@@ -187,6 +190,10 @@ class SnapshotStore:
 
     async def close(self) -> None:
         self._is_open = False
+        await self._tables.close()
+
+    def tables(self) -> Tables:
+        return self._tables
 
     # -- the file -----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import RunStore
+from holdfast.db.tables import Tables
 
 #: Awaited before each call, with the method's name. What it raises, the caller gets, and nothing is done.
 Before = Callable[[str], Awaitable[None]]
@@ -105,6 +106,9 @@ class ProbeStore:
         """Close this side. The inner store stays open, so that a test can look into it."""
         await self._enter("close")
         self.at_close = [record async for record in self.inner.list_runs()]
+
+    def tables(self) -> Tables:
+        return self.inner.tables()
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         await self._enter("register_worker")

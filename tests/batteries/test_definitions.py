@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import apsw
@@ -226,7 +226,7 @@ async def test_a_run_whose_definition_cannot_be_read_is_interrupted_and_resumes_
     break_sql: str, repair_sql: str, message: str, tmp_path: Path
 ) -> None:
     def stored(model: ScriptedModel) -> Personas:
-        tables = SqliteTables(tmp_path / "definitions.db", busy_timeout_ms=1)
+        tables = SqliteTables(tmp_path / "definitions.db", timeout=timedelta(milliseconds=1))
         return Personas(ModelTiers({"fast": model}, default="fast"), store=VersionTable(tables, "persona"))
 
     runs, reached = MemoryStore(), asyncio.Event()

@@ -159,7 +159,7 @@ class ServerAway(Outage):
 
 class FileLocked(Outage):
     def __init__(self, path: Path) -> None:
-        self.tables = SqliteTables(path, busy_timeout_ms=50)
+        self.tables = SqliteTables(path, timeout=timedelta(milliseconds=50))
         self._other = apsw.Connection(str(path))
 
     def begin(self) -> None:

@@ -385,7 +385,7 @@ async def test_a_failed_connect_is_raised(tmp_path: Path) -> None:
 
 
 async def test_a_failed_connect_of_the_tables_is_raised(tmp_path: Path) -> None:
-    tables = SqliteTables(tmp_path / "runs.db", busy_timeout_ms=1)
+    tables = SqliteTables(tmp_path / "runs.db", timeout=timedelta(milliseconds=1))
     other = apsw.Connection(str(tmp_path / "runs.db"))
     other.execute("BEGIN EXCLUSIVE")
     schema = Schema(name="test", migrations=[["CREATE TABLE test (a)"]])

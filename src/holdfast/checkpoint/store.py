@@ -21,6 +21,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
+from holdfast.db.tables import Tables
 
 #: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.
 Durability = Literal["full", "process"]
@@ -112,6 +113,13 @@ class RunStore(Protocol):
 
     async def close(self) -> None:
         """Finish the writes under way, then close. May be called again. Nothing is written afterwards."""
+        ...
+
+    def tables(self) -> Tables:
+        """Return the tables of batteries in the same database, always the same object. In memory if it has none.
+
+        They need no open store. `close` of the store closes them.
+        """
         ...
 
     # -- workers ------------------------------------------------------------------------------------------------

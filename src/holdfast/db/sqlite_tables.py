@@ -1,12 +1,13 @@
-"""A battery's tables in a SQLite file, on a thread of their own."""
+"""Tables of batteries in a SQLite file, on a thread of their own, and in memory."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
+from os import PathLike
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ class _DatabaseThread:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._started = False
+        self.started = False
         #: Set when it accepts no more jobs.
         self.closed = threading.Event()
 
@@ -61,8 +62,8 @@ class _DatabaseThread:
 
     def _enqueue(self, done: Future[_T], work: Callable[[], _T]) -> None:
         self._queue.put((done, work))
-        if not self._started:
-            self._started = True
+        if not self.started:
+            self.started = True
             # The interpreter joins the threads of an executor at exit, but not a daemon thread.
             threading.Thread(target=self._run_queue, name="holdfast-tables", daemon=True).start()
 
@@ -95,8 +96,9 @@ class _SqliteCursor:
 class SqliteTables:
     """One connection on its own thread. Several processes may use the same file."""
 
-    def __init__(self, path: str | Path, *, busy_timeout_ms: int = 10_000) -> None:
-        self._file = SqliteFile(path, timeout=timedelta(milliseconds=busy_timeout_ms), errors=_TABLES_ERRORS)
+    def __init__(self, path: str | PathLike[str], *, timeout: timedelta = timedelta(seconds=10)) -> None:
+        """`timeout`: how long a transaction waits for a lock of another process."""
+        self._file = SqliteFile(path, timeout=timeout, errors=_TABLES_ERRORS)
         self._thread = _DatabaseThread()
         self._connection: apsw.Connection | None = None
 
@@ -120,8 +122,8 @@ class SqliteTables:
         return await self._run_on_thread(partial(self._read, work))
 
     async def close(self) -> None:
-        """Finish the work under way, then close the connection. May be called again."""
-        if not self._thread.closed.is_set():
+        """Finish the work in progress, then close the connection. May be called again."""
+        if self._thread.started and not self._thread.closed.is_set():
             await self._thread.shutdown(self._disconnect)
 
     async def _run_on_thread(self, work: Callable[[], _T]) -> _T:
@@ -174,6 +176,45 @@ class SqliteTables:
         if self._connection is None:
             raise TablesError(f"the tables in {self._file.path} are not open")
         return self._connection
+
+
+class MemoryTables:
+    """Tables in the memory of this process. A call ends before any other task runs.
+
+    Closing them loses nothing: the rows live as long as this object.
+    """
+
+    def __init__(self) -> None:
+        self._connection = apsw.Connection(":memory:")
+
+    async def open(self, schema: Schema) -> None:
+        """Create the tables."""
+        await self.transaction(partial(_migrate, schema))
+
+    async def read_version(self, schema: Schema) -> int:
+        """Return the version of the tables; zero if there are none."""
+        return await self.read(partial(_read_version, schema))
+
+    async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
+        """Run `work` in one transaction. There is one connection, so `lock` adds nothing."""
+        with _mapped_memory_errors(), transaction(self._connection):
+            return run_blocking(work(_SqliteCursor(self._connection)))
+
+    async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
+        """Run `work`, which only reads."""
+        with _mapped_memory_errors():
+            return run_blocking(work(_SqliteCursor(self._connection)))
+
+    async def close(self) -> None:
+        """Keep the rows."""
+
+
+@contextmanager
+def _mapped_memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except apsw.Error as exc:
+        raise TablesError(f"the tables in memory could not be read or written: {exc}") from exc
 
 
 async def _migrate(schema: Schema, cursor: Cursor) -> None:

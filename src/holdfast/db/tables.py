@@ -50,7 +50,10 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tables(Protocol):
-    """Runs work in transactions without blocking the event loop. Safe to share between tasks."""
+    """Runs work in transactions without blocking the event loop. Safe to share between tasks.
+
+    Holds the tables of any number of batteries: each opens its own schema.
+    """
 
     async def open(self, schema: Schema) -> None:
         """Create or migrate the tables. Safe while other processes do the same. May be repeated after `close`."""
@@ -76,12 +79,8 @@ class Tables(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish the calls under way, then disconnect. May be repeated; `open` opens it again."""
+        """Finish the calls in progress, then disconnect. May be repeated; `open` opens it again."""
         ...
-
-
-class DatabaseTables(Tables, Protocol):
-    """Tables in a database, whose version can be read."""
 
     async def read_version(self, schema: Schema) -> int:
         """Return the version of the tables; zero if there are none. Needs no open tables, and changes nothing.

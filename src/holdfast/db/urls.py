@@ -2,12 +2,12 @@
 
 import re
 
-from holdfast.db.tables import DatabaseTables, TablesError
+from holdfast.db.tables import Tables, TablesError
 
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 
 
-def tables_from_url(url: str) -> DatabaseTables:
+def tables_from_url(url: str) -> Tables:
     """Return the tables in the database that `url` names, not opened yet.
 
     Raises:

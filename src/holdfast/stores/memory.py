@@ -43,6 +43,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.db.tables import Tables
 from holdfast.stores.memory_run import MemoryRun
 
 
@@ -100,6 +101,7 @@ class MemoryStore:
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._is_open = False
+        self._tables: Tables | None = None
         self._token = 0
         self._created = 0
         self._workers: dict[str, WorkerIdentity] = {}
@@ -121,6 +123,13 @@ class MemoryStore:
     async def close(self) -> None:
         self._is_open = False
         self._notify_change()
+
+    def tables(self) -> Tables:
+        if self._tables is None:
+            from holdfast.db.sqlite_tables import MemoryTables  # runs in memory need no SQLite
+
+            self._tables = MemoryTables()
+        return self._tables
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         self._check_open()

@@ -22,6 +22,7 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS, RunStore, SupportsTransactions
 from holdfast.core.errors import DefinitionError
+from holdfast.db.tables import Tables
 
 
 class StoreWrapper:
@@ -36,6 +37,9 @@ class StoreWrapper:
 
     async def close(self) -> None:
         await self._store.close()
+
+    def tables(self) -> Tables:
+        return self._store.tables()
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         await self._store.register_worker(worker)

@@ -19,7 +19,7 @@ from holdfast.testing.store_tests.kill_tests import CrashingSequenceTests, KillT
 from holdfast.testing.store_tests.limit_tests import LimitTests, PriorityTests, SharedLimitTests
 from holdfast.testing.store_tests.mail_tests import ConsumeMailTests, PendingMailTests, PostTests
 from holdfast.testing.store_tests.notice_tests import CancelTests, ChangeNotificationTests, DraftTests, SharedDraftTests
-from holdfast.testing.store_tests.open_close_tests import IsolationTests, OpenCloseTests, RunIdTests
+from holdfast.testing.store_tests.open_close_tests import IsolationTests, OpenCloseTests, RunIdTests, TablesTests
 from holdfast.testing.store_tests.page_tests import ListingTests, PageTests
 from holdfast.testing.store_tests.race_tests import RaceTests, WorkerDeathTests
 from holdfast.testing.store_tests.release_tests import PurgeTests, ReleaseTests, RemoveTests
@@ -55,6 +55,7 @@ class RunStoreSuite(
     ChangeNotificationTests,
     DraftTests,
     OpenCloseTests,
+    TablesTests,
     IsolationTests,
     RunIdTests,
     SequenceTests,

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
-import apsw
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
@@ -22,43 +21,10 @@ from holdfast.adapters.langgraph.saver.schema import make_schema
 from holdfast.core.execution.native_loop import make_prompt_message
 from holdfast.core.execution.step import StepContext
 from holdfast.core.run.messages import Usage
-from holdfast.db.sqlite_file import transaction
-from holdfast.db.tables import Cursor, Schema, TablesError
+from holdfast.db.sqlite_tables import MemoryTables
+from holdfast.db.tables import Cursor, TablesError
 
 _T = TypeVar("_T")
-
-
-class _MemoryCursor:
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-
-    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        return list(self._connection.execute(sql, parameters))
-
-
-class MemoryTables:
-    """Tables in the memory of this process. A call ends before any other task runs."""
-
-    def __init__(self) -> None:
-        self._connection = apsw.Connection(":memory:")
-
-    async def open(self, schema: Schema) -> None:
-        for statements in schema.migrations:
-            for statement in statements:
-                self._connection.execute(statement)
-
-    async def read_version(self, schema: Schema) -> int:
-        return len(schema.migrations)
-
-    async def transaction(self, work: Callable[[Cursor], Awaitable[_T]], *, lock: Iterable[str] = ()) -> _T:
-        with transaction(self._connection):
-            return await work(_MemoryCursor(self._connection))
-
-    async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
-        return await work(_MemoryCursor(self._connection))
-
-    async def close(self) -> None:
-        self._connection.close()
 
 
 class RunDatabase(SaverDatabase):

@@ -26,7 +26,9 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
+from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.postgres_url import parse_schema
+from holdfast.db.tables import Tables
 from holdfast.stores.postgres.database import Database, ReaderPool, SqlFiles, escape_text, unescape_text
 from holdfast.stores.postgres.drafts import Drafts
 from holdfast.stores.postgres.gc import GarbageCollector
@@ -106,6 +108,7 @@ class PostgresStore:
         except ValueError as exc:
             raise StoreError(str(exc)) from exc
         self._database = Database(url, self._sql, timeout)
+        self._tables = PostgresTables(url, schema=schema, timeout=timeout)
         self._listen_database = Database(listen_url or url, self._sql, timeout)
         self._durability, self._lease_timeout, self._poll_interval = durability, lease_timeout, poll_interval
         self._readers = readers
@@ -140,17 +143,23 @@ class PostgresStore:
     async def close(self) -> None:
         async with self._lock:
             parts, self._components = self._components, None
-            if parts is None:
-                return
-            await parts.writer.close()
-            await parts.heartbeat.stop()
-            # Other hosts need not wait until the leases of these workers end.
-            with contextlib.suppress(StoreError, TimeoutError):
-                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                    await parts.queries.deregister_workers(parts.heartbeat.worker_ids)
-            await parts.garbage_collector.close()
-            await parts.notifier.close()
-            parts.readers.close()
+            if parts is not None:
+                await self._close_components(parts)
+        await self._tables.close()
+
+    async def _close_components(self, parts: _Components) -> None:
+        await parts.writer.close()
+        await parts.heartbeat.stop()
+        # Other hosts need not wait until the leases of these workers end.
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await parts.queries.deregister_workers(parts.heartbeat.worker_ids)
+        await parts.garbage_collector.close()
+        await parts.notifier.close()
+        parts.readers.close()
+
+    def tables(self) -> Tables:
+        return self._tables
 
     # -- workers ------------------------------------------------------------------------------------------------
 

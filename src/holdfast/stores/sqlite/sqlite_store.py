@@ -24,6 +24,8 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.db.sqlite_tables import SqliteTables
+from holdfast.db.tables import Tables
 from holdfast.stores.sqlite import claiming, heartbeat, runs
 from holdfast.stores.sqlite.claiming import FairQueue, claim
 from holdfast.stores.sqlite.database import Database
@@ -69,6 +71,7 @@ class SqliteStore:
         self._clock = clock
         self._lease_timeout = lease_timeout
         self._database = Database(path, durability=durability, timeout=timeout)
+        self._tables = SqliteTables(path, timeout=timeout)
         self._liveness = Liveness(clock, lease_timeout)
         self._fair_queue = FairQueue(self._liveness)
         self._is_open = False
@@ -101,6 +104,7 @@ class SqliteStore:
             self._closing = asyncio.ensure_future(self._close())
         if self._closing is not None:
             await asyncio.shield(self._closing)
+        await self._tables.close()
 
     async def _close(self) -> None:
         self._notifier.wake_all()
@@ -108,6 +112,9 @@ class SqliteStore:
         await self._drafts.stop()
         await self._reader.close()
         await self._writer.stop()
+
+    def tables(self) -> Tables:
+        return self._tables
 
     def _check_open(self) -> None:
         if not self._is_open:

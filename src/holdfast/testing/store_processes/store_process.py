@@ -34,6 +34,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import RunStore
+from holdfast.db.tables import Tables
 
 #: A frame is the length of the message, in this many bytes, big-endian, and then the message.
 LENGTH_BYTES = 4
@@ -260,6 +261,10 @@ class StoreProcess:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.child.kill()
+
+    def tables(self) -> Tables:
+        """Raise `StoreError`: the tables of a store in another process cannot be reached from here."""
+        raise errors.StoreError("the tables of a store in another process cannot be reached")
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         await self.child.call("register_worker", worker=worker)

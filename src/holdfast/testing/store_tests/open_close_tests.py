@@ -15,6 +15,7 @@ from holdfast.checkpoint.errors import RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.db.tables import Cursor, Schema, Tables, TablesError
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,
@@ -128,6 +129,63 @@ class OpenCloseTests(StoreUnderTest):
         # The threads of the event loop's own executor end with the loop.
         own = [thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("asyncio_")]
         assert own == []
+
+
+@pytest.mark.asyncio
+class TablesTests(StoreUnderTest):
+    async def test_a_store_has_one_object_with_tables(self, store: RunStore) -> None:
+        assert store.tables() is store.tables()
+
+    async def test_the_tables_hold_several_schemas(self, store: RunStore) -> None:
+        for name in ("first", "second"):
+            await open_table(store.tables(), name)
+            await insert_row(store.tables(), name, f"a row of {name}")
+        assert await read_rows(store.tables(), "first") == [("a row of first",)]
+        assert await read_rows(store.tables(), "second") == [("a row of second",)]
+
+    async def test_a_transaction_that_fails_changes_no_table(self, store: RunStore) -> None:
+        await open_table(store.tables(), "first")
+        with pytest.raises(TablesError):
+            await store.tables().transaction(_insert_and_fail)
+        assert await read_rows(store.tables(), "first") == []
+
+    async def test_rows_of_tables_are_kept_while_the_store_is_closed(self, store: RunStore) -> None:
+        await open_table(store.tables(), "first")
+        await insert_row(store.tables(), "first", "kept")
+        await store.close()
+        await store.open()
+        await open_table(store.tables(), "first")
+        assert await read_rows(store.tables(), "first") == [("kept",)]
+
+    async def test_no_thread_of_the_tables_is_left_after_close(self, location: str) -> None:
+        before = set(threading.enumerate())
+        store = self.build(location)
+        await store.open()
+        await open_table(store.tables(), "first")
+        await store.close()
+        own = [thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("asyncio_")]
+        for thread in own:
+            thread.join(self.timeout.total_seconds())
+        assert not any(thread.is_alive() for thread in own)
+
+
+async def _insert_and_fail(cursor: Cursor) -> None:
+    await cursor.execute("INSERT INTO suite_first VALUES (?)", ("lost",))
+    await cursor.execute("INSERT INTO no_such_table VALUES (?)", ("lost",))
+
+
+async def open_table(tables: Tables, name: str) -> None:
+    """Create the table `suite_NAME`, as a battery does."""
+    migration = [f"CREATE TABLE suite_{name} (body TEXT NOT NULL)"]
+    await tables.open(Schema(name=f"suite-{name}", migrations=[migration]))
+
+
+async def insert_row(tables: Tables, name: str, body: str) -> None:
+    await tables.transaction(lambda cursor: cursor.execute(f"INSERT INTO suite_{name} VALUES (?)", (body,)))
+
+
+async def read_rows(tables: Tables, name: str) -> Sequence[tuple[Any, ...]]:
+    return await tables.read(lambda cursor: cursor.execute(f"SELECT body FROM suite_{name}"))
 
 
 @pytest.mark.asyncio

@@ -28,6 +28,7 @@ from holdfast.testing.store_processes.store_under_test import (
     read_mail_ids,
 )
 from holdfast.testing.store_tests.notice_tests import CHANGES, Change, is_woken
+from holdfast.testing.store_tests.open_close_tests import insert_row, open_table, read_rows
 
 
 class DurableStoreUnderTest(StoreUnderTest):
@@ -51,6 +52,15 @@ class DurableStoreUnderTest(StoreUnderTest):
 class ReopenTests(DurableStoreUnderTest):
     async def test_the_store_is_marked_durable(self, store: RunStore) -> None:
         assert store.durable
+
+    async def test_rows_of_tables_are_kept_over_reopening(self, store: RunStore, location: str) -> None:
+        await open_table(store.tables(), "first")
+        await insert_row(store.tables(), "first", "kept")
+        await store.close()
+        reopened = self.build(location)
+        await open_table(reopened.tables(), "first")  # needs no open store
+        assert await read_rows(reopened.tables(), "first") == [("kept",)]
+        await reopened.close()
 
     async def test_all_runs_are_kept_over_reopening(self, store: RunStore, worker: str, location: str) -> None:
         await store.create(make_run("queued", b"\0\xff", meta=b"\0\xff", progress=b"", parent_run_id="parent"))
