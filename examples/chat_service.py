@@ -83,9 +83,9 @@ class ChatMessage(BaseModel):
 
 class Verdict(BaseModel):
     approve: bool
-    #: Of a real service: from the session, which also says whether this person is of the call's audience.
+    #: A real service takes it from the session, which also says whether this person belongs to the call's audience.
     by: str
-    #: Of the arguments that the person saw.
+    #: Digest of the arguments that the person saw.
     digest: str
     arguments: dict[str, Any] | None = None
     reason: str = ""

@@ -68,7 +68,7 @@ class Run(msgspec.Struct):
     #: Unread mail by id, in the order of posting, and consumed mail without its body.
     unread: dict[str, Mail] = {}
     consumed: dict[str, Mail] = {}
-    #: The reply under way, and the token of the claim under which it was put.
+    #: The reply in progress, and the token of the claim under which it was put.
     draft: tuple[int, bytes] | None = None
 
     def update(self, **changes: Any) -> None:

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: Of a request, in bytes. It is one message.
+#: The size of a request, in bytes. It is one message.
 _MAX_REQUEST = 150_000
-#: Of the text on standard input: what a pipe holds while nothing reads it.
+#: The size of the text on standard input: what a pipe holds while nothing reads it.
 _MAX_INPUT = 60_000
 
 

@@ -76,7 +76,7 @@ class Harm(enum.Enum):
 
     #: It never reaches the server.
     CUT_BEFORE_IT = enum.auto()
-    #: It reaches the server, which works on and does not notice that nobody is there to hear the answer.
+    #: It reaches the server, which works on and does not notice that the client is gone.
     CUT_AFTER_IT = enum.auto()
     #: It reaches the server and is answered, so it is committed, but the answer never comes.
     LOSE_THE_ANSWER = enum.auto()
@@ -174,7 +174,7 @@ class _Passage:
 class TransactionPooler(_Front):
     """Gives every transaction of every client to another of a few sessions, as a pooler in transaction mode does.
 
-    What a session hears outside of a transaction goes to whoever gets it next: never to the one who listened on it.
+    What a session hears outside of a transaction goes to its next client, never to the one that listened on it.
     """
 
     def __init__(self, server: Path, database: str, sessions: int = 4) -> None:

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
-#: Runs the server until it is told to stop it, or until whoever holds the other end of the pipe is gone.
+#: Runs the server until it reads a line, or until the process at the other end of the pipe has ended.
 _GUARD = """
 folder=$1; shift
 "$@" & server=$!
@@ -165,14 +165,14 @@ class NamedServer:
 
 @functools.cache
 def shared_server() -> LocalServer | NamedServer:
-    """The server that the tests of this process share. Nobody stops it."""
+    """The server that the tests of this process share. It is not stopped."""
     named = os.environ.get("HOLDFAST_TEST_POSTGRES")
     return NamedServer(named) if named else LocalServer()
 
 
 @contextlib.contextmanager
 def fresh_database(server: LocalServer | NamedServer | None = None, *, template: str = "template1") -> Iterator[str]:
-    """The URL of a new database, a copy of the template; it is dropped at the end, whoever is still connected."""
+    """The URL of a new database, a copy of the template; it is dropped at the end, also with clients connected."""
     server = server or shared_server()
     name = f"holdfast_test_{uuid.uuid4().hex}"
     _administer(server, f'create database "{name}" template "{template}"')
@@ -191,9 +191,9 @@ def find_account(folder: Path) -> Account:
     """The user that may run the server; it comes to own the folder."""
     if os.geteuid() != 0:
         return Account()
-    nobody = pwd.getpwnam("nobody")
-    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-    return Account(user=nobody.pw_uid, group=nobody.pw_gid)
+    owner = pwd.getpwnam("nobody")
+    os.chown(folder, owner.pw_uid, owner.pw_gid)
+    return Account(user=owner.pw_uid, group=owner.pw_gid)
 
 
 def _find_programs(folder: Path, account: Account) -> Path:

@@ -74,7 +74,7 @@ PUBLIC = {
     "tool",
 }
 
-#: Needed by one part or another, and by nobody who only imports holdfast.
+#: Needed by one part or another, and not by `import holdfast`.
 OPTIONAL = {
     "agents",
     "anthropic",

@@ -1,7 +1,7 @@
 """How long the command takes to start: `python -m bench.parts.cli_start`.
 
 Each command takes turns with the bare interpreter, so that the noise of the machine meets both. The processor's time is
-told beside the clock's: it is what counts on a machine that has other things to do.
+printed beside the clock's: it is what counts on a machine that has other things to do.
 """
 
 import os
@@ -31,7 +31,7 @@ def once(arguments: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     subprocess.run(
-        [sys.executable, "-m", "holdfast", "submit", "nobody", "x", "--store", "sqlite:.bench-cli.db"],
+        [sys.executable, "-m", "holdfast", "submit", "no-agent", "x", "--store", "sqlite:.bench-cli.db"],
         stdout=subprocess.DEVNULL, check=True,
     )  # fmt: skip
     try:

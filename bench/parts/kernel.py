@@ -21,7 +21,7 @@ from holdfast.core.run.messages import Message, Reply, ToolCall, Usage
 from holdfast.stores.memory import MemoryStore
 
 STEPS, WARM = 10_000, 20
-#: Of the run that is compared with pydantic-ai, and the step at which it is looked at.
+#: Steps of the run that is compared with pydantic-ai, and the step at which it is measured.
 SHORT, AT = 130, 100
 PAYLOAD = "x" * 1000
 

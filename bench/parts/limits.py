@@ -21,7 +21,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.stores.from_url import store_from_url
 
 RUNS, CALLERS, KEYS, LIMITS, FULL = 200_000, 50, 1000, 200, 150
-#: Writes that are under way at once while the store is filled.
+#: Writes in progress at once while the store is filled.
 BATCH = 500
 ROUNDS = 15
 

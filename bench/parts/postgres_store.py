@@ -147,7 +147,7 @@ async def save(store: PostgresStore, claim: Claim, seq: int) -> None:
 
 
 async def create_with_entries(store: PostgresStore, name: str, entries: int) -> Claim:
-    """A run with so many entries, written quickly."""
+    """Return a run with this many entries, written quickly."""
     claim = await create_claimed(store, name)
     for first in range(1, entries + 1, 100):
         last = min(first + 100, entries + 1)

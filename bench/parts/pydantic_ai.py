@@ -45,7 +45,7 @@ LOOPS = BARE, NO_STORE, SAME_SAVES, SQLITE = "bare", "no store", "bare, same sav
 BESIDE = {NO_STORE: BARE, SQLITE: SAME_SAVES}
 
 Loop = Callable[[], Awaitable[Any]]
-#: Of one run, by loop.
+#: Figures of one run, by loop.
 Figures = Mapping[str, float]
 
 

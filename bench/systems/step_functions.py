@@ -57,7 +57,7 @@ class BenchAgent:
         return [later - earlier for times in self.times.values() for earlier, later in itertools.pairwise(times)]
 
 
-#: Runs so many agents to their ends. Returns the footprint before, when it began, and how long it took.
+#: Runs this many agents to their ends. Returns the footprint before, when it began, and how long it took.
 RunAll = Callable[[Job, BenchAgent, int], Awaitable[tuple[Footprint, float, float]]]
 
 

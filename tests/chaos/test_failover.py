@@ -26,7 +26,7 @@ from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_under_test import load_bodies, make_run
 
 RUNS, WORKERS = 50, 3
-#: Their last calls are under way when the primary is killed.
+#: Their last calls are in progress when the primary is killed.
 GATED_RUNS = [f"{GATED}{number}" for number in range(3)]
 
 WAITS_FOR_STANDBY = "select true from pg_stat_activity where wait_event = 'SyncRep'"
@@ -125,7 +125,7 @@ async def test_workers_finish_their_runs_on_the_standby_without_a_restart(pair: 
         ledger = workers.ledger.read()
         assert list(find_faults(outcome.outputs, ledger, submitted)) == [], workers.read_logs()
         assert outcome.left == []
-        # The calls that were under way at the failover were finished by the process that had started them.
+        # The calls that were in progress at the failover were finished by the process that had started them.
         owners = {effect.run_id: effect.pid for effect in before}
         finished = {effect.run_id: effect.pid for effect in ledger[len(before) :]}
         assert {run_id: finished[run_id] for run_id in GATED_RUNS} == {run_id: owners[run_id] for run_id in GATED_RUNS}

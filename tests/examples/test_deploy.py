@@ -14,7 +14,7 @@ from holdfast.runtime.status_server import STORE_TIMEOUT
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 
-#: A shutdown takes so many seconds at most: docs/how-to/deploys.md.
+#: A shutdown takes at most this many seconds: docs/how-to/deploys.md.
 SHUTDOWN_S = WorkerSettings().shutdown_timeout.total_seconds() + 15
 
 

@@ -50,7 +50,7 @@ def _somebody_looks_after(state: State, number: int) -> bool:
 
 
 def end_of(state: State, rules: Rules) -> State:
-    """Where the fleet comes to when the trouble is over: nobody is stopped, the store knows who is alive, all go on."""
+    """Where the fleet ends up after the faults: no worker is stopped, the store knows who is alive, all continue."""
     up = frozenset(worker for worker, life in enumerate(state.lives) if life is not Life.GONE)
     lives = tuple(Life.GONE if life is Life.GONE else Life.UP for life in state.lives)
     state = replace(state, lives=lives, thought_alive=up, deaths=rules.deaths)

@@ -3,7 +3,7 @@
 A worker claims a run, which gives it a token and shows it the journal. It drives the run through its calls. For each
 it writes the intent, starts the effect once the store has acknowledged the intent, and writes the result. Writes
 travel: they arrive late, also after their worker is gone. A worker may be stopped between any two moves, may be taken
-for dead while it is stopped or merely slow, and may die. Then another claims the run and goes on from the journal.
+for dead while it is stopped or merely slow, and may die. Then another claims the run and continues from the journal.
 
 What holds it together are two rules, and each can be taken away to see what it is for:
 
@@ -46,7 +46,7 @@ class Doing(StrEnum):
     """Where a worker is with the run it drives."""
 
     DECIDING = "deciding"
-    #: A write is under way, or its answer is.
+    #: A write is in flight, or its answer is.
     WAITING = "waiting"
     #: The intent is durable, as far as this worker knows.
     ABOUT_TO_ACT = "about to act"
@@ -148,7 +148,7 @@ def moves(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def claimable(state: State, run: Run) -> bool:
-    """Not over, and nobody who is taken to be alive owns it."""
+    """Not over, and no worker that is taken to be alive owns it."""
     return not run.over and run.owner not in state.thought_alive
 
 
@@ -215,7 +215,7 @@ def _send(state: State, worker: int, driver: Driver, entry: Entry) -> State:
 
 
 def _arrive(state: State, message: Message, rules: Rules) -> State:
-    """The store takes the write or refuses it, and whoever still waits for the answer hears it."""
+    """The store takes the write or refuses it, and the worker that still waits for the answer gets it."""
     state = replace(state, on_the_way=state.on_the_way - {message})
     run = state.runs[message.run]
     driver = state.drivers[message.worker]

@@ -67,7 +67,7 @@ def test_without_the_fence_an_owner_writes_after_its_reign() -> None:
 
 
 def test_without_the_fence_an_effect_happens_twice() -> None:
-    # Nobody has to die: it is enough that the write of a slow worker is taken after another has claimed the run.
+    # No worker has to die: it is enough that the write of a slow worker is taken after another has claimed the run.
     _, way = explore(Rules(runs=((False,),), claims=2, deaths=0, fence=False), only="happened")
     assert way[-1] == "run 0: the once effect of call 0 happened 2 times", way
 

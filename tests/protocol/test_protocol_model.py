@@ -3,16 +3,16 @@
 A run lives in a store and is driven by one worker after the other. A worker may be paused between any two actions, for
 as long as it likes; it may die there; the others may believe it dead although it is only paused. What holds anyway:
 
-1. *Claim.* Whoever drives a run took it first, and got a token larger than every one before. From then on the run is
-   under that worker's reign.
+1. *Claim.* The worker that drives a run claimed it first, and got a token larger than every one before. From then on
+   the run is under that worker's reign.
 2. *Append.* Every write carries the token of its worker, and the store refuses one that is not the newest. What was
    acknowledged is durable. A worker that is refused stops, and touches nothing more.
-3. *Effect.* Before a `once` tool starts, the intent to call it is in the store; after it, the result is. So whoever
-   resumes finds one of three things: no intent (the call never began: make it), a result (never make it again), or an
-   intent alone. Then the call is *in doubt*: the worker before may have died before the effect or after it, or may be
-   paused, and about to make it.
-4. *In doubt.* Nothing in the store can tell which. Either the model is told that the outcome is unknown, and the call
-   is never made again; that is safe whatever happens. Or the far side is asked (reconcile), and the call is made if it
+3. *Effect.* Before a `once` tool starts, the intent to call it is in the store; after it, the result is. So the worker
+   that resumes finds one of three things: no intent (the call never began: make it), a result (never make it again), or
+   an intent alone. Then the call is *in doubt*: the worker before may have died before the effect or after it, or may
+   be paused, and about to make it.
+4. *In doubt.* Nothing in the store can tell which. Either the model reads that the outcome is unknown, and the call
+   is never repeated; that is safe whatever happens. Or the far side is asked (reconcile), and the call is made if it
    did not happen. That is safe where dead is dead, as on one host. Where a paused worker may be taken for a dead one it
    is not, because the paused one may still make its call after the far side was asked: there the far side has to take
    the call's idempotency key, too. A variant below shows it.
@@ -75,7 +75,7 @@ class Store:
     journal: list[Written] = field(default_factory=list)
     durable: int = 0
     token: int = 0
-    #: Whether somebody has the run, and is believed alive.
+    #: Whether a worker that is believed alive has the run.
     owned: bool = False
     status: Literal["open", "parked", "done"] = "open"
     strikes: int = 0
@@ -143,7 +143,7 @@ class Protocol:
     acknowledged: list[Entry] = field(default_factory=list)
 
     def drive(self, token: int) -> Action[None]:
-        """From the claim to the end. At every `yield` the worker may be paused for ever, or die.
+        """From the claim to the end. At every `yield` the worker may be paused indefinitely, or die.
 
         Raises:
             ClaimLost: the worker noticed that the run is not its own any more.
@@ -215,7 +215,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(actions=st.integers(1, 6))
     @precondition(lambda self: self.driver is not None)
     def act(self, actions: int) -> None:
-        """The worker goes on for a while. Until it is asked again it is paused, between two actions."""
+        """The worker continues for a while. Until the next call it is paused, between two actions."""
         assert self.driver is not None
         if _advance(self.driver, actions):
             self.driver = None
@@ -241,7 +241,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(actions=st.integers(1, 6))
     @precondition(lambda self: self.paused)
     def wake(self, actions: int) -> None:
-        """A worker that was believed dead goes on as if nothing had happened."""
+        """A worker that was believed dead continues as if nothing had happened."""
         if _advance(self.paused[0], actions):
             self.paused.pop(0)
 
@@ -282,7 +282,7 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def the_run_is_over_driven_or_visible(self) -> None:
-        """Whatever happens, the run is over, or somebody drives it, or a listing shows that nobody does."""
+        """Whatever happens, the run is over, or a worker drives it, or a listing shows that none does."""
         driven = self.driver is not None
         assert self.store.status != "open" or self.store.is_candidate or driven, f"stranded: {self.store}"
 
@@ -307,7 +307,7 @@ class Fleet(RuleBasedStateMachine):
 
 
 def _advance(worker: Action[None], actions: int) -> bool:
-    """Let the worker do so many actions. True if it has nothing more to do."""
+    """Let the worker do this many actions. True if it has nothing more to do."""
     try:
         for _ in range(actions):
             next(worker)
@@ -333,7 +333,7 @@ class WithoutSync(Fleet):
 
 
 class WithPausedWorkers(Fleet):
-    """The far side is asked what became of a call while a paused worker is about to make it."""
+    """The far side is asked for the outcome of a call while a paused worker is about to make it."""
 
     reconciles_beside_paused = True
 
