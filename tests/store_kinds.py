@@ -29,8 +29,8 @@ def _damage_postgres(url: str, run_id: str, body: bytes) -> None:
     index = "position(%(body)s in body) + 4"
     with psycopg.connect(url) as connection:
         done = connection.execute(
-            f"update holdfast.piece set body = set_byte(body, {index}, get_byte(body, {index}) # 1) from holdfast.run"
-            " where run.id = piece.run and run.run_id = %(run_id)s and position(%(body)s in body) > 0".encode(),
+            f"update holdfast.segment set body = set_byte(body, {index}, get_byte(body, {index}) # 1) from holdfast.run"
+            " where run.id = segment.run and run.run_id = %(run_id)s and position(%(body)s in body) > 0".encode(),
             {"run_id": run_id, "body": body},
         )
         assert done.rowcount == 1

@@ -228,7 +228,7 @@ async def many_runs(runs: int, writes: int = 20, turns: int = 9) -> None:
 #: One row for each entry, found by an index, in a table that has only these: what one would write by hand.
 RAW_READ = "SELECT seq, kind, checksum, body FROM entries WHERE run = ? ORDER BY seq"
 #: The very rows that the store reads, out of its own file; which ones is known beforehand.
-OWN_ROWS = "SELECT seq, layout, checksum, body FROM json_each(?) AS place CROSS JOIN pieces ON piece_key = value"
+OWN_ROWS = "SELECT seq, layout, checksum, body FROM json_each(?) AS place CROSS JOIN segments ON segment_key = value"
 
 
 class Quickest:
@@ -252,7 +252,7 @@ class Quickest:
 
 
 async def _runs_to_load(place: Path, runs: int, entries: int) -> list[str]:
-    """Runs that saved two messages with every step, by the store and by hand. Gives the keys of each run's pieces."""
+    """Runs that saved two messages with every step, by the store and by hand. Gives the keys of each run's segments."""
     store = await open_store(place / "store.db")
     claims = await asyncio.gather(*(create_claimed(store, f"run-{run}") for run in range(runs)))
     for seq in range(1, entries + 1, 2):
@@ -267,7 +267,7 @@ async def _runs_to_load(place: Path, runs: int, entries: int) -> list[str]:
     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     connection.close()
     connection = apsw.Connection(str(place / "store.db"))
-    keys = connection.execute("SELECT json_group_array(piece_key) FROM pieces GROUP BY run_key").fetchall()
+    keys = connection.execute("SELECT json_group_array(segment_key) FROM segments GROUP BY run_key").fetchall()
     connection.close()
     return [str(row[0]) for row in keys]
 

@@ -42,7 +42,7 @@ def test_a_damaged_run_is_named_and_the_others_are_fine(shell: Shell) -> None:
     for run_id in ("r1", "r2"):
         shell.ok("submit", "sampler", "note", "--run-id", run_id)
     with sqlite3.connect(shell.folder / "runs.db") as database:
-        damage = "UPDATE pieces SET body = x'7b7d' WHERE run_key = (SELECT run_key FROM runs WHERE run_id = 'r2')"
+        damage = "UPDATE segments SET body = x'7b7d' WHERE run_key = (SELECT run_key FROM runs WHERE run_id = 'r2')"
         database.execute(damage)
     database.close()
     found = findings(shell, code=1)

@@ -3,27 +3,37 @@
 import importlib
 import pkgutil
 import shutil
+import subprocess
 from pathlib import Path
 
 import psycopg
 import pytest
 from tests.cli.shell import Shell
 from tests.postgres_pool import open_new_postgres
-from tests.stores.postgres_fixture import restore
-from tests.stores.sqlite_fixture import FOLDER
+from tests.stores.next_release import NEXT_VERSION, VERSION, make_next_release
+from tests.stores.version_fixture import FOLDER
 
 import holdfast.batteries
+from holdfast.checkpoint.errors import SchemaTooNew
 from holdfast.cli.opening import BATTERIES, migrate_all, read_versions
 from holdfast.db.tables import Schema
 
 
+def _run_next_release(shell: Shell, *args: str) -> "subprocess.CompletedProcess[str]":
+    """What a command of the next release gave: it has one more migration."""
+    release = shell.folder / "next-release"
+    if not release.exists():
+        make_next_release(shell.folder)
+    return shell.run(*args, PYTHONPATH=str(release))
+
+
 def test_a_file_of_an_earlier_version_is_reported_and_migrated(shell: Shell) -> None:
-    (shell.folder / "runs.db").write_bytes((FOLDER / "sqlite-v1.db").read_bytes())
-    checked = shell.run("migrate", "--check")
+    assert "runs: migrated" in shell.ok("migrate")
+    checked = _run_next_release(shell, "migrate", "--check")
     assert checked.returncode == 1
-    assert checked.stdout.startswith("runs: needs a migration from version 1 to ")
-    assert shell.ok("migrate") == checked.stdout.replace("needs a migration", "migrated")
-    assert shell.ok("migrate", "--check") == "all tables are up to date\n"
+    assert checked.stdout == f"runs: needs a migration from version {VERSION} to {NEXT_VERSION}\n"
+    assert _run_next_release(shell, "migrate").stdout == checked.stdout.replace("needs a migration", "migrated")
+    assert _run_next_release(shell, "migrate", "--check").stdout == "all tables are up to date\n"
 
 
 async def test_a_check_changes_nothing(tmp_path: Path) -> None:
@@ -36,20 +46,19 @@ async def test_a_check_changes_nothing(tmp_path: Path) -> None:
     assert first[0].found == 1
 
 
-async def test_postgresql_of_an_earlier_version_in_a_schema_of_the_url() -> None:
+async def test_postgresql_of_an_earlier_version_in_a_schema_of_the_url(shell: Shell) -> None:
     with open_new_postgres() as url:
-        with psycopg.connect(url) as connection:
-            connection.execute("drop schema holdfast cascade")
-        restore(url, 1)
-        with psycopg.connect(url) as connection:
-            connection.execute("alter schema holdfast rename to tenant_1")
         tenant = f"{url}&schema=tenant_1"
-        assert (await read_versions(tenant))[0].found == 1
         await migrate_all(tenant)
         assert [version for version in await read_versions(tenant) if version.found != version.known] == []
         with psycopg.connect(url) as connection:
             found = connection.execute("select distinct schemaname from pg_tables where tablename = 'budget_spent'")
             assert found.fetchall() == [("tenant_1",)]
+        checked = _run_next_release(shell, "migrate", "--check", "--store", tenant)
+        assert checked.stdout == f"runs: needs a migration from version {VERSION} to {NEXT_VERSION}\n"
+        assert _run_next_release(shell, "migrate", "--store", tenant).returncode == 0
+        with pytest.raises(SchemaTooNew):
+            await read_versions(tenant)
 
 
 def test_grants_are_for_the_schema_of_the_url(shell: Shell) -> None:

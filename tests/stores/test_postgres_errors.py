@@ -59,13 +59,13 @@ def refuse_entries(url: str, sqlstate: str, when: str = "true") -> None:
             if {when} then raise 'refused' using errcode = '{sqlstate}'; end if;
             return new;
         end $$;
-        create trigger refuse before insert on holdfast.piece for each row execute function refuse()
+        create trigger refuse before insert on holdfast.segment for each row execute function refuse()
         """,
     )
 
 
 def allow_entries(url: str) -> None:
-    done(url, "drop trigger refuse on holdfast.piece; drop function refuse")
+    done(url, "drop trigger refuse on holdfast.segment; drop function refuse")
 
 
 @pytest.mark.parametrize(
@@ -139,15 +139,15 @@ async def test_a_session_that_is_ended_from_outside_is_replaced(url: str, store:
 @pytest.mark.parametrize(
     "spoil",
     [
-        "update holdfast.piece set body = set_byte(body, 0, get_byte(body, 0) # 1) where seq = 1",
-        "update holdfast.piece set layout = 'r' || substr(layout, 2) where seq = 1",
-        "update holdfast.piece set layout = 'z' || substr(layout, 2) where seq = 1",
-        "update holdfast.piece set layout = '' where seq = 1",
-        "delete from holdfast.piece where seq = 0",
-        "delete from holdfast.piece where seq = 1",
-        "delete from holdfast.piece where seq = 2",
-        "delete from holdfast.piece",
-        f"insert into holdfast.piece select run, 3, layout, {SURPLUS}, body from holdfast.piece where seq = 2",
+        "update holdfast.segment set body = set_byte(body, 0, get_byte(body, 0) # 1) where seq = 1",
+        "update holdfast.segment set layout = 'r' || substr(layout, 2) where seq = 1",
+        "update holdfast.segment set layout = 'z' || substr(layout, 2) where seq = 1",
+        "update holdfast.segment set layout = '' where seq = 1",
+        "delete from holdfast.segment where seq = 0",
+        "delete from holdfast.segment where seq = 1",
+        "delete from holdfast.segment where seq = 2",
+        "delete from holdfast.segment",
+        f"insert into holdfast.segment select run, 3, layout, {SURPLUS}, body from holdfast.segment where seq = 2",
     ],
 )
 async def test_damage_of_every_kind_is_found(url: str, store: PostgresStore, spoil: str) -> None:
@@ -186,7 +186,7 @@ def _note_waits(url: str) -> None:
             insert into noted values (new.seq, current_setting('synchronous_commit'));
             return new;
         end $$;
-        create trigger note before insert on holdfast.piece for each row execute function note()
+        create trigger note before insert on holdfast.segment for each row execute function note()
         """,
     )
 
@@ -206,7 +206,7 @@ class TestWhatIsLeftOver:
                 insert into slices select count(*) from gone;
                 return null;
             end $$;
-            create trigger count_deleted after delete on holdfast.piece
+            create trigger count_deleted after delete on holdfast.segment
                 referencing old table as gone for each statement execute function count_deleted()
             """,
         )
@@ -231,7 +231,7 @@ class TestWhatIsLeftOver:
             await _lengthen(url, "run-1", 20)
             done(url, "alter function holdfast.sweep rename to hidden")
             await store.remove("run-1", claim=claim)
-        assert done(url, "select count(*) from holdfast.piece") == [(20,)]
+        assert done(url, "select count(*) from holdfast.segment") == [(20,)]
         done(url, "alter function holdfast.hidden rename to sweep")
         async with open_store(url):
             await wait_until(lambda: _swept(url, left=0))
@@ -247,11 +247,11 @@ class TestWhatIsLeftOver:
 
 
 async def _lengthen(url: str, run_id: str, count: int) -> None:
-    """Give a run that has one piece so many."""
+    """Give a run that has one segment so many."""
     done(
         url,
         f"""
-        insert into holdfast.piece
+        insert into holdfast.segment
         select id, generate_series(1, {count - 1}), 'm4', 0, 'body' from holdfast.run where run_id = '{run_id}';
         update holdfast.run set next_seq = {count} where run_id = '{run_id}'
         """,
@@ -260,7 +260,7 @@ async def _lengthen(url: str, run_id: str, count: int) -> None:
 
 async def _swept(url: str, *, left: int) -> bool:
     garbage = done(url, "select 1 from holdfast.garbage")
-    return not garbage and done(url, "select count(*) from holdfast.piece") == [(left,)]
+    return not garbage and done(url, "select count(*) from holdfast.segment") == [(left,)]
 
 
 async def _warned(caplog: pytest.LogCaptureFixture) -> bool:

@@ -358,6 +358,6 @@ async def _is(store: PostgresStore, status: RunStatus) -> bool:
 
 def _rests(url: str) -> int:
     with psycopg.connect(url) as connection:
-        [(count,)] = connection.execute("select count(*) from holdfast.piece where run < 0").fetchall()
+        [(count,)] = connection.execute("select count(*) from holdfast.segment where run < 0").fetchall()
         assert isinstance(count, int)
         return count

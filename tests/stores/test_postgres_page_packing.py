@@ -1,4 +1,4 @@
-"""Pieces that are cut where a page of the server ends: pages are full, and nobody notices."""
+"""Segments that are split where a page of the server ends: pages are full, and nobody notices."""
 
 import asyncio
 import random
@@ -40,20 +40,20 @@ def asked(url: str, question: str) -> list[tuple[object, ...]]:
 
 
 def count(url: str, which: str) -> int:
-    [(found,)] = asked(url, f"select count(*) from holdfast.piece where {which}")
+    [(found,)] = asked(url, f"select count(*) from holdfast.segment where {which}")
     assert isinstance(found, int)
     return found
 
 
 def cut(url: str) -> int:
-    """How many pieces were cut. Each of them has to have a rest."""
+    """How many segments were split. Each of them has to have a rest."""
     rests = count(url, "run < 0")
     assert rests == count(url, "layout like '+%'")
     return rests
 
 
 async def grown(store: PostgresStore, run_id: str, worker: str, sizes: list[int]) -> list[bytes]:
-    """A run with pieces of these sizes; its bodies."""
+    """A run with segments of these sizes; its bodies."""
     bodies = [b"begin", *(random.Random(size).randbytes(size) for size in sizes)]
     claim = await create_claimed(store, worker, make_run(run_id, bodies[0]))
     for seq, body in enumerate(bodies[1:], 1):
@@ -61,7 +61,7 @@ async def grown(store: PostgresStore, run_id: str, worker: str, sizes: list[int]
     return bodies
 
 
-async def test_pieces_of_every_size_are_loaded_as_they_were_written(url: str, store: PostgresStore) -> None:
+async def test_segments_of_every_size_are_loaded_as_they_were_written(url: str, store: PostgresStore) -> None:
     dice = random.Random(5)
     about = [0, 1, 90, 130, 700, 2300, 5000, 8060, 8100, 9000]
     sizes = {f"run-{n}": [dice.choice(about) + dice.randrange(40) for _ in range(30)] for n in range(8)}
@@ -91,7 +91,7 @@ async def test_a_run_occupies_little_more_than_its_transcript(
     """Steps of two messages of a thousand bytes, with what is recorded around them."""
     steps = 1000
     await grown(store, "run-1", await add_worker(store), [*saves] * steps)
-    [(occupied,)] = asked(url, "select pg_relation_size('holdfast.piece') + pg_indexes_size('holdfast.piece')")
+    [(occupied,)] = asked(url, "select pg_relation_size('holdfast.segment') + pg_indexes_size('holdfast.segment')")
     assert isinstance(occupied, int)
     assert occupied <= 1.3 * 2000 * steps
 
@@ -128,10 +128,10 @@ async def test_what_was_cut_is_removed_with_what_a_rewrite_replaced(url: str, st
 @pytest.mark.parametrize(
     "spoil",
     [
-        "delete from holdfast.piece where run < 0",
-        "update holdfast.piece set body = set_byte(body, 0, get_byte(body, 0) # 1) where run < 0",
-        "update holdfast.piece set seq = seq + 1000 where run < 0",
-        "update holdfast.piece set layout = ltrim(layout, '+')",
+        "delete from holdfast.segment where run < 0",
+        "update holdfast.segment set body = set_byte(body, 0, get_byte(body, 0) # 1) where run < 0",
+        "update holdfast.segment set seq = seq + 1000 where run < 0",
+        "update holdfast.segment set layout = ltrim(layout, '+')",
     ],
 )
 async def test_damage_to_what_was_cut_is_found(url: str, store: PostgresStore, spoil: str) -> None:

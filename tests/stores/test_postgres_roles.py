@@ -1,9 +1,13 @@
 """Owner, worker and reader: each role can do its work on PostgreSQL, and nothing else."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -12,6 +16,7 @@ import pytest
 from psycopg.errors import InsufficientPrivilege
 from tests.postgres_server import fresh_database, shared_server
 from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.stores.next_release import NEXT_VERSION, VERSION, make_next_release
 from tests.stores.postgres_support import fail_after_timeout, open_store
 from tests.stores.test_postgres_schema import as_user, asked
 
@@ -32,6 +37,8 @@ from holdfast.testing.store_processes.store_under_test import (
     make_append,
     make_run,
 )
+
+NEWER_APP = Path(__file__).with_name("newer_app.py")
 
 
 class Roles(NamedTuple):
@@ -89,16 +96,19 @@ async def test_a_worker_without_tables_learns_what_to_do(empty: Roles) -> None:
     await tables.close()
 
 
-async def test_a_worker_with_older_tables_learns_what_to_do(roles: Roles) -> None:
+async def test_a_worker_with_older_tables_learns_what_to_do(roles: Roles, tmp_path: Path) -> None:
     schema = f"older_{uuid.uuid4().hex[:8]}"
     async with open_store(roles.owner, schema=schema):
         pass
     _grant_store(roles, schema)
-    newest = asked(roles.owner, f"delete from {schema}.schema_version where version > 1 returning version")
-    with pytest.raises(SchemaTooOld, match="has schema version 1, this holdfast needs version"):
-        await PostgresStore(roles.worker, schema=schema).open()
-    assert newest
-    assert asked(roles.owner, f"select max(version) from {schema}.schema_version") == [(1,)]
+    release = make_next_release(tmp_path)
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", str(NEWER_APP), f"{roles.worker}&schema={schema}", str(tmp_path),
+        env=os.environ | {"PYTHONPATH": str(release)}, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    _, said = await worker.communicate()
+    assert f"has schema version {VERSION}, this holdfast needs version {NEXT_VERSION}" in said.decode()
+    assert asked(roles.owner, f"select max(version) from {schema}.schema_version") == [(VERSION,)]
 
 
 def _grant_store(roles: Roles, schema: str) -> None:
@@ -171,7 +181,7 @@ def _find_rights(url: str, table: str) -> list[str]:
     [
         "create table holdfast.more (id integer)",
         "alter table holdfast.run add column more text",
-        "drop table holdfast.piece",
+        "drop table holdfast.segment",
         "create index on holdfast.run (reason)",
         "create or replace function holdfast.crc32(p_data bytea) returns bigint language sql as 'select 1::bigint'",
         "drop schema holdfast cascade",

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests.postgres_server import fresh_database, shared_server
-from tests.stores.postgres_fixture import kept, restore
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, wait_until
+from tests.stores.version_fixture import describe, read_expected, restore_postgres
 
 from holdfast.checkpoint.errors import RunNotFound, SchemaTooNew, StoreError, StorePermissionError
 from holdfast.checkpoint.record import RunStatus
@@ -104,10 +104,10 @@ async def test_a_schema_that_a_newer_holdfast_wrote_is_refused_and_left_alone(ur
 
 @pytest.mark.parametrize("version", range(1, VERSION + 1))
 async def test_a_schema_of_every_earlier_version_opens_and_goes_on(url: str, version: int) -> None:
-    """How what was kept is made: tests/stores/postgres_fixture.py."""
-    expected = restore(url, version)
+    """How what was kept is made: tests/stores/version_fixture.py."""
+    restore_postgres(url, version)
     async with open_store(url) as store:
-        assert await kept(store) == expected
+        assert await describe(store) == read_expected(version)
         assert asked(url, "select max(version) from holdfast.schema_version") == [(VERSION,)]
         worker = await add_worker(store)
         for run_id in reversed(await list_run_ids(store)):
@@ -124,18 +124,7 @@ async def test_a_schema_of_every_earlier_version_opens_and_goes_on(url: str, ver
 
 
 async def _nothing_left(url: str) -> bool:
-    return asked(url, "select count(*) from holdfast.piece") == [(0,)]
-
-
-async def test_who_has_a_schema_open_that_is_brought_to_a_newer_version_goes_on(url: str) -> None:
-    """Processes of both versions run beside each other while a new one is rolled out."""
-    restore(url, 1)
-    with psycopg.connect(url, autocommit=True) as connection:
-        calls = "select oid::regprocedure::text from pg_proc where pronamespace = 'holdfast'::regnamespace"
-        before = {name for (name,) in connection.execute(calls).fetchall()}
-        async with open_store(url):
-            after = {name for (name,) in connection.execute(calls).fetchall()}
-    assert before <= after, "what they call is still there"
+    return asked(url, "select count(*) from holdfast.segment") == [(0,)]
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:

@@ -220,7 +220,7 @@ async def test_a_write_that_sqlite_refuses_fails_alone(tmp_path: Path) -> None:
         claims = [await create_claimed(store, await add_worker(store), make_run(f"run-{n}")) for n in range(9)]
         other = apsw.Connection(str(path))
         other.execute(
-            "CREATE TRIGGER picky BEFORE INSERT ON pieces WHEN new.body = CAST('firstbad' AS BLOB)"
+            "CREATE TRIGGER picky BEFORE INSERT ON segments WHEN new.body = CAST('firstbad' AS BLOB)"
             " BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
         bodies = [b"bad" if n in (0, 4, 8) else b"good" for n in range(9)]
@@ -260,9 +260,9 @@ async def test_no_error_of_sqlites_gets_out_of_a_read(tmp_path: Path) -> None:
     async with opened(path) as store:
         await store.create(make_run())
         other = apsw.Connection(str(path))
-        other.execute("ALTER TABLE pieces RENAME TO elsewhere")
+        other.execute("ALTER TABLE segments RENAME TO elsewhere")
         with pytest.raises(StoreError, match="no such table"):
             await store.load("run-1")
-        other.execute("ALTER TABLE elsewhere RENAME TO pieces")
+        other.execute("ALTER TABLE elsewhere RENAME TO segments")
         other.close()
         assert await load_bodies(store) == [b"begin"]

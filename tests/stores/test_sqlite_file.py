@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import re
 import shutil
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.stores.sqlite_fixture import describe
+from tests.stores.version_fixture import FOLDER, describe, read_expected
 
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, SchemaTooNew, StoreError, StorePermissionError
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
@@ -33,8 +32,6 @@ from holdfast.testing.store_processes.store_under_test import (
     make_run,
     make_worker,
 )
-
-FIXTURES = Path(__file__).parent / "fixtures"
 
 
 @asynccontextmanager
@@ -166,22 +163,12 @@ async def test_many_open_a_new_store_at_once(tmp_path: Path) -> None:
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_the_skip_pointers_of_earlier_versions_are_not_needed(tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
-    await _a_store_with_a_run(path)
-    connection = apsw.Connection(str(path))
-    connection.execute("UPDATE pieces SET far = 1, passed = '[1,2]' WHERE piece_key = 2")
-    connection.close()
-    async with opened(path) as store:
-        assert await load_bodies(store) == [b"begin", b"saved"]
-
-
 def _strip_comments(sql: str) -> str:
     return " ".join(re.sub("--.*", "", sql).split())
 
 
 async def test_a_migrated_file_has_the_schema_of_a_new_one(tmp_path: Path) -> None:
-    shutil.copy(FIXTURES / "sqlite-v1.db", tmp_path / "old.db")
+    shutil.copy(FOLDER / "sqlite-v1.db", tmp_path / "old.db")
     schemas = []
     for name in ("old.db", "new.db"):
         async with opened(tmp_path / name):
@@ -215,18 +202,18 @@ async def test_a_relative_path_names_the_same_file_after_a_change_of_directory(
 
 @pytest.mark.parametrize("version", range(1, len(load_migrations()) + 1))
 async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path, version: int) -> None:
-    """How such a file is made: tests/stores/sqlite_fixture.py."""
+    """How such a file is made: tests/stores/version_fixture.py."""
     path = tmp_path / "runs.db"
-    shutil.copy(FIXTURES / f"sqlite-v{version}.db", path)
-    expected = json.loads((FIXTURES / f"sqlite-v{version}.json").read_text())
+    shutil.copy(FOLDER / f"sqlite-v{version}.db", path)
+    expected = read_expected(version)
     async with opened(path) as store:
         assert await describe(store) == expected
-        for status in {record.status async for record in store.list_runs()}:
+        found = {run_id: await load_contents(store, run_id) for run_id in await list_run_ids(store)}
+        for status in {record.status for record, _ in found.values()}:
             page = await store.list_page(RunFilter(statuses=frozenset({status})))
             assert [run.run_id for run in page.records] == [
-                name for name in reversed(expected) if expected[name][0] == status
+                name for name in reversed(expected) if found[name][0].status == status
             ]
-        found = {run_id: await load_contents(store, run_id) for run_id in await list_run_ids(store)}
         worker = await add_worker(store)
         for record, journal in reversed(found.values()):
             claim = await store.claim(record.run_id, worker, statuses=frozenset(RunStatus))
@@ -248,8 +235,8 @@ DAMAGE = (
     "checksum = checksum + 1",
     "run_key = run_key + 1",
     "before = 0",
-    "before = piece_key + 1",
-    "before = piece_key",
+    "before = segment_key + 1",
+    "before = segment_key",
     "before = before - 1",
 )
 
@@ -264,8 +251,8 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
             for seq, body in enumerate(bodies[1:], 1):
                 await store.append(claim, make_append(seq, body))
         await store.deregister_worker(worker)
-    changes = [f"UPDATE pieces SET {damage} WHERE piece_key = {{}}" for damage in DAMAGE]
-    for number, damage in enumerate((*changes, "DELETE FROM pieces WHERE piece_key = {}")):
+    changes = [f"UPDATE segments SET {damage} WHERE segment_key = {{}}" for damage in DAMAGE]
+    for number, damage in enumerate((*changes, "DELETE FROM segments WHERE segment_key = {}")):
         for key in (200, 150, 1):
             path = tmp_path / f"damaged-{number}-{key}.db"
             shutil.copy(whole, path)
@@ -274,7 +261,7 @@ async def test_every_way_to_damage_a_journal_is_noticed(tmp_path: Path) -> None:
             assert connection.changes() == 1
             connection.close()
             async with opened(path) as store:
-                if damage.startswith("UPDATE pieces SET before") and key == 1:
+                if damage.startswith("UPDATE segments SET before") and key == 1:
                     # The load ends at the first entry, so only the garbage collection reads this.
                     assert await load_bodies(store) == bodies
                 else:
@@ -295,7 +282,7 @@ async def test_removing_a_damaged_run_leaves_the_entries_of_others(tmp_path: Pat
             await store.append(claim, make_append(2, b"two"))
         await store.deregister_worker(worker)
     connection = apsw.Connection(str(path))
-    connection.execute("UPDATE pieces SET before = 2 WHERE piece_key = 5")
+    connection.execute("UPDATE segments SET before = 2 WHERE segment_key = 5")
     async with opened(path) as store:
         await store.remove("run-2")
     async with opened(path) as store:

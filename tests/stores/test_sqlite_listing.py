@@ -89,7 +89,7 @@ def test_no_index_covers_a_column_that_a_save_changes() -> None:
     connection = apsw.Connection(":memory:")
     for script in load_migrations():
         connection.execute(script)
-    saved = {"updated_at", "next_seq", "first_seq", "size", "last_piece", "progress", "strikes", "not_before"}
+    saved = {"updated_at", "next_seq", "first_seq", "size", "last_segment", "progress", "strikes", "not_before"}
     for (definition,) in connection.execute("SELECT sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL"):
         assert not [column for column in saved if column in str(definition)], definition
     connection.close()

@@ -89,7 +89,7 @@ async def test_the_room_of_a_removed_run_is_given_back(tmp_path: Path) -> None:
         for claim in claims[1:]:
             await store.remove(claim.run_id, claim=claim)
     await _until_swept(path)
-    assert _rows(path, "pieces") == 301
+    assert _rows(path, "segments") == 301
     assert path.stat().st_size < full / 4
     async with opened(path) as store:
         assert await load_bodies(store, "run-0") == [b"begin", *[KILOBYTE] * 300]
@@ -106,7 +106,7 @@ async def test_the_room_of_a_rewritten_journal_is_given_back(tmp_path: Path) -> 
             seq += 201
         assert await load_bodies(store) == [b"compacted"]
     await _until_swept(path)
-    assert _rows(path, "pieces") == 1
+    assert _rows(path, "segments") == 1
     assert path.stat().st_size < 2_000_000
 
 
@@ -139,14 +139,14 @@ async def test_a_removal_cut_short_by_a_kill_is_finished_later(tmp_path: Path) -
         async with opened(path) as store:
             await store.remove("kept")
     assert cut_short == 1, "the kill has to land while the journal is being deleted"
-    assert _rows(path, "pieces") > 1
+    assert _rows(path, "segments") > 1
     async with opened(path) as again:
         with pytest.raises(RunNotFound):
             await again.load("run-1")
         assert await load_bodies(again, "kept") == [b"begin"]
         assert (await again.load("kept")).record.token == kept.token
     await _until_swept(path)
-    assert _rows(path, "pieces") == 1
+    assert _rows(path, "segments") == 1
 
 
 async def test_saves_continue_while_journals_are_deleted(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ async def test_a_failed_batch_leaves_the_next_writes_right(tmp_path: Path) -> No
         one, two = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in (1, 2)]
         other = apsw.Connection(str(path))
         other.execute(
-            "CREATE TRIGGER picky BEFORE INSERT ON pieces WHEN new.body = CAST('onetwo' AS BLOB)"
+            "CREATE TRIGGER picky BEFORE INSERT ON segments WHEN new.body = CAST('onetwo' AS BLOB)"
             " BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
         await asyncio.gather(

@@ -1,5 +1,5 @@
 -- The statements of the store. Each starts at a line `-- name: ...`. `{record_columns}` stands for the columns of a record.
--- The loader strips lines that begin with `--`. A segment of a journal is one row of the table `pieces`.
+-- The loader strips lines that begin with `--`.
 
 -- == transactions ====================================================================================================
 
@@ -14,7 +14,7 @@ UPDATE counters SET token = ?1, signal = ?2
 -- name: insert_run
 INSERT INTO runs (
     run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-    not_before, next_seq, size, last_piece, meta, progress, labels, priority, limit_key
+    not_before, next_seq, size, last_segment, meta, progress, labels, priority, limit_key
 ) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)
 
 -- name: insert_label
@@ -33,7 +33,7 @@ UPDATE runs SET
     progress = coalesce(?5, progress),
     strikes = iif(?7, 0, strikes),
     not_before = iif(?7, min(not_before, ?4), not_before),
-    last_piece = ?8
+    last_segment = ?8
 WHERE run_key = ?1
 
 -- name: prepare_bulk_appends
@@ -42,8 +42,8 @@ WHERE run_key = ?1
 CREATE TEMP VIEW appends (now, run_id, token, count, progress, step_finished, seq, layout, checksum, body)
 AS SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0;
 CREATE TEMP TRIGGER append INSTEAD OF INSERT ON appends WHEN new.run_id IS NOT NULL BEGIN
-    INSERT INTO pieces (run_key, before, seq, layout, checksum, body)
-    SELECT run_key, last_piece, new.seq, new.layout, new.checksum, new.body FROM runs
+    INSERT INTO segments (run_key, before, seq, layout, checksum, body)
+    SELECT run_key, last_segment, new.seq, new.layout, new.checksum, new.body FROM runs
     WHERE run_id = new.run_id AND token = new.token AND status = 'running' AND next_seq = new.seq;
     SELECT raise(ABORT, 'an append was refused') WHERE changes() = 0;
     UPDATE runs SET
@@ -53,7 +53,7 @@ CREATE TEMP TRIGGER append INSTEAD OF INSERT ON appends WHEN new.run_id IS NOT N
         progress = new.progress,
         strikes = iif(new.step_finished, 0, strikes),
         not_before = iif(new.step_finished, min(not_before, new.now), not_before),
-        last_piece = last_insert_rowid()
+        last_segment = last_insert_rowid()
     WHERE run_id = new.run_id;
 END
 
@@ -61,7 +61,7 @@ END
 INSERT INTO appends VALUES {rows}
 
 -- name: insert_segment
-INSERT INTO pieces (run_key, before, seq, layout, checksum, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+INSERT INTO segments (run_key, before, seq, layout, checksum, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 
 -- name: release_run
 UPDATE runs SET
@@ -71,7 +71,7 @@ WHERE run_key = ?1
 
 -- name: run_row
 -- Decides whether a write, a claim or a removal is allowed.
-SELECT run_key, token, status, next_seq, owner, strikes, reason, last_piece, unread, wake_at, wake_on, agent_name,
+SELECT run_key, token, status, next_seq, owner, strikes, reason, last_segment, unread, wake_at, wake_on, agent_name,
     parent_run_id, limit_key
 FROM runs WHERE run_id = ?1
 
@@ -130,7 +130,7 @@ WITH RECURSIVE family (run_id) AS (
     UNION
     SELECT child.run_id FROM family JOIN runs AS child ON child.parent_run_id = family.run_id
 )
-SELECT run_key, last_piece FROM family JOIN runs USING (run_id)
+SELECT run_key, last_segment FROM family JOIN runs USING (run_id)
 
 -- name: delete_run
 DELETE FROM runs WHERE run_key = ?1
@@ -143,24 +143,24 @@ WHERE expires_at <= ?1 AND status IN ('done', 'failed', 'cancelled')
 ORDER BY expires_at LIMIT ?2
 
 -- name: gc_add
-INSERT INTO garbage (last_piece, run_key) VALUES (?1, ?2)
+INSERT INTO garbage (last_segment, run_key) VALUES (?1, ?2)
 
 -- name: prepare_gc
 -- The segments that the next sweep deletes. The table belongs to the connection.
-CREATE TEMP TABLE doomed (piece_key INTEGER PRIMARY KEY, run_key INTEGER, before INTEGER);
+CREATE TEMP TABLE doomed (segment_key INTEGER PRIMARY KEY, run_key INTEGER, before INTEGER);
 -- A row inserted into this view deletes them: one statement, because apsw releases the GIL for each.
 CREATE TEMP VIEW sweeps (journals) AS SELECT 0;
 CREATE TEMP TRIGGER sweep INSTEAD OF INSERT ON sweeps BEGIN
-    DELETE FROM pieces WHERE piece_key IN (SELECT piece_key FROM doomed)
+    DELETE FROM segments WHERE segment_key IN (SELECT segment_key FROM doomed)
         -- Another process may have deleted the segment meanwhile, and another run may have its key now.
-        AND run_key = (SELECT doomed.run_key FROM doomed WHERE doomed.piece_key = pieces.piece_key);
-    INSERT OR IGNORE INTO garbage (last_piece, run_key)
+        AND run_key = (SELECT doomed.run_key FROM doomed WHERE doomed.segment_key = segments.segment_key);
+    INSERT OR IGNORE INTO garbage (last_segment, run_key)
     SELECT before, run_key FROM doomed
-    WHERE before BETWEEN 1 AND piece_key - 1 AND before NOT IN (SELECT piece_key FROM doomed);
-    DELETE FROM garbage WHERE last_piece IN (
-        SELECT last_piece FROM garbage AS newest ORDER BY last_piece DESC LIMIT new.journals
+    WHERE before BETWEEN 1 AND segment_key - 1 AND before NOT IN (SELECT segment_key FROM doomed);
+    DELETE FROM garbage WHERE last_segment IN (
+        SELECT last_segment FROM garbage AS newest ORDER BY last_segment DESC LIMIT new.journals
     ) AND NOT EXISTS (
-        SELECT 1 FROM pieces WHERE pieces.piece_key = garbage.last_piece AND pieces.run_key = garbage.run_key
+        SELECT 1 FROM segments WHERE segments.segment_key = garbage.last_segment AND segments.run_key = garbage.run_key
     );
     DELETE FROM doomed;
 END
@@ -168,20 +168,20 @@ END
 -- name: gc_mark
 -- Mark the newest unreachable segments: of at most ?1 journals, at most ?2 segments, about ?3 bytes. Newest first, so that
 -- journals that share pages are deleted page by page. A damaged journal ends early.
-INSERT INTO doomed (piece_key, run_key, before)
+INSERT INTO doomed (segment_key, run_key, before)
 WITH RECURSIVE
-ends AS (SELECT last_piece, run_key FROM garbage ORDER BY last_piece DESC LIMIT ?1),
-chain (piece_key, run_key, before, size) AS (
-    SELECT pieces.piece_key, pieces.run_key, pieces.before, length(pieces.body)
-    FROM ends CROSS JOIN pieces ON pieces.piece_key = ends.last_piece AND pieces.run_key = ends.run_key
+ends AS (SELECT last_segment, run_key FROM garbage ORDER BY last_segment DESC LIMIT ?1),
+chain (segment_key, run_key, before, size) AS (
+    SELECT segments.segment_key, segments.run_key, segments.before, length(segments.body)
+    FROM ends CROSS JOIN segments ON segments.segment_key = ends.last_segment AND segments.run_key = ends.run_key
     UNION ALL
-    SELECT pieces.piece_key, pieces.run_key, pieces.before, length(pieces.body)
-    FROM chain CROSS JOIN pieces ON pieces.piece_key = chain.before AND pieces.run_key = chain.run_key
-    WHERE chain.before < chain.piece_key
+    SELECT segments.segment_key, segments.run_key, segments.before, length(segments.body)
+    FROM chain CROSS JOIN segments ON segments.segment_key = chain.before AND segments.run_key = chain.run_key
+    WHERE chain.before < chain.segment_key
     ORDER BY 1 DESC LIMIT ?2
 )
-SELECT piece_key, run_key, before
-FROM (SELECT piece_key, run_key, before, size, sum(size) OVER (ORDER BY piece_key DESC) AS total FROM chain)
+SELECT segment_key, run_key, before
+FROM (SELECT segment_key, run_key, before, size, sum(size) OVER (ORDER BY segment_key DESC) AS total FROM chain)
 WHERE total - size < ?3
 
 -- name: gc_sweep
@@ -198,14 +198,13 @@ not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress
 priority, limit_key
 
 -- name: load_record
-SELECT first_seq, last_piece, unread, {record_columns} FROM runs WHERE run_id = ?1
+SELECT first_seq, last_segment, unread, {record_columns} FROM runs WHERE run_id = ?1
 
 -- name: run_key
 SELECT run_key FROM runs WHERE run_id = ?1
 
 -- name: read_segment
--- `far` and `passed` are skip pointers of earlier versions. They are not needed: `before` names every segment.
-SELECT before, seq, layout, checksum, body FROM pieces WHERE piece_key = ?1 AND run_key = ?2
+SELECT before, seq, layout, checksum, body FROM segments WHERE segment_key = ?1 AND run_key = ?2
 
 -- name: list_page
 -- `branches` are UNION ALL of `list_branch`. SQLite merges them, so only the rows of the page are read.

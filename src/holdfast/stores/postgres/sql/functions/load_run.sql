@@ -35,14 +35,14 @@ begin
     select p.seq, ltrim(p.layout, '+'), p.checksum,
         case
             when starts_with(p.layout, '+')
-                then p.body || (select rest.body from holdfast.piece rest where rest.run = -p.run and rest.seq = p.seq)
+                then p.body || (select rest.body from holdfast.segment rest where rest.run = -p.run and rest.seq = p.seq)
             else p.body
         end
-    from holdfast.piece p
+    from holdfast.segment p
     where p.run = found_run.id and p.seq >= found_run.first_seq
         -- From the segment that holds the next entry.
         and p.seq >= coalesce(
-            (select max(b.seq) from holdfast.piece b where b.run = found_run.id and b.seq <= p_after + 1), 0
+            (select max(b.seq) from holdfast.segment b where b.run = found_run.id and b.seq <= p_after + 1), 0
         )
     order by p.seq;
 end

@@ -24,7 +24,7 @@ begin
         end if;
     end if;
     if rewind is not null then
-        delete from holdfast.piece s where s.run in (found_run.id, -found_run.id) and s.seq >= first;
+        delete from holdfast.segment s where s.run in (found_run.id, -found_run.id) and s.seq >= first;
     end if;
     key := found_run.id;
 end

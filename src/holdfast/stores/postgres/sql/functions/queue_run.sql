@@ -13,12 +13,12 @@ begin
         return (
             select substring(first.body || coalesce(rest.body, ''), 1, substring(first.layout from '^\+?b(\d+)')::integer)
             from holdfast.run r
-            join holdfast.piece first on first.run = r.id and first.seq = r.first_seq
-            left join holdfast.piece rest on rest.run = -r.id and rest.seq = r.first_seq
+            join holdfast.segment first on first.run = r.id and first.seq = r.first_seq
+            left join holdfast.segment rest on rest.run = -r.id and rest.seq = r.first_seq
             where r.run_id = p ->> 'run_id'
         );
     end if;
-    insert into holdfast.piece (run, seq, layout, checksum, body) values (made.key, 0, p_layout, p_checksum, p_body);
+    insert into holdfast.segment (run, seq, layout, checksum, body) values (made.key, 0, p_layout, p_checksum, p_body);
     -- Sent when the transaction commits.
     perform pg_notify('holdfast', '');
     return null;

@@ -15,8 +15,8 @@ begin
         exit when not found;
         -- The second parts of split segments, then the segments.
         foreach side in array array[-heap.run, heap.run] loop
-            delete from holdfast.piece p using (
-                select s.run, s.seq from holdfast.piece s
+            delete from holdfast.segment p using (
+                select s.run, s.seq from holdfast.segment s
                 where s.run = side and s.seq < heap.below order by s.seq limit p_slice - total
             ) slice
             where p.run = slice.run and p.seq = slice.seq;

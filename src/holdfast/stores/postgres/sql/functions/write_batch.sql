@@ -100,7 +100,7 @@ begin
 
     if p_rewinds is not null then
         -- Entries that were committed without their writer learning of it; it now replaces them.
-        delete from holdfast.piece p
+        delete from holdfast.segment p
         using unnest(keys, p_firsts, p_rewinds) as a (key, first, rewind), unnest(array[a.key, -a.key]) as side (run)
         where a.rewind is not null and p.run = side.run and p.seq >= a.first;
     end if;
@@ -127,7 +127,7 @@ begin
         );
     end if;
 
-    insert into holdfast.piece (run, seq, layout, checksum, body)
+    insert into holdfast.segment (run, seq, layout, checksum, body)
     select case when p.layout = '' then -keys[p.item] else keys[p.item] end, p.seq, p.layout, p.checksum, p.body
     from unnest(p_items, p_seqs, p_layouts, p_checksums, p_bodies) as p (item, seq, layout, checksum, body)
     where keys[p.item] > 0;

@@ -1,4 +1,4 @@
-"""A worker of any release: `python older_worker.py URL FOLDER`, with that release on the path. Uses no other code.
+"""A worker of any release: `python charging_worker.py URL FOLDER`, with that release on the path. Uses no other code.
 
 It submits runs, and executes them and those of others until SIGTERM. Each run calls a `once` tool, step after step,
 until there is a file `stop` in the folder. The ledger in the folder has a line for each call.
