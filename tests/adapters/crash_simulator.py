@@ -26,7 +26,7 @@ class CrashSimulator:
         """Die here, or pass. What the run did so far is saved, as it would be a moment later anyway.
 
         Args:
-            results: die only when so many other calls of the batch have ended.
+            results: die only when this many other calls of the batch have ended.
         """
         self.passed.append(point)
         if self._crash_points and self._crash_points[0] == point and self._host is not None:
@@ -49,7 +49,7 @@ class CrashSimulator:
         return await self._run_to_end(running, host, then or agent, options)
 
     async def resume(self, agent: Agent, *, store: RunStore, **options: Any) -> Result:
-        """The same for a run that somebody else left in the store."""
+        """The same for a run that another process left in the store."""
         host = self._host = SimulatedHost(store, **options)
         return await self._run_to_end(asyncio.create_task(host.resume(agent, RUN)), host, agent, options)
 
@@ -62,7 +62,7 @@ class CrashSimulator:
             self._crashed.clear()
             host = self._host = SimulatedHost(host.inner, **options)
             running = asyncio.create_task(host.resume(agent, RUN))
-        assert not self._crash_points, f"nobody died at {self._crash_points}"
+        assert not self._crash_points, f"no process died at {self._crash_points}"
         return await running
 
     async def _wait_for_crash(self, running: "asyncio.Task[Result]") -> bool:

@@ -1,4 +1,4 @@
-"""An agent with an MCP server as a child process; and a process that runs it, or goes on with it."""
+"""An agent with an MCP server as a child process; and a process that runs or resumes it."""
 
 import asyncio
 import json

@@ -16,7 +16,7 @@ def call(call_id: str, tool: str, /, **arguments: Any) -> ToolCallPart:
 
 
 class ScriptedModel:
-    """Gives its n-th reply to a conversation with n replies in it, so a resumed run goes on in the script.
+    """Gives its n-th reply to a conversation with n replies in it, so a resumed run continues in the script.
 
     Remembers every conversation it was shown, and what it was offered with it.
     """

@@ -20,7 +20,7 @@ RESULTS = {"look": "seen", "pay": "paid 150", "ship": "no stock", "render": "sea
 
 
 def dies(url: str, folder: Path, die_at: int) -> bool:
-    """Execute the run in a process that dies before the write of this number, if there are so many."""
+    """Execute the run in a process that dies before the write of this number, if there are that many."""
     process = PROCESSES.Process(target=main, args=(url, folder, die_at))
     process.start()
     process.join()

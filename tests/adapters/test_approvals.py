@@ -208,7 +208,7 @@ async def test_a_deferred_call_gets_its_result_through_its_token_and_is_not_made
     render_call, _ = await waiting(agent, store)
     assert (render_call.call_id, render_call.kind, render_call.metadata) == ("c2", "result", {"scene": "sea"})
     async with App([agent], ProbeStore(store), worker=False) as app:
-        assert [each.call_id for each in await app.pending()] == ["c3"]  # whoever has the token completes the other
+        assert [each.call_id for each in await app.pending()] == ["c3"]  # the other one is completed by its token
         with pytest.raises(NotWaiting):
             await app.complete_call(f"{RUN}~guess", "forged")
         await app.complete_call(tokens[0], "rendered")

@@ -1,4 +1,4 @@
-"""The example that needs a key says which; with one, it asks the provider and goes on after a kill."""
+"""The example that needs a key says which; with one, it asks the provider and continues after a kill."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ async def started(folder: Path, model: str, **env: str) -> asyncio.subprocess.Pr
     [
         ("openai:gpt-5", "openai:gpt-5 needs a key: set the environment variable OPENAI_API_KEY\n"),
         ("anthropic:claude-x", "anthropic:claude-x needs a key: set the environment variable ANTHROPIC_API_KEY\n"),
-        ("nobody:x", "unknown provider 'nobody': use one of openai, openai-chat, anthropic\n"),
+        ("unheard-of:x", "unknown provider 'unheard-of': use one of openai, openai-chat, anthropic\n"),
     ],
 )
 async def test_without_a_key_it_says_which_one_it_needs(tmp_path: Path, model: str, text: str) -> None:

@@ -74,7 +74,7 @@ async def test_a_request_that_failed_is_made_again(tmp_path: Path, stream: bool)
         async with known as agent, App([agent], "memory:") as app:
             result = await app.run(agent, "go")
     usual = await unharmed(tmp_path, stream=stream)
-    # Of an answer that was cut off something had come: those requests count, though nothing of them is kept.
+    # A part of the answer had come before it was cut off: those requests count, though nothing of them is kept.
     extra = Usage(requests=2) if stream else Usage()
     assert (result.output.strip(), result.usage) == (usual.output.strip(), usual.usage + extra)
     outcomes = ["429", "500", "answered", "hang", "answered", "cut", "cut", "answered", "answered"]
@@ -135,7 +135,7 @@ async def test_a_model_that_does_not_answer_interrupts_the_run(tmp_path: Path, f
             result = await app.resume(RUN)
             assert (await run).output == result.output, "its caller has waited"
     usual = await unharmed(tmp_path, stream=stream)
-    # Of an answer that was cut off something had come: that request counts, though nothing of it is kept.
+    # A part of the answer had come before it was cut off: that request counts, though nothing of it is kept.
     extra = Usage(requests=1) if (fault, stream) == ("cut", True) else Usage()
     assert (result.output.strip(), result.usage) == (usual.output.strip(), usual.usage + extra)
     assert [request.outcome for request in server.log] == ["answered", "answered", fault, "answered", "answered"]
@@ -157,7 +157,7 @@ class Child:
 
 @pytest.mark.parametrize("turn", [1, 3])
 async def test_a_killed_process_repeats_no_finished_request(tmp_path: Path, turn: int) -> None:
-    """It is killed while its request is under way: what was answered before is not asked again."""
+    """It is killed while its request is in progress: what was answered before is not requested again."""
     killed: list[int] = []
     process: asyncio.subprocess.Process | None = None
 

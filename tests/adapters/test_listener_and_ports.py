@@ -242,7 +242,7 @@ async def test_a_shutdown_leaves_the_run_at_its_next_boundary(durable_store_url:
     @agent.tool_plain
     async def slow() -> str:
         begun.set()
-        while not app._open_executor.draining:  # noqa: ASYNC110 - nobody tells of a shutdown
+        while not app._open_executor.draining:  # noqa: ASYNC110 - a shutdown has no event
             await asyncio.sleep(0.001)
         return "slow"
 

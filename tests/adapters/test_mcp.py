@@ -124,7 +124,7 @@ async def test_after_a_kill_in_a_batch_each_call_is_treated_as_its_effect_says(
     result = await errands.run_process("resume", **options)
     assert (result["output"], result["asked"]) == ("done", 2), "the reply with the batch is not asked for again"
     assert errands.calls() == Counter([*FINISHED, *HELD, *(f"{tool} Bonn" for tool in again), "pay Faro"])
-    assert len(errands.done()) == 7, "a call that is made again has the key it had"
+    assert len(errands.done()) == 7, "a repeated call has the key it had"
     assert result["results"] == ["Lyon is warm", {"paid": "Lyon"}, *results, {"paid": "Faro"}]
     parents = errands.parents()
     assert (parents[0], len(set(parents))) == (killed, 2)

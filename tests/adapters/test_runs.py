@@ -217,7 +217,7 @@ async def test_history_processors_work_and_the_journal_keeps_everything() -> Non
     with agent.override(model=ScriptedModel(reply, reply, reply, reply).model):
         async with App([durable(agent)], "memory:") as app:
             result = await app.run("forgetful", "go")
-    assert shown == [1, 3, 5, 5]  # pydantic-ai itself goes on with what the processor left
+    assert shown == [1, 3, 5, 5]  # pydantic-ai itself continues with what the processor left
     assert [kind for kind, _ in get_texts(list(result.messages))] == [
         "user-prompt", *(["tool-call", "tool-return"] * 3), "text",
     ]  # fmt: skip

@@ -93,7 +93,7 @@ async def test_calls_that_wait_behind_one_that_is_given_up_are_made(proxy: Cutti
     proxy.harm(Harm.FALL_SILENT, b"INSERT INTO budget_total")
     first = asyncio.create_task(ledger.commit("r", ["a"], Spend(tokens=1), NOW))
     await proxy.landed.wait()
-    # Whoever asked does not wait any more, so somebody else has to notice.
+    # The caller no longer waits, so another task has to notice.
     first.cancel()
     assert (await ledger.spent("a", NOW)).tokens == 0
     await ledger.close()

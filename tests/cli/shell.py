@@ -27,7 +27,7 @@ from holdfast.cli.opening import open_store
 from holdfast.runtime.reading.run_views import present_status
 
 MODULES = Path(__file__).parent / "modules"
-#: Of the holdfast that the tests themselves import, wherever that is installed.
+#: The folder of the holdfast that the tests themselves import, wherever that is installed.
 SOURCE = Path(holdfast.__file__).parent.parent
 #: As the installed script is started: without the working directory on the path.
 COMMAND = [sys.executable, "-P", "-m", "holdfast"]
@@ -103,7 +103,7 @@ class Shell:
         until(lambda: asyncio.run(look()), f"{text} in the journal of {run_id}")
 
     def start(self, *args: str) -> "subprocess.Popen[str]":
-        """A command under way, stdout and stderr in pipes. Ends with the test, whatever happens."""
+        """Start a command, stdout and stderr in pipes. Ends with the test, whatever happens."""
         process = subprocess.Popen(
             [*COMMAND, *args], cwd=self.folder, env=self.env, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -65,7 +65,7 @@ def test_a_comparison_prints_answers_and_figures(shell: Shell) -> None:
     assert "pick one" not in again.stderr
     report = shell.json("compare", "--resume")
     assert (report["run_id"], report["pick"]) == (run_id, pick_shown)
-    assert requests(shell) == asked, "the models are not asked again"
+    assert requests(shell) == asked, "the models are not called again"
 
 
 async def pick(shell: Shell, run_id: str, result: str) -> None:
@@ -89,7 +89,7 @@ def test_ctrl_c_stops_it_and_resume_asks_nobody_twice(shell: Shell) -> None:
     until(lambda: {"slow 1", "quick 1"} <= set(requests(shell)), "both models to be asked")
     until(lambda: "completed" in left(shell), "the quick one to be done")
     process.send_signal(signal.SIGINT)
-    # The turn under way is waited for.
+    # The command waits for the current turn.
     shell.open_gate()
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -126,7 +126,7 @@ def test_what_was_killed_is_not_thrown_away_unasked_and_goes_on(shell: Shell) ->
         ("completed", 1.5, ["+hello.txt"]),
     ]
     assert sorted(requests(shell)) == ["quick 0", "quick 1", "slow 0", "slow 1", "slow 1", "slow 2"]
-    # Once more: what has come to its end is shown, not asked again.
+    # Once more: what has ended is shown, and no model is called.
     shell.ok(*command, "--resume")
     assert len(requests(shell)) == 6
     shell.ok(*command)
@@ -212,10 +212,10 @@ def test_a_proposal_touches_the_disk_when_it_is_applied(shell: Shell) -> None:
         {"model_id": "rivals:slow", "wins": 1, "comparisons": 1},
         {"model_id": "rivals:quick", "wins": 0, "comparisons": 1},
     ]
-    wrong = shell.run("compare", "--apply", "nobody")
+    wrong = shell.run("compare", "--apply", "unheard-of")
     assert (wrong.returncode, wrong.stderr) == (
         2,
-        "holdfast: no response of 'nobody': the models are rivals:quick, rivals:slow\n",
+        "holdfast: no response of 'unheard-of': the models are rivals:quick, rivals:slow\n",
     )
 
 
@@ -253,7 +253,7 @@ def test_wrong_usage_is_told_in_a_line(shell: Shell) -> None:
         (["--recipe", "missing.md"], "missing.md: "),
         (["x", "--agent", "rivals:quick", "--name", "a/b"], "'a/b' is not a valid name"),
         (["--apply", "x"], "no comparison of this name has finished"),
-        (["x", "-m", "nobody:nothing"], "nobody:nothing"),
+        (["x", "-m", "unheard-of:nothing"], "unheard-of:nothing"),
     ]:
         done = shell.run("compare", *arguments)
         assert done.returncode in (1, 2)

@@ -64,8 +64,8 @@ def test_dead_workers_doubt_and_parked_runs_are_warnings(shell: Shell) -> None:
         "warning",
         "0 alive with 0 runs, 1 dead with 1 runs",
     )
-    assert found["in doubt"]["level"] == "ok"  # the gate may be asked again, what was sent is recorded
-    assert findings(shell, code=0)["in doubt"]["detail"] == "r1: gate c2-1"  # without its code nobody knows that
+    assert found["in doubt"]["level"] == "ok"  # the gate may be called again, what was sent is recorded
+    assert findings(shell, code=0)["in doubt"]["detail"] == "r1: gate c2-1"  # only its code says so
     process = shell.start("run", "sample:agent", "transfer", "--run-id", "r2")
     shell.wait_for_effect("transfer c1-1")
     kill(process)

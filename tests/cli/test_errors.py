@@ -11,29 +11,29 @@ from tests.cli.shell import Shell
     [
         ("run sample note", 2, "'sample' is not an import path: write MODULE:ATTR, such as agents:app"),
         ("run nowhere:agent note", 2, "no module 'nowhere' in "),
-        ("run sample:nobody note", 2, "sample has no nobody: it has helper, agent, other, phased, compacting, app"),
+        ("run sample:absent note", 2, "sample has no absent: it has helper, agent, other, phased, compacting, app"),
         ("run sample:not_an_agent note", 2, "sample:not_an_agent is neither an App nor an agent: its type is int"),
         ("run crooked:agent note", 1, "crooked cannot be imported: RuntimeError: no luck today (/"),
         ("run sample:agent", 2, "the prompt is missing"),
         ("run sample:agent note --model openai:gpt-5", 2, "give either MODULE:AGENT or --model, not both"),
         ("run sample:agent note --run-id a/b", 1, "'a/b' cannot be a run id"),
         ("run sample:agent note --label a", 2, "'a' is not valid: write --label NAME=VALUE"),
-        ("run --model nobody:nothing hello", 1, "--model nobody:nothing: "),
+        ("run --model unheard-of:nothing hello", 1, "--model unheard-of:nothing: "),
         ("submit sampler note --store oracle:x", 1, "no store for 'oracle:x'"),
         ("submit sampler note --store sqlite:", 1, "'sqlite:' names no path"),
         ("ls --store sqlite:missing.db", 1, "there is no store at missing.db"),
         ("ls --store sqlite:missing", 1, "there is no store at missing"),
         ("ls --store sqlite:letter.txt", 1, "letter.txt"),
         ("ls --status lost", 2, "unknown status lost"),
-        ("show nobody", 1, "no run nobody in this store"),
-        ("tail nobody", 1, "no run nobody in this store"),
-        ("export nobody", 1, "no run nobody in this store"),
-        ("cancel nobody", 1, "no run nobody in this store"),
-        ("unpark nobody", 1, "no run nobody in this store"),
+        ("show absent", 1, "no run absent in this store"),
+        ("tail absent", 1, "no run absent in this store"),
+        ("export absent", 1, "no run absent in this store"),
+        ("cancel absent", 1, "no run absent in this store"),
+        ("unpark absent", 1, "no run absent in this store"),
         ("unpark there", 1, "run there is queued"),
-        ("fork nobody --at 1", 1, "no run nobody in this store"),
-        ("rm nobody", 1, "no run nobody in this store"),
-        ("resume sample:agent nobody", 1, "no run nobody in this store"),
+        ("fork absent --at 1", 1, "no run absent in this store"),
+        ("rm absent", 1, "no run absent in this store"),
+        ("resume sample:agent absent", 1, "no run absent in this store"),
         ("resume sample:other there", 1, "no agent 'sampler': known are other"),
     ],
 )
@@ -41,7 +41,7 @@ def test_one_line_and_an_exit_code(shell: Shell, command: str, code: int, messag
     (shell.folder / "letter.txt").write_text("Dear all,\nthis is no database.\n" * 100)
     if "there" in command:
         shell.ok("submit", "sampler", "note", "--run-id", "there")
-    elif "nobody" in command:
+    elif "absent" in command:
         sqlite3.connect(shell.folder / "runs.db").close()
     done = shell.run(*command.split())
     last = done.stderr.splitlines()[-1]
@@ -105,7 +105,7 @@ def test_the_working_directory_is_looked_at_for_modules(shell: Shell) -> None:
 
 def test_the_code_of_a_message_is_explained(shell: Shell) -> None:
     sqlite3.connect(shell.folder / "runs.db").close()
-    refused = shell.run("show", "nobody")
+    refused = shell.run("show", "absent")
     assert refused.stderr.endswith(" [RunNotFound]\n")
     explanation = shell.ok("explain", "RunNotFound")
     assert explanation.startswith("No run with this id is in the store")

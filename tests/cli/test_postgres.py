@@ -33,7 +33,7 @@ def test_a_run_is_killed_found_and_resumed_on_postgresql(tmp_path: Path) -> None
 
 def test_a_server_that_is_not_there_is_reported_and_no_password_is_shown(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # and no server listens
         shell = Shell(tmp_path, store=f"postgresql://me:s%23cret@127.0.0.1:{taken.getsockname()[1]}/nowhere")
         try:
             process = shell.start("ls")

@@ -82,7 +82,7 @@ def test_an_app_with_several_agents_needs_a_name(shell: Shell) -> None:
 def test_ctrl_c_leaves_a_run_and_says_how_to_go_on(shell: Shell) -> None:
     terminal = shell.terminal("run", "sample:agent", "send gate send", "--run-id", "r1")
     shell.wait_for_effect("gate c2-1")
-    terminal.wait_for("step 2: gate")  # under way, at the bottom of the screen
+    terminal.wait_for("step 2: gate")  # in progress, at the bottom of the screen
     terminal.type("\x03")
     terminal.wait_for("stopping after the current step")
     shell.open_gate()

@@ -24,8 +24,8 @@ def test_what_cannot_be_is_told_in_one_line(shell: Shell) -> None:
         (["add", "other", "sampler", "note", "--cron", "every day"], 1, "not a cron expression"),
         (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--timezone", "Atlantis"], 1, "not a time zone"),
         (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--missed", "some"], 2, "--missed"),
-        (["rm", "nobody"], 1, "no job named"),
-        (["next", "nobody"], 1, "no job named"),
+        (["rm", "missing"], 1, "no job named"),
+        (["next", "missing"], 1, "no job named"),
         (["ls", "--store", "memory:"], 1, "batteries keep nothing"),
     ):
         done = shell.run("schedule", *words)

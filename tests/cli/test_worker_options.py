@@ -67,8 +67,8 @@ def test_a_size_of_memory_is_a_number_with_a_unit() -> None:
 
 def test_agents_that_the_app_does_not_have_are_refused() -> None:
     app = App([], None)
-    with pytest.raises(UsageError, match="no agent nobody: the App has none"):
-        configure_worker(app, agents="nobody", concurrency=None, max_runs=None)
+    with pytest.raises(UsageError, match="no agent missing: the App has none"):
+        configure_worker(app, agents="missing", concurrency=None, max_runs=None)
     assert configure_worker(app, agents="", concurrency=3, max_runs=7).worker_settings == WorkerSettings(
         concurrency=3, max_runs=7
     )

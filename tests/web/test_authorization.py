@@ -1,4 +1,4 @@
-"""Every operation for the owner of a run, another user, an operator, a token and nobody."""
+"""Every operation for the owner of a run, another user, an operator, a token and an anonymous client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -79,8 +79,8 @@ async def owned(site: Site, ann: httpx.AsyncClient) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("request_", ON_A_RUN + OTHERS, ids=name_request)
 async def test_a_request_without_credentials_is_refused(site: Site, owned: str, request_: Request) -> None:
-    async with site.client("") as nobody:
-        response = await request_.send(nobody)
+    async with site.client("") as anonymous:
+        response = await request_.send(anonymous)
         assert response.headers["www-authenticate"] == "Bearer"
         check_problem(response, 401, "NotAuthenticated")
     async with site.client("", authorization="Bearer forged.forged") as forger:
@@ -101,12 +101,12 @@ async def test_the_conversation_of_another_user_does_not_exist(
     site: Site, ann: httpx.AsyncClient, request_: Request
 ) -> None:
     await ann.post("/conversations/talker/owned/messages", json={"content": "hi", "id": "m1"})
-    async with site.client("bob") as bob, site.client("") as nobody:
+    async with site.client("bob") as bob, site.client("") as anonymous:
         check_problem(await request_.send(bob), 404, "RunNotFound")
-        check_problem(await request_.send(nobody), 401, "NotAuthenticated")
+        check_problem(await request_.send(anonymous), 401, "NotAuthenticated")
         token = site.issue_token("chat:talker:other", "read", "send", "start", "control")
         check_problem(
-            await request_.send(nobody, authorization=f"Bearer {token}"),
+            await request_.send(anonymous, authorization=f"Bearer {token}"),
             *((403, "Forbidden") if request_.path.endswith("fork") else (404, "RunNotFound")),
         )
     [turn] = (await ann.get("/conversations/talker/owned")).json()["turns"]

@@ -28,7 +28,7 @@ class Crash:
         """Die here, or pass. What the run did so far is saved, as it would be a moment later anyway.
 
         Args:
-            results: die only when so many other calls of the batch have ended.
+            results: die only when this many other calls of the batch have ended.
         """
         self.passed.append(point)
         if self._points[:1] != [point]:

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.adapters.openai_agents import HoldfastSessions
 
 SESSION = "shared"
-#: Of each process. SQLite hands its lock to anyone: one process must not keep the other waiting for long.
+#: Pairs that each process writes. SQLite hands its lock to any process: one must not keep the other waiting for long.
 PAIRS = 50
 
 

@@ -53,7 +53,7 @@ async def test_a_provider_of_the_sdk_answers_also_after_it_broke_off(tmp_path: P
 
 
 async def test_a_killed_process_repeats_no_finished_request(tmp_path: Path) -> None:
-    """It is killed while its request is under way: what was answered before is not asked again."""
+    """It is killed while its request is in progress: what was answered before is not requested again."""
     process: asyncio.subprocess.Process | None = None
 
     def kill(request: Request) -> None:

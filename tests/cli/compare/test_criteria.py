@@ -93,7 +93,7 @@ async def test_what_a_command_leaves_running_holds_nobody_up(tmp_path: Path) -> 
 
 
 def gone(pid: int) -> None:
-    """Return once there is no such process, or only what is left of one that nobody has waited for."""
+    """Return once there is no such process, or only a zombie."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:

@@ -200,6 +200,6 @@ def test_the_answer_is_complete_after_the_tab_is_closed_and_the_server_killed(ow
         shown = use(own_site, protocol, "assistant", f"killed-{protocol}", *REOPEN[protocol])
         assert get_texts(shown) == ["Let me pay.", "You said pay.", "You said slow."]
     requests = Counter((own_site.folder / "requests").read_text().splitlines())
-    # Of each chat only the reply that was cut off is asked for again.
+    # Only the reply of each chat that was cut off is requested again.
     assert requests == {"pay 0": 2, "pay 2": 2, "slow 0": 4}
     assert read_ledger(own_site) == "paid 5\n" * 2

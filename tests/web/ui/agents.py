@@ -32,7 +32,7 @@ async def read_page(url: str) -> str:
     return LONG_TEXT
 
 
-#: Set by a test: the writer goes on.
+#: Set by a test: the writer continues.
 go_on = threading.Event()
 
 

@@ -49,7 +49,7 @@ async def store_long_run(
 
 
 async def store_fanout(store: RunStore | None, run_id: str) -> None:
-    """Store a fan-out of which two models have answered, with proposed files, and one is under way."""
+    """Store a fan-out of which two models have answered, with proposed files, and one is in progress."""
     assert store is not None
     first = (ProposedWrite(path="app.py", content="import os\n\nprint(1)\n"), ProposedWrite(path="old.py", delete=True))
     second = (ProposedWrite(path="app.py", content="import os\n\nprint(2)\n"),)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-#: Of one connection: a proxy does not pass them on.
+#: Headers of one connection: a proxy does not pass them on.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "content-length", "host"}
 
 

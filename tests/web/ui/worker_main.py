@@ -1,4 +1,4 @@
-"""A worker process: it outlines a story, begins to write it, and ends it if it is told to. A test kills the others."""
+"""A worker process: it outlines a story, begins to write it, and ends it on request. A test kills the others."""
 
 import asyncio
 import sys
