@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse
 
 from holdfast import Agent, App, Message, Reply, ToolCall, ToolResult, ToolSchema, User, tool
 from holdfast.web.api import make_api
+from holdfast.web.auth import Principal
 
 PAGE = Path(__file__).with_name("chat_page.html")
 
@@ -40,6 +41,11 @@ async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
 app = App([Agent(name="shop", model=model, tools=[order])])
 
 
+def authorize(request: Request) -> Principal:
+    """Stands for your sessions: every visitor is the same guest."""
+    return Principal(caller_id="guest")
+
+
 @asynccontextmanager
 async def lifespan(server: FastAPI) -> AsyncIterator[None]:
     async with app:  # while it is open the App is a worker: it answers the messages
@@ -47,8 +53,7 @@ async def lifespan(server: FastAPI) -> AsyncIterator[None]:
 
 
 server = FastAPI(lifespan=lifespan)
-# Without `authorize` the API serves this machine only.
-server.mount("/api", make_api(app))
+server.mount("/api", make_api(app, authorize=authorize))
 
 
 @server.get("/")

@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, WorkerSettings, tool
 from holdfast.web.api import make_api
+from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.server import HOST, serve_locally
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,7 +55,9 @@ async def serve_holdfast(folder: str) -> None:
 
     agent = Agent(name="looker", model=model, tools=[look])
     settings = WorkerSettings(concurrency=RUNS)
-    async with App([agent], f"sqlite:{folder}/runs.db", worker=settings) as app, serve_locally(make_api(app), 0) as url:
+    app = App([agent], f"sqlite:{folder}/runs.db", worker=settings)
+    api = make_api(app, authorize=lambda request: LOCAL_PRINCIPAL)
+    async with app, serve_locally(api, 0) as url:
         begin = datetime.now(UTC) + timedelta(seconds=CONNECT_SECONDS)
         for run in range(RUNS):
             await app.submit(agent, "go", run_id=f"r{run}", not_before=begin)

@@ -15,6 +15,7 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.config import WorkerSettings
+from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.ui import make_ui
 
 RUNS, STEPS = 200_000, 10_000
@@ -43,7 +44,9 @@ async def main() -> None:
             for start in range(0, RUNS, _BATCH):
                 await asyncio.gather(*(_create(app.store, number) for number in range(start, start + _BATCH)))
             await store_long_run(app.store, "long", STEPS, size=800)
-            transport = httpx.ASGITransport(make_ui(app), client=("127.0.0.1", 1))
+            transport = httpx.ASGITransport(
+                make_ui(app, authorize=lambda request: LOCAL_PRINCIPAL), client=("127.0.0.1", 1)
+            )
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 for path, limit in PAGES.items():
                     took = await _measure(client, path)

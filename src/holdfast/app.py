@@ -598,7 +598,7 @@ class App:
         Mount it under any path while the App is open, or serve it alone: then it opens the App.
 
         Args:
-            authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
+            authorize: returns the sender of a request, or `None`. Without it only clients of a Unix socket are served.
             schedule: the page shows its jobs.
         """
         from holdfast.web.server import make_web

@@ -14,6 +14,7 @@ from holdfast import Agent, App, Message, Reply, RunWaiting, ToolCall, ToolSchem
 from holdfast.cli.program import build_program
 from holdfast.cli.run_session import CommandResult
 from holdfast.web.api import make_api
+from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.wire import MailReference, RunReference, RunResult
 
 Command = Callable[..., Any]
@@ -61,7 +62,13 @@ async def _execute(app: App) -> None:
 
 
 async def _request(app: App, path: str) -> Any:
-    async with app, httpx.AsyncClient(transport=httpx.ASGITransport(make_api(app)), base_url="http://localhost") as api:
+    async with (
+        app,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(make_api(app, authorize=lambda request: LOCAL_PRINCIPAL)),
+            base_url="http://localhost",
+        ) as api,
+    ):
         response = await api.get(path)
         assert response.status_code == 200, response.text
         return response.json()

@@ -12,22 +12,29 @@ from tests.cli.shell import Shell, line_with
 
 def test_serve_executes_what_the_api_takes_and_drains_on_sigterm(shell: Shell) -> None:
     server = shell.start("serve", "sample:app", "--port", "0")
+    assert server.stdout is not None
+    token = server.stdout.readline().strip()
     line = line_with(server.stderr, "serving compacting, other, phased, sampler at http")
     [url] = re.findall(r"http://127\.0\.0\.1:\d+/api", line)
+    login = {"authorization": f"Bearer {token}"}
     request = urllib.request.Request(
         f"{url}/runs",
         data=b'{"agent": "sampler", "input": "note send"}',
-        headers={"content-type": "application/json", "idempotency-key": "r1"},
+        headers={"content-type": "application/json", "idempotency-key": "r1", **login},
     )
     assert urllib.request.urlopen(request).status == 202
-    with urllib.request.urlopen(f"{url}/runs/r1/result?wait=50") as response:
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/runs/r1/result?wait=50", headers=login)) as response:
         assert b'"output":"done: note send"' in response.read()
-    rebound = urllib.request.Request(f"{url}/runs", headers={"host": "rebound.example"})
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(rebound)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{url}/runs")
     server.send_signal(signal.SIGTERM)
     line_with(server.stderr, "drained")
     assert server.wait() == 0
+
+
+def test_serve_takes_its_token_from_the_environment(shell: Shell) -> None:
+    done = shell.run("serve", "sample:app", HOLDFAST_TOKEN="short")
+    assert (done.returncode, "the token is too short" in done.stderr) == (1, True)
 
 
 def test_a_port_in_use_is_one_line(shell: Shell) -> None:

@@ -14,6 +14,7 @@ from tests.cli.shell import Shell
 from holdfast import App
 from holdfast.core.trace_context import continue_trace, get_trace_context
 from holdfast.web.api import make_api
+from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.server import serve_locally
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
@@ -41,7 +42,7 @@ app = App([Agent(name="a", model=model)], "sqlite:runs.db", telemetry=OpenTeleme
 async def serve(app: App, site: ASGIApp | None = None) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         app,
-        serve_locally(site or make_api(app), 0) as url,
+        serve_locally(site or make_api(app, authorize=lambda request: LOCAL_PRINCIPAL), 0) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         yield client
@@ -82,7 +83,7 @@ async def test_a_request_without_a_valid_trace_begins_its_own(header: str) -> No
 async def test_the_span_of_the_server_comes_before_the_header() -> None:
     collector = Collector()
     app = App([make_agent("done")], "memory:", telemetry=collector.port)
-    api = make_api(app)
+    api = make_api(app, authorize=lambda request: LOCAL_PRINCIPAL)
 
     async def traced(scope: Scope, receive: Receive, send: Send) -> None:
         with collector.tracer.start_as_current_span("request"):

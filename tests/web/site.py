@@ -156,8 +156,6 @@ def authorize_guest(request: Request) -> Principal | None:
 
 
 def make_site(app: App, kind: str) -> ASGIApp:
-    if kind == "local":
-        return make_api(app)
     if kind.startswith("chat"):
         from holdfast.web.protocols import make_chat
 

@@ -1,4 +1,4 @@
-"""Who may send which request: origins, loopback clients, principals and browser tokens."""
+"""Who may send which request: origins, Unix sockets, principals and browser tokens."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -8,15 +8,20 @@ from starlette.requests import Request
 
 from holdfast.core.errors import DefinitionError
 from holdfast.testing.manual_clock import ManualClock
-from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, Scope, authenticate, check_loopback, check_origin
+from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, Scope, authenticate, check_origin
 from holdfast.web.errors import Forbidden, InvalidToken, NotAuthenticated
+from holdfast.web.security import LocalToken
 from holdfast.web.tokens import BrowserTokens
 
 SECRET = "a secret of at least 16 bytes"
 
 
 def make_request(
-    method: str = "POST", headers: Mapping[str, str] | None = None, client: str = "127.0.0.1", query: str = ""
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    client: str = "127.0.0.1",
+    query: str = "",
+    server: tuple[str, int | None] | None = ("127.0.0.1", 8000),
 ) -> Request:
     given = {"host": "localhost:8000", **(headers or {})}
     return Request(
@@ -27,6 +32,7 @@ def make_request(
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "client": (client, 50000) if client else None,
+            "server": server,
         }
     )
 
@@ -59,27 +65,33 @@ def test_a_change_is_accepted_from_its_own_origin_and_the_allowed_ones(headers: 
             check_origin(make_request("POST", headers), allowed)
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:80", "127.8.8.8", "[::1]:8000"])
-def test_loopback_names_are_served_without_authorize(host: str) -> None:
-    check_loopback(make_request(headers={"host": host}))
-    check_loopback(make_request(headers={"host": host}, client="::1"))
+async def test_clients_of_a_unix_socket_are_served_without_authorize() -> None:
+    assert await authenticate(make_request(client="", server=("/run/api.sock", None)), None) is LOCAL_PRINCIPAL
 
 
 @pytest.mark.parametrize(
     "request_",
     [
+        make_request(),
         make_request(client="192.0.2.7"),
-        make_request(client=""),
-        make_request(headers={"host": "rebound.example:8000"}),
-        make_request(headers={"host": "localhost.evil.example"}),
-        make_request(headers={"host": ""}),
-        make_request(headers={"x-forwarded-for": "192.0.2.7"}),
-        make_request(headers={"forwarded": "for=192.0.2.7"}),
+        make_request(client="", server=None),
+        make_request(headers={"x-forwarded-for": "192.0.2.7"}, server=("/run/api.sock", None)),
+        make_request(headers={"forwarded": "for=192.0.2.7"}, server=("/run/api.sock", None)),
     ],
 )
 async def test_other_clients_are_refused_without_authorize(request_: Request) -> None:
     with pytest.raises(Forbidden, match="give an authorize function"):
         await authenticate(request_, None)
+
+
+def test_a_local_token_is_sent_as_a_bearer_token() -> None:
+    login = LocalToken()
+    right = {"authorization": f"Bearer {login.token}"}
+    assert login.authorize(make_request(headers=right)) is LOCAL_PRINCIPAL
+    for wrong in ("", "Bearer", "Bearer x", f"Basic {login.token}"):
+        assert login.authorize(make_request(headers={"authorization": wrong})) is None
+    with pytest.raises(DefinitionError, match="too short"):
+        LocalToken("short")
 
 
 async def test_authorize_decides_and_may_be_async() -> None:

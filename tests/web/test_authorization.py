@@ -1,15 +1,21 @@
 """Every operation for the owner of a run, another user, an operator, a token and an anonymous client."""
 
-import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from tests.web.conftest import Site
+from tests.web.site import make_agents
 from tests.web.test_api import check_problem, fetch_result, submit, wait_for_status
 
+from holdfast.app import App
+from holdfast.config import WorkerSettings
+from holdfast.web.api import make_api
 from holdfast.web.api.application import OPERATIONS
+from holdfast.web.errors import AddressInUse
+from holdfast.web.server import serve_locally
 
 
 class Request(NamedTuple):
@@ -183,12 +189,21 @@ async def test_allowed_origins_get_cors_headers_and_others_do_not(site: Site, an
     )
 
 
-async def test_without_authorize_only_loopback_names_are_served(own_site: Site) -> None:
-    await asyncio.to_thread(own_site.start, "local")
-    async with own_site.client("") as local:
-        await submit(local, "local-1", "note")
-        assert (await fetch_result(local, "local-1")).json()["output"] == "did | note"
-        for headers in ({"host": "rebound.example"}, {"x-forwarded-for": "192.0.2.7"}):
-            for path in ("/runs", "/runs/local-1", "/openapi.json"):
-                check_problem(await local.get(path, headers=headers), 403, "Forbidden")
-            check_problem(await local.post("/calls/x", json={}, headers=headers), 403, "Forbidden")
+async def test_without_authorize_only_clients_of_a_unix_socket_are_served(tmp_path: Path) -> None:
+    app = App(make_agents(tmp_path), f"sqlite:{tmp_path / 'runs.db'}", worker=WorkerSettings(handle_signals=False))
+    path = tmp_path / "api.sock"
+    api = make_api(app)
+    async with app, serve_locally(api, 0) as url, serve_locally(api, 0, path=path):
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            for place in ("/runs", "/runs/local-1", "/openapi.json"):
+                check_problem(await client.get(place), 403, "Forbidden")
+            check_problem(await client.post("/calls/x", json={}), 403, "Forbidden")
+        assert path.stat().st_mode & 0o777 == 0o600
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(base_url="http://local", transport=transport) as local:
+            await submit(local, "local-1", "note")
+            assert (await fetch_result(local, "local-1")).json()["output"] == "did | note"
+            check_problem(await local.get("/runs", headers={"x-forwarded-for": "192.0.2.7"}), 403, "Forbidden")
+            with pytest.raises(AddressInUse):
+                await serve_locally(api, 0, path=path).__aenter__()
+    assert not path.exists()

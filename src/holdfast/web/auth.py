@@ -1,7 +1,6 @@
 """Who may do what over HTTP: principals, the check of every request, and tokens for browsers."""
 
 import inspect
-import ipaddress
 from collections.abc import Awaitable, Callable, Collection, Set
 from typing import Literal, get_args
 from urllib.parse import urlsplit
@@ -60,7 +59,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 #: Returns the sender of a request, or `None` if it has no valid credentials.
 Authorize = Callable[[Request], Principal | Awaitable[Principal | None] | None]
 
-#: A client on this machine, where no `authorize` is given.
+#: A user of this machine, where no `authorize` is given.
 LOCAL_PRINCIPAL = Principal(caller_id="", sees_all=True)
 
 
@@ -69,19 +68,19 @@ async def authenticate(
 ) -> Principal:
     """Return the sender of the request.
 
-    Without `authorize` only clients on this machine are served.
+    Without `authorize` only clients of a Unix socket are served: the permissions of its file say who they are.
 
     Args:
         allowed_origins: other origins, such as `https://chat.example.com`, whose pages may send changes.
 
     Raises:
         NotAuthenticated: `authorize` returned `None`.
-        Forbidden: the request is a change sent by a page of another origin, or the client is not on this machine and
-            there is no `authorize`.
+        Forbidden: the request is a change sent by a page of another origin, or there is no `authorize` and the server
+            does not listen on a Unix socket.
     """
     check_origin(request, allowed_origins)
     if authorize is None:
-        check_loopback(request)
+        check_unix_socket(request)
         return LOCAL_PRINCIPAL
     found = authorize(request)
     principal = await found if inspect.isawaitable(found) else found
@@ -117,32 +116,27 @@ def _is_own_origin(origin: str, host: str) -> bool:
     return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() != ""
 
 
-def check_loopback(request: Request) -> None:
-    """Refuse a client that is not on this machine, a proxy, and a name that a DNS server could point at this machine.
+def check_unix_socket(request: Request) -> None:
+    """Refuse a client of a TCP port, which may be a proxy that serves others, and a proxy that says that it is one.
 
     Raises:
-        Forbidden: the address of the client or the Host header is not a loopback one, or a proxy forwarded the request.
+        Forbidden: the server does not listen on a Unix socket, or a proxy forwarded the request.
     """
-    client, host = request.client, request.headers.get("host", "")
+    server = request.scope.get("server")
     forwarded = any(name in request.headers for name in _PROXY_HEADERS)
-    if client is None or forwarded or not is_loopback(client.host) or not is_loopback(_strip_port(host)):
-        raise Forbidden("without authorize only clients on this machine are served: give an authorize function")
+    if forwarded or server is None or server[1] is not None:
+        raise Forbidden("without authorize only clients of a Unix socket are served: give an authorize function")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether this name or address is this machine and nothing else."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def read_bearer_token(request: Request) -> str:
+    """Return the token of a request: `Authorization: Bearer`, or of a GET the query parameter `token`. Empty: none.
 
-
-def _strip_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    The query is for EventSource, which sends no headers.
+    """
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return token
+    return request.query_params.get("token", "") if request.method == "GET" else ""
 
 
 def restrict(query: RunQuery, principal: Principal) -> RunQuery:

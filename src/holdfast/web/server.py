@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from holdfast.batteries.schedule import Schedule
 from holdfast.web.api import make_api
 from holdfast.web.auth import Authorize
 from holdfast.web.errors import AddressInUse
+from holdfast.web.security import WebApplication
 from holdfast.web.ui import make_ui
 
 HOST = "127.0.0.1"
@@ -32,28 +34,62 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_locally(site: ASGIApp, port: int) -> AsyncIterator[str]:
-    """Serve `site` on the loopback address while the context is open. Yields its URL; port 0 is any free one.
+async def serve_locally(site: ASGIApp, port: int, *, path: Path | None = None) -> AsyncIterator[str]:
+    """Serve `site` on this machine while the context is open, on the loopback address or on a Unix socket.
+
+    Yields the URL, or the path of the socket.
+
+    Args:
+        port: 0 is any free one.
+        path: of a Unix socket, used instead of the port. Only the user of this process may connect.
 
     Raises:
-        AddressInUse: another process uses the port.
+        AddressInUse: another process uses the port or the socket.
     """
-    try:
-        listener = socket.create_server((HOST, port))
-    except OSError as exc:
-        reason = os.strerror(exc.errno) if exc.errno else str(exc)
-        raise AddressInUse(f"port {port} of {HOST} cannot be used: {reason}; choose another one") from exc
-    with listener:
+    with _listen(port) if path is None else _listen_on_path(path) as listener:
         config = uvicorn.Config(
             site, lifespan="off", log_level="warning", proxy_headers=False, timeout_graceful_shutdown=_GRACE
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield f"http://{HOST}:{listener.getsockname()[1]}"
+            yield str(path) if path is not None else f"http://{HOST}:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             await serving
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as exc:
+        reason = os.strerror(exc.errno) if exc.errno else str(exc)
+        raise AddressInUse(f"port {port} of {HOST} cannot be used: {reason}; choose another one") from exc
+
+
+@contextmanager
+def _listen_on_path(path: Path) -> Iterator[socket.socket]:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        if path.is_socket() and not _is_served(path):
+            path.unlink()  # of a process that was killed
+        listener.bind(str(path))
+        listener.listen()
+    except OSError as exc:
+        listener.close()
+        reason = os.strerror(exc.errno) if exc.errno else str(exc)
+        raise AddressInUse(f"the socket {path} cannot be used: {reason}; choose another one") from exc
+    finally:
+        os.umask(mask)
+    with listener:
+        yield listener
+    path.unlink(missing_ok=True)
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 def make_web(app: App, *, authorize: Authorize | None = None, schedule: Schedule | None = None) -> Starlette:
@@ -62,13 +98,8 @@ def make_web(app: App, *, authorize: Authorize | None = None, schedule: Schedule
     Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
     """
 
-    @asynccontextmanager
-    async def open_app(server: Starlette) -> AsyncIterator[None]:
-        async with app:
-            yield
-
     routes = [
         Mount("/api", make_api(app, authorize=authorize)),
         Mount("/", make_ui(app, authorize=authorize, schedule=schedule)),
     ]
-    return Starlette(routes=routes, lifespan=open_app)
+    return WebApplication(app, routes)

@@ -23,7 +23,8 @@ _FIRST_FRAME = b"retry: 1000\n\n"
 _HEARTBEAT_FRAME = b": heartbeat\n\n"
 #: The last frame: the run has ended. A stream that ends without it was cut off.
 END_FRAME = b"event: end\ndata: {}\n\n"
-HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}
+#: Proxies pass each event on at once.
+HEADERS = {"x-accel-buffering": "no"}
 
 
 def encode_event(event: Event) -> bytes:

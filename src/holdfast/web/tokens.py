@@ -14,7 +14,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import check_run_id
 from holdfast.core.validation import check_duration
-from holdfast.web.auth import Principal, Scope
+from holdfast.web.auth import Principal, Scope, read_bearer_token
 from holdfast.web.errors import InvalidToken
 
 _MIN_SECRET_BYTES = 16
@@ -89,14 +89,8 @@ class BrowserTokens:
         return Principal(caller_id=grant.caller_id, scopes=scopes, run_id=grant.run_id)
 
     def authorize(self, request: Request) -> Principal | None:
-        """Return the principal of the request's token, or `None` if there is none: an `authorize` of its own.
-
-        The token is in `Authorization: Bearer`, or of a GET in the query parameter `token`: EventSource sends no
-        headers.
-        """
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            token = request.query_params.get("token", "") if request.method == "GET" else ""
+        """Return the principal of the request's token, or `None` if there is none: an `authorize` of its own."""
+        token = read_bearer_token(request)
         try:
             return self.verify(token) if token else None
         except InvalidToken:

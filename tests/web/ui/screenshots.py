@@ -14,6 +14,7 @@ from holdfast.app import App
 from holdfast.batteries.schedule import MemoryJobs, Schedule
 from holdfast.cli.demo.sample_fleet import add_jobs, build_fleet, submit_runs
 from holdfast.core.run.waiting import Value
+from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.ui import make_ui
 
 _PICTURES: tuple[tuple[str, str, Literal["light", "dark"]], ...] = (
@@ -28,7 +29,7 @@ _JOBS = MemoryJobs()
 
 
 def _make_site(app: App) -> Starlette:
-    return make_ui(app, schedule=Schedule(app.submit, jobs=_JOBS))
+    return make_ui(app, authorize=lambda request: LOCAL_PRINCIPAL, schedule=Schedule(app.submit, jobs=_JOBS))
 
 
 def main(folder: Path) -> None:

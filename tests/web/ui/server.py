@@ -13,6 +13,7 @@ from tests.web.ui.agents import build_agents
 
 from holdfast.app import App
 from holdfast.config import WorkerSettings
+from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.ui import make_ui
 
 T = TypeVar("T")
@@ -22,13 +23,18 @@ def build_test_app(store: str) -> App:
     return App(build_agents(), store, worker=WorkerSettings(handle_signals=False))
 
 
+def make_open_ui(app: App) -> Starlette:
+    """Return the page for everyone: the tests open no link."""
+    return make_ui(app, authorize=lambda request: LOCAL_PRINCIPAL)
+
+
 class UIServer:
     """Serves `make_site(app)` on loopback while it is open. The App works off queued runs."""
 
     def __init__(
         self,
         store: str,
-        make_site: Callable[[App], Starlette] = make_ui,
+        make_site: Callable[[App], Starlette] = make_open_ui,
         build_app: Callable[[str], App] = build_test_app,
         root_path: str = "",
     ) -> None:

@@ -70,18 +70,23 @@ def _parse_changes(given: str, known: tuple["Change", ...]) -> list["Change"]:
 def serve(
     code: CodeArgument,
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0 for any.")] = 8000,
+    socket: Annotated[
+        Path | None, typer.Option("--socket", metavar="PATH", help="Serve on this Unix socket, without a token.")
+    ] = None,
     quiet: QuietOption = False,
     store: CodeStoreOption = "",
 ) -> None:
     """Serve the HTTP API of an App to programs on this machine, and execute its runs as a worker does.
 
+    Requests need the token that is printed, or that of HOLDFAST_TOKEN, as `Authorization: Bearer TOKEN`.
+
     SIGTERM and Ctrl-C drain. To serve other machines, mount the API in a web application with an authorize function.
     """
     try:
-        from starlette.applications import Starlette
         from starlette.routing import Mount
 
         from holdfast.web.api import make_api
+        from holdfast.web.security import LocalToken, WebApplication
         from holdfast.web.server import serve_locally
     except ModuleNotFoundError as exc:
         raise CommandError(f'serve needs {exc.name}: pip install "holdfast[web]"') from exc
@@ -91,10 +96,15 @@ def serve(
     app = build_app(load_object(code), code, store=store, create=True, listener=listener)
     if app.store is None:
         raise CommandError("this App has no store: name one with --store")
-    site = Starlette(routes=[Mount("/api", make_api(app))])
+    given = os.environ.get("HOLDFAST_TOKEN", "")
+    login = LocalToken(given) if socket is None else None
+    api = make_api(app, authorize=None if login is None else login.authorize)
+    site = WebApplication(app, [Mount("/api", api)])
 
     async def work() -> None:
-        async with serve_locally(site, port) as url:
+        async with serve_locally(site, port, path=socket) as url:
+            if login is not None and not given:
+                print(login.token, flush=True)
             listener.print_status(f"serving {', '.join(sorted(app.agents))} at {url}/api; Ctrl-C drains", "bold")
             await app.serve()
 
@@ -141,9 +151,9 @@ async def serve_ui(
     app: App, port: int, schedule: Schedule | None, beside: Callable[[App], Awaitable[None]] | None = None
 ) -> None:
     """Serve the page of `app` on this machine until a signal arrives. `beside` runs meanwhile. Closes the schedule."""
+    from holdfast.web.security import LinkLogin
     from holdfast.web.server import serve_locally
     from holdfast.web.ui import make_ui
-    from holdfast.web.ui.security import LinkLogin
 
     login = LinkLogin()
     async with app, serve_locally(make_ui(app, login=login, schedule=schedule), port) as url:

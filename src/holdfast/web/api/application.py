@@ -1,8 +1,7 @@
 """The HTTP API as an ASGI application, and its OpenAPI description."""
 
 import re
-from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +13,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Lifespan
 
 from holdfast.app import App
 from holdfast.core.errors import DefinitionError
@@ -25,8 +23,9 @@ from holdfast.web.api.conversation_operations import CONVERSATION_OPERATIONS
 from holdfast.web.api.operation import Context, Operation, Parameter, read_body
 from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
 from holdfast.web.api.run_operations import RUN_OPERATIONS
-from holdfast.web.auth import LOCAL_PRINCIPAL, Authorize, Principal, authenticate, check_loopback, check_origin
+from holdfast.web.auth import LOCAL_PRINCIPAL, Authorize, Principal, authenticate, check_origin, check_unix_socket
 from holdfast.web.errors import Forbidden
+from holdfast.web.security import WebApplication
 from holdfast.web.sse import encode_json
 from holdfast.web.wire import PROBLEM_JSON, Problem
 
@@ -99,7 +98,7 @@ def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: C
     the App. A client that disconnects ends no run.
 
     Args:
-        authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
+        authorize: returns the sender of a request, or `None`. Without it only clients of a Unix socket are served.
         allowed_origins: other origins, such as `https://chat.example.com`, whose pages may use the API.
 
     Raises:
@@ -107,8 +106,9 @@ def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: C
     """
     check_origins(allowed_origins)
     server = _Server(app, authorize, frozenset(allowed_origins))
-    return Starlette(
-        routes=[
+    return WebApplication(
+        app,
+        [
             *map(server.make_route, OPERATIONS),
             Route("/openapi.json", server.describe, methods=["GET"]),
             Route("/metrics", server.render_metrics, methods=["GET"]),
@@ -119,7 +119,6 @@ def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: C
             HTTPException: respond_to_http_error,
             Exception: respond_to_unexpected_error,
         },
-        lifespan=make_lifespan(app),
     )
 
 
@@ -127,17 +126,6 @@ def check_origins(allowed_origins: Collection[str]) -> None:
     """Raise `DefinitionError` if it is not a list of origins."""
     if isinstance(allowed_origins, str) or "*" in allowed_origins:
         raise DefinitionError(f"allowed_origins is {allowed_origins!r:.80}: give a list of origins, without a wildcard")
-
-
-def make_lifespan(app: App) -> Lifespan[Starlette]:
-    """Return the lifespan of a server that serves this App alone: it opens the App."""
-
-    @asynccontextmanager
-    async def open_app(server: Starlette) -> AsyncIterator[None]:
-        async with app:
-            yield
-
-    return open_app
 
 
 def make_cors(allowed_origins: Collection[str]) -> list[Middleware]:
@@ -178,8 +166,8 @@ class _Server:
         if isinstance(result, Response):
             return result
         content = None if operation.response is None else encode_json(result)
-        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-        return Response(content, operation.status, headers, operation.media_type if content is not None else None)
+        media_type = operation.media_type if content is not None else None
+        return Response(content, operation.status, media_type=media_type)
 
     async def _authenticate(self, operation: Operation, request: Request) -> Principal:
         if operation.scope is not None:
@@ -188,7 +176,7 @@ class _Server:
             return principal
         check_origin(request, self._allowed_origins)
         if self._authorize is None:
-            check_loopback(request)
+            check_unix_socket(request)
         return LOCAL_PRINCIPAL
 
     async def render_metrics(self, request: Request) -> Response:
@@ -202,5 +190,5 @@ class _Server:
     async def describe(self, request: Request) -> Response:
         """Return the OpenAPI description. It says nothing about the agents and runs of the App."""
         if self._authorize is None:
-            check_loopback(request)
+            check_unix_socket(request)
         return Response(self._description, media_type="application/json")

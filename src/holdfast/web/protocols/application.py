@@ -8,12 +8,13 @@ from starlette.routing import Route
 
 from holdfast.app import App
 from holdfast.root_error import HoldfastError
-from holdfast.web.api.application import check_origins, make_cors, make_lifespan
+from holdfast.web.api.application import check_origins, make_cors
 from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
 from holdfast.web.auth import Authorize
 from holdfast.web.protocols.ag_ui import AGUIServer
 from holdfast.web.protocols.chat_server import ChatServer
 from holdfast.web.protocols.vercel_ai import VercelAIServer
+from holdfast.web.security import WebApplication
 
 
 def make_chat(app: App, *, authorize: Authorize | None = None, allowed_origins: Collection[str] = ()) -> Starlette:
@@ -33,8 +34,9 @@ def make_chat(app: App, *, authorize: Authorize | None = None, allowed_origins: 
     check_origins(allowed_origins)
     chat = ChatServer(app, authorize, frozenset(allowed_origins))
     ag_ui, vercel = AGUIServer(chat), VercelAIServer(chat)
-    return Starlette(
-        routes=[
+    return WebApplication(
+        app,
+        [
             Route("/ag-ui/{agent}", ag_ui.run, methods=["POST"]),
             Route("/ag-ui/{agent}/{thread_id}/messages", ag_ui.get_messages, methods=["GET"]),
             Route("/vercel-ai/{agent}", vercel.send, methods=["POST"]),
@@ -47,5 +49,4 @@ def make_chat(app: App, *, authorize: Authorize | None = None, allowed_origins: 
             HTTPException: respond_to_http_error,
             Exception: respond_to_unexpected_error,
         },
-        lifespan=make_lifespan(app),
     )

@@ -1,11 +1,9 @@
 """The page as an ASGI application."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -16,9 +14,9 @@ from holdfast.app import App
 from holdfast.batteries.schedule import Schedule
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
+from holdfast.web.security import LinkLogin, WebApplication
 from holdfast.web.ui.pages import bulk_page, compare_page, fleet_page, inbox_page, new_run_page, runs_page
 from holdfast.web.ui.run_view import actions, fork_form, run_export, run_page, run_stream
-from holdfast.web.ui.security import LinkLogin, SecurityHeaders
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
 _STATIC = Path(__file__).parent / "static"
@@ -36,18 +34,14 @@ def make_ui(
     Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
 
     Args:
-        authorize: returns the sender of a request, or `None`. Without it only clients on this machine are served.
+        authorize: returns the sender of a request, or `None`. Without it only clients of a Unix socket are
+            served.
         login: exchanges the token of a link for a cookie. `holdfast ui` uses it.
         schedule: the Fleet page shows its jobs.
 
     Raises:
         DefinitionError: the App has no store.
     """
-
-    @asynccontextmanager
-    async def open_app(server: Starlette) -> AsyncIterator[None]:
-        async with app:
-            yield
 
     site = Site(app, login.authorize if login is not None else authorize, schedule)
     routes: list[BaseRoute] = [
@@ -57,7 +51,7 @@ def make_ui(
         routes.append(Route("/login", _make_login_endpoint(site, login), methods=["GET"]))
     routes.append(Mount("/static", _CachedFiles(directory=_STATIC)))
     routes.append(Route("/{path:path}", make_endpoint(site, _refuse, "read")))
-    return Starlette(routes=routes, middleware=[Middleware(SecurityHeaders)], lifespan=open_app)
+    return WebApplication(app, routes)
 
 
 _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
