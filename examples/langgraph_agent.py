@@ -18,7 +18,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
 
 from holdfast import App, RunWaiting, Value
-from holdfast.adapters.langgraph import durable
+from holdfast.adapters.langgraph import ToolPolicy, durable
 
 
 @tool
@@ -56,7 +56,7 @@ builder.add_conditional_edges("model", tools_condition)
 builder.add_edge("tools", "model")
 
 # `durable` is all it takes. A tool without an effect is never repeated; `reserve` is, because it is idempotent.
-agent = durable(builder.compile(), name="planner", effects={"reserve": "idempotent"})
+agent = durable(builder.compile(), name="planner", tools={"reserve": ToolPolicy("idempotent")})
 
 
 async def travel() -> None:

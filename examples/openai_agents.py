@@ -17,7 +17,7 @@ from agents import Agent, Model, ModelResponse, Usage, function_tool, set_tracin
 from agents.testing import assistant_message, function_call
 
 from holdfast import App
-from holdfast.adapters.openai_agents import durable
+from holdfast.adapters.openai_agents import ToolPolicy, durable
 
 
 class Script(Model):
@@ -58,7 +58,7 @@ booking = Agent(name="booking", model=Script(["pay", "reserve"]), tools=[pay, re
 desk = Agent(name="desk", model=Script(["transfer_to_booking"]), handoffs=[booking])
 
 # `durable` is all it takes. A tool without an effect is never repeated; `reserve` is, because it is idempotent.
-agent = durable(desk, effects={"reserve": "idempotent"})
+agent = durable(desk, tools={"reserve": ToolPolicy("idempotent")})
 
 
 async def travel() -> None:

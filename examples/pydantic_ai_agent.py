@@ -17,7 +17,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import App
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 
 
 class Trip(BaseModel):
@@ -59,7 +59,7 @@ async def pay(city: str) -> str:
 
 
 # `durable` is all it takes. A tool without an effect is never repeated; `reserve` is, because it is idempotent.
-agent = durable(planner, effects={"look": "pure", "reserve": "idempotent"})
+agent = durable(planner, tools={"look": ToolPolicy("pure"), "reserve": ToolPolicy("idempotent")})
 
 
 async def travel() -> None:

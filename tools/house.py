@@ -29,7 +29,7 @@ CAPS = {
     "functions over 60 lines": 8,
     "lambdas": 41,
     "parameters of App": 14,
-    "parameters of the longest durable()": 18,
+    "parameters of the longest durable()": 8,
     "modules that import time": 13,
     "modules that import threading": 14,
     "modules that import random": 7,

@@ -24,7 +24,7 @@ async def http_agent(
 ) -> AsyncIterator[Agent]:
     """An agent whose tools write down what they do."""
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=retries, timeout=timeout) as client:
-        yield durable(_agent(client, world), stream=stream, retry=retry)
+        yield durable(_agent(client, world), stream=stream, retry=retry or Retry())
 
 
 def _agent(client: AsyncOpenAI, world: Path) -> PydanticAIAgent[None, str]:

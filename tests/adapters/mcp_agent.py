@@ -14,8 +14,8 @@ from pydantic_ai.mcp import CallToolFunc, MCPToolset
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
 from holdfast import Agent, App, current_call
-from holdfast.adapters.pydantic_ai import durable
-from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Reconciliation
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
+from holdfast.core.agents.calls import NOT_EXECUTED, Completed, InDoubt, Reconciliation
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import RunParked
 from holdfast.core.run.result import Result
@@ -38,26 +38,26 @@ def server(folder: Path) -> MCPToolset[Any]:
     return MCPToolset(started, process_tool_call=with_key, init_timeout=60)
 
 
-def hinted(tool: ToolDefinition) -> str | None:
+def hinted(tool: ToolDefinition) -> ToolPolicy | None:
     """The effect that the server claims for its tool."""
     hints = (tool.metadata or {}).get("annotations") or {}
     if hints.get("readOnlyHint"):
-        return "pure"
-    return "idempotent" if hints.get("idempotentHint") else None
+        return ToolPolicy("pure")
+    return ToolPolicy("idempotent") if hints.get("idempotentHint") else None
 
 
 def mcp_agent(
     folder: Path,
     script: ScriptedModel,
     *,
-    effects: Any = hinted,
+    effects: dict[str, str] | None = None,
     metadata: dict[str, str] | None = None,
-    in_doubt: str = "report",
+    in_doubt: InDoubt = "report",
 ) -> Agent:
     """An agent that has nothing but the server's tools.
 
     Args:
-        effects: as for `durable`.
+        effects: of some tools, in place of what the server claims.
         metadata: said of all tools of the server.
         in_doubt: what is done about a payment in doubt.
     """
@@ -66,9 +66,12 @@ def mcp_agent(
         sent = f"ship {context.arguments['city']} {context.idempotency_key}"
         return Completed("it has left") if sent in (folder / "world").read_text().splitlines() else NOT_EXECUTED
 
+    known = {"ship": ToolPolicy(reconcile=shipped), "pay": ToolPolicy(in_doubt=in_doubt)}
     tools = server(folder).with_metadata(**metadata or {})
     agent: PydanticAIAgent[None, str] = PydanticAIAgent(script.model, name="errands", toolsets=[tools])
-    return durable(agent, effects=effects, reconcile={"ship": shipped}, in_doubt={"pay": in_doubt})  # type: ignore[dict-item]
+    if effects is not None:
+        return durable(agent, tools={name: ToolPolicy(effect) for name, effect in effects.items()})
+    return durable(agent, tools=lambda tool: known.get(tool.name) or hinted(tool))
 
 
 async def _run_agent(folder: Path, kind: str, options: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from holdfast import (
     WaitingCall,
     current_call,
 )
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.run.waiting import Answer
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
@@ -185,7 +185,7 @@ async def test_an_approved_call_in_doubt_is_not_made_again() -> None:
 async def test_an_approved_idempotent_call_is_made_again_with_the_edited_arguments() -> None:
     deaths, store, done = CrashSimulator("delete"), MemoryStore(), list[str]()
     script = ScriptedModel([call("c2", "delete", path="a")], "done")
-    agent = durable(careful(script, done, deaths), effects={"delete": "idempotent"})
+    agent = durable(careful(script, done, deaths), tools={"delete": ToolPolicy("idempotent")})
     await waiting(agent, store)
     async with App([agent], ProbeStore(store), worker=False) as app:
         await app.answer(RUN, "c2", Approve(arguments={"path": "b"}))

@@ -13,7 +13,7 @@ from tests.adapters.crash_simulator import CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
 from holdfast import App, Bounds, RunInfo, Usage
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.core.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
 from holdfast.core.ports import AttemptControl, Watch
 from holdfast.core.run.run_events import Event, ReplyAdded, TextDelta
@@ -141,7 +141,7 @@ async def test_a_conversation_is_compacted_and_goes_on_so_after_a_death() -> Non
         await deaths.reach(f"look {n}")
         return n
 
-    result = await deaths.run(durable(agent, compact=keep_three, effects={"look": "pure"}))
+    result = await deaths.run(durable(agent, compact=keep_three, tools={"look": ToolPolicy("pure")}))
     assert result.output == "done"
     assert [len(each) for each in shown] == [1, 3, 3, 3, 3]
     assert shown[-1] == [("user-prompt", "go"), ("tool-call", {"n": 4}), ("tool-return", 4)]

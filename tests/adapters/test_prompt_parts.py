@@ -15,7 +15,7 @@ from pydantic_ai.messages import CachePoint, ModelMessage, TextContent, UserProm
 from tests.adapters.scripted_model import ScriptedModel, call
 
 from holdfast import App, Phase, Result, WorkerSettings
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading.run_views import summarize_run
@@ -87,7 +87,7 @@ EXPECTED = [_describe(each) for each in PARTS]
 
 async def run_parts(url: str, marker: Path) -> "tuple[Result[str], ScriptedModel]":
     script = ScriptedModel([call("1", "kill_once", path=str(marker))], "done")
-    agent = durable(looking(script), effects={"kill_once": "idempotent"})
+    agent = durable(looking(script), tools={"kill_once": ToolPolicy("idempotent")})
     async with App([agent], url, worker=NO_WORKER) as app:
         return await app.run(agent, PARTS, run_id="r"), script
 

@@ -18,14 +18,14 @@ from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.core.agents.calls import NOT_EXECUTED, Completed
 from holdfast.core.errors import MissingDefinition, RunParked, Shutdown
 from holdfast.core.ports import Ports
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
-PURE = dict.fromkeys(("look", "wait"), "pure")
+PURE = dict.fromkeys(("look", "wait"), ToolPolicy("pure"))
 
 
 class Trip(BaseModel):
@@ -67,11 +67,11 @@ def travelling(script: ScriptedModel, deaths: CrashSimulator, **options: Any) ->
 
 async def both(turns: list[Any], *deadly: str, **options: Any) -> tuple[CrashSimulator, ScriptedModel, Any]:
     """The run with its deaths, after it was seen to give what an unharmed one gives."""
-    effects = options.pop("effects", dict.fromkeys(("look", "fail", "pick", "photograph"), "pure"))
+    tools = options.pop("tools", dict.fromkeys(("look", "fail", "pick", "photograph"), ToolPolicy("pure")))
     unharmed, script = ScriptedModel(*turns), ScriptedModel(*turns)
-    usual = await CrashSimulator().run(durable(travelling(unharmed, CrashSimulator(), **options), effects=effects))
+    usual = await CrashSimulator().run(durable(travelling(unharmed, CrashSimulator(), **options), tools=tools))
     deaths = CrashSimulator(*deadly)
-    result = await deaths.run(durable(travelling(script, deaths, **options), effects=effects))
+    result = await deaths.run(durable(travelling(script, deaths, **options), tools=tools))
     assert result.output == usual.output
     assert (result.usage, result.steps) == (usual.usage, usual.steps)
     assert get_texts(script.asked[-1]) == get_texts(unharmed.asked[-1])
@@ -152,7 +152,7 @@ async def test_retry_budgets_go_on_counting() -> None:
     deaths = CrashSimulator("pick 1", "pick 3")
     script = ScriptedModel(*turns)
     with pytest.raises(UnexpectedModelBehavior, match="max retries"):
-        await deaths.run(durable(travelling(script, deaths), effects={"pick": "pure"}))
+        await deaths.run(durable(travelling(script, deaths), tools={"pick": ToolPolicy("pure")}))
     assert len(script.asked) == 4
 
 
@@ -166,7 +166,7 @@ async def test_output_retries_go_on_counting() -> None:
         raise ModelRetry("no")
 
     with pytest.raises(UnexpectedModelBehavior, match="output retries"):
-        await deaths.run(durable(agent, effects=PURE))
+        await deaths.run(durable(agent, tools=PURE))
     assert len(script.asked) == 4
 
 
@@ -175,7 +175,7 @@ async def test_usage_limits_hold_over_all_lives() -> None:
     turns = [ModelResponse(parts=[call(f"c{n}", "look", city=f"{n}")], usage=used) for n in range(9)]
     deaths = CrashSimulator("look 1", "look 2")
     script = ScriptedModel(*turns)
-    limited = durable(travelling(script, deaths), effects=PURE, usage_limits=UsageLimits(total_tokens_limit=450))
+    limited = durable(travelling(script, deaths), tools=PURE, usage_limits=UsageLimits(total_tokens_limit=450))
     with pytest.raises(UsageLimitExceeded):
         await deaths.run(limited)
     assert len(script.asked) == 5
@@ -191,7 +191,7 @@ async def test_a_tool_reads_the_prompt_in_every_life() -> None:
         seen.append(ctx.prompt)
         return "asked"
 
-    await deaths.run(durable(agent, effects=PURE))
+    await deaths.run(durable(agent, tools=PURE))
     assert seen == ["go"]
 
 
@@ -241,7 +241,7 @@ async def test_what_a_hook_made_of_a_result_is_recorded_and_no_hook_sees_it_agai
         await deaths.reach("wait", results=1)
         return "waited"
 
-    result = await deaths.run(durable(agent, effects=PURE))
+    result = await deaths.run(durable(agent, tools=PURE))
     assert seen == ["look", "wait"]
     assert get_texts(list(result.messages))[-3:] == [
         ("tool-return", "SEEN"),
@@ -347,8 +347,9 @@ async def test_a_harmless_call_in_doubt_is_made_again(effect: str, way: str) -> 
         await deaths.reach("buy")
         return "bought"
 
-    effects: Any = {"beside": {"buy": effect}, "metadata": None, "function": lambda tool: effect}[way]
-    await deaths.run(durable(agent, effects=effects))
+    policy = ToolPolicy(effect)
+    tools: Any = {"beside": {"buy": policy}, "metadata": {}, "function": lambda tool: policy}[way]
+    await deaths.run(durable(agent, tools=tools))
     assert deaths.passed == ["buy", "buy"]
 
 
@@ -362,7 +363,7 @@ async def test_a_once_call_in_doubt_is_reconciled(verdict: Any) -> None:
         asked.append((context.call_id, context.tool, context.arguments, context.idempotency_key))
         return verdict
 
-    await deaths.run(durable(travelling(script, deaths), reconcile={"pay": reconcile}))
+    await deaths.run(durable(travelling(script, deaths), tools={"pay": ToolPolicy(reconcile=reconcile)}))
     happened = isinstance(verdict, Completed)
     assert deaths.passed == ["pay Lyon"] * (1 if happened else 2)
     assert get_texts(script.asked[-1])[-1] == ("tool-return", b"receipt" if happened else b"\xff\x00Lyon")
@@ -374,7 +375,7 @@ async def test_a_once_call_in_doubt_is_reconciled(verdict: Any) -> None:
 async def test_a_call_in_doubt_can_wait_for_a_person() -> None:
     deaths = CrashSimulator("pay Lyon")
     script = ScriptedModel([call("c1", "pay", city="Lyon"), call("c2", "look", city="Faro")], "done")
-    agent = durable(travelling(script, deaths), effects=PURE, in_doubt={"pay": "park"})
+    agent = durable(travelling(script, deaths), tools=PURE | {"pay": ToolPolicy(in_doubt="park")})
     store = MemoryStore()
     with pytest.raises(RunParked, match="in doubt"):
         await deaths.run(agent, store=store)
@@ -406,7 +407,7 @@ async def test_a_call_that_waited_for_its_turn_is_only_in_doubt_once_it_was_begu
 async def test_a_tool_that_a_deploy_removed_meets_the_policy(policy: Any) -> None:
     deaths = CrashSimulator("look Lyon")
     script = ScriptedModel([call("c1", "look", city="Lyon")], "done")
-    before = durable(travelling(script, deaths), effects=PURE)
+    before = durable(travelling(script, deaths), tools=PURE)
     after = durable(Agent(script.model, name="traveller"), missing_tools=policy)
     if policy == "report":
         assert (await deaths.run(before, then=after)).output == "done"

@@ -19,7 +19,7 @@ from pydantic_ai.usage import RequestUsage
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
 from holdfast import App, Bounds, Phase, RunInfo, current_call, tool
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError, RepeatedToolCalls, RunParked, StepsExceeded
@@ -285,7 +285,7 @@ async def test_a_tool_starts_child_runs() -> None:
         result = await current_call().run(child, "go")
         return str(result.output)
 
-    async with App([durable(agent, effects={"delegate": "idempotent"}), child], "memory:") as app:
+    async with App([durable(agent, tools={"delegate": ToolPolicy("idempotent")}), child], "memory:") as app:
         result = await app.run("parent", "go")
     assert ("tool-return", "from below") in get_texts(script.asked[1])
     assert result.usage.requests == 3
@@ -309,7 +309,7 @@ async def test_a_run_is_parked_with_its_child_though_another_call_fails_before_t
         await left.wait()
         raise ModelRetry("broken")
 
-    async with App([durable(agent, effects={"delegate": "idempotent"}), child], "memory:") as app:
+    async with App([durable(agent, tools={"delegate": ToolPolicy("idempotent")}), child], "memory:") as app:
         with pytest.raises(RunParked, match="please"):
             await app.run("parent", "go", run_id="p")
         assert app.store is not None
@@ -357,10 +357,10 @@ def test_an_agent_needs_a_name_and_options_that_fit() -> None:
 
     with pytest.raises(DefinitionError, match="no name"):
         durable(Agent(TestModel()))
-    with pytest.raises(DefinitionError, match="not one of"):
-        durable(Agent(TestModel()), name="x", effects={"send": "twice"})
+    with pytest.raises(DefinitionError, match="give a ToolPolicy"):
+        durable(Agent(TestModel()), name="x", tools={"send": "twice"})  # type: ignore[dict-item]
     with pytest.raises(DefinitionError, match="only a once tool"):
-        durable(Agent(TestModel()), name="x", effects={"send": "pure"}, reconcile={"send": reconcile})
+        ToolPolicy("pure", reconcile=reconcile)
 
 
 async def test_toolsets_of_every_kind_are_called_through_the_journal() -> None:

@@ -14,7 +14,7 @@ from tests.adapters.scripted_model import ScriptedModel, call
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Executor, Retry, RunWaiting, tool
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError, Shutdown
 from holdfast.core.run.result import Result
@@ -52,7 +52,7 @@ async def test_a_tool_of_the_agent_is_retried(threaded: bool) -> None:
         agent.tool_plain(name="fetch")(fetch)
     else:
         agent.tool_plain(name="fetch")(fetch_async)
-    result = await Executor().run(durable(agent, effects={"fetch": "pure"}, tool_retry={"fetch": QUICK}), "go")
+    result = await Executor().run(durable(agent, tools={"fetch": ToolPolicy("pure", retry=QUICK)}), "go")
     assert (get_results(result), made, result.usage.tool_calls) == ([("fetched", "success")], 3, 1)
 
 
@@ -71,19 +71,13 @@ async def test_a_tool_without_a_policy_fails_the_run_as_without_holdfast() -> No
     assert made == 1
 
 
-async def test_a_once_tool_of_the_agent_cannot_be_retried() -> None:
-    agent = Agent(ScriptedModel([call("1", "pay")], "done").model, name="a")
-
-    @agent.tool_plain
-    async def pay() -> str:
-        raise AssertionError("it was called")
-
-    with pytest.raises(DefinitionError, match="pay is once"):
-        durable(agent, effects={"pay": "once"}, tool_retry={"pay": QUICK})
-    with pytest.raises(DefinitionError, match="pay is once"):
-        await Executor().run(durable(agent, tool_retry={"pay": QUICK}), "go")
+def test_a_once_tool_cannot_be_retried() -> None:
+    with pytest.raises(DefinitionError, match="effect is once: it cannot be retried"):
+        ToolPolicy("once", retry=QUICK)
+    with pytest.raises(DefinitionError, match="effect is once: it cannot be retried"):
+        ToolPolicy(retry=QUICK)
     with pytest.raises(DefinitionError, match="give a holdfast Retry"):
-        durable(agent, tool_retry={"pay": 3})  # type: ignore[dict-item]
+        ToolPolicy("pure", retry=3)  # type: ignore[arg-type]
 
 
 async def test_a_holdfast_tool_has_its_own_policy_and_timeout() -> None:
@@ -127,7 +121,7 @@ async def test_a_tool_that_asks_the_model_to_retry_is_not_retried(threaded: bool
         return fetch()
 
     agent.tool_plain(name="fetch")(fetch if threaded else fetch_async)
-    result = await Executor().run(durable(agent, effects={"fetch": "pure"}, tool_retry={"fetch": QUICK}), "go")
+    result = await Executor().run(durable(agent, tools={"fetch": ToolPolicy("pure", retry=QUICK)}), "go")
     [(text, outcome)] = get_results(result)
     assert ("ask for less" in text, outcome, made) == (True, "retried", 1)
 
@@ -144,7 +138,7 @@ async def test_a_tool_that_needs_approval_is_not_retried() -> None:
 
     everything = replace(QUICK, retry_on=Exception)
     with pytest.raises(RunWaiting, match="approval of fetch"):
-        await Executor().run(durable(agent, effects={"fetch": "pure"}, tool_retry={"fetch": everything}), "go")
+        await Executor().run(durable(agent, tools={"fetch": ToolPolicy("pure", retry=everything)}), "go")
     assert made == 1
 
 
@@ -163,7 +157,7 @@ async def test_a_transient_error_of_a_thread_that_outlives_a_shutdown_is_retried
             raise ConnectionResetError("cut")
         return "fetched"
 
-    agent = durable(pydantic_ai_agent, effects={"fetch": "pure"}, tool_retry={"fetch": QUICK})
+    agent = durable(pydantic_ai_agent, tools={"fetch": ToolPolicy("pure", retry=QUICK)})
     host = SimulatedHost(clock=clock)
     run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await begun.wait()

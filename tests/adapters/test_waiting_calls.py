@@ -17,7 +17,7 @@ from tests.scripted_model import tool_reply
 
 from holdfast import Agent as NativeAgent
 from holdfast import App, ApprovalRequest, Approve, RunWaiting, Value, ask_person, current_call, sleep, tool
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.codec import Progress, decode, encode
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Release, RunStatus
@@ -47,7 +47,7 @@ def above_100(arguments: dict[str, Any]) -> bool | ApprovalRequest:
 async def test_durable_asks_for_approvals_of_tools_that_know_nothing_of_them() -> None:
     script = ScriptedModel([call("1", "pay", amount=50), call("2", "pay", amount=200)], "done")
     paid, store = list[int](), MemoryStore()
-    agent = durable(spender(script, paid), approvals={"pay": above_100})
+    agent = durable(spender(script, paid), tools={"pay": ToolPolicy(approval=above_100)})
     [asked] = await waiting(agent, store)
     assert (asked.reason, asked.audience, paid) == ("much money", "finance", [50])
     assert (await answered(agent, store, {"2": Approve(arguments={"amount": 150})})).output == "done"
@@ -57,7 +57,7 @@ async def test_durable_asks_for_approvals_of_tools_that_know_nothing_of_them() -
 async def test_an_approval_that_is_not_given_in_time_is_no_denial() -> None:
     script, paid, clock = ScriptedModel([call("2", "pay", amount=200)], "done"), list[int](), ManualClock()
     store = MemoryStore(clock=clock)
-    agent = durable(spender(script, paid), approvals={"pay": above_100})
+    agent = durable(spender(script, paid), tools={"pay": ToolPolicy(approval=above_100)})
     await waiting(agent, store, clock=clock)
     await clock.advance(timedelta(days=2))
     async with App([agent], ProbeStore(store), worker=False, clock=clock) as app:
@@ -78,7 +78,7 @@ async def test_holdfast_tools_wait_in_the_run_of_another_loop() -> None:
 
     batch = [call("1", "publish", text="hi"), call("2", "ask_person", question="Which?"), call("3", "sleep", seconds=0)]
     script, store = ScriptedModel(batch, "done"), MemoryStore()
-    agent = durable(Agent(script.model, name="editor"), tools=[publish, ask_person, sleep])
+    agent = durable(Agent(script.model, name="editor"), extra_tools=[publish, ask_person, sleep])
     calls = await waiting(agent, store)
     assert sorted((each.call_id, each.kind) for each in calls) == [("1", "approval"), ("2", "question")]
     answers: dict[str, Answer] = {"1": Approve(arguments={"text": "hello"}), "2": Value("red")}
@@ -95,7 +95,7 @@ async def test_a_call_that_waits_for_its_child_does_not_stop_the_other_calls() -
     )
     child = durable(
         Agent(ScriptedModel([call("k", "ask_person", question="Which?")], "blue").model, name="child"),
-        tools=[ask_person],
+        extra_tools=[ask_person],
     )
     inner: Agent[None, str] = Agent(script.model, name="parent")
     looked = asyncio.Event()
@@ -188,7 +188,7 @@ async def test_an_agent_of_the_native_loop_and_one_of_pydantic_ai_have_the_same_
         return "paid"
 
     native = NativeAgent(name="n", model=NativeScript(tool_reply(native_call("2", "pay", amount=200))), tools=[pay])
-    for agent in (native, durable(spender(script, []), approvals={"pay": above_100})):
+    for agent in (native, durable(spender(script, []), tools={"pay": ToolPolicy(approval=above_100)})):
         [asked] = await waiting(agent, MemoryStore())
         records.append((asked.digest, asked.topic, asked.reason, asked.audience, asked.arguments, asked.kind))
     assert records[0] == records[1]

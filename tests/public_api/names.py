@@ -20,6 +20,8 @@ def load_public_names() -> dict[str, Definition]:
     public: dict[str, Definition] = {}
     for entry in entries:
         found = package[entry.removeprefix("holdfast.")]
+        if found.is_module and found.name in found.members:
+            found = found[found.name]  # the package exports the function of a module of the same name
         if found.is_module:
             public |= {f"{entry}.{name}": member for name, member in found.members.items() if _is_own_class(member)}
         else:

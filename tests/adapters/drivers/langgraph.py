@@ -11,7 +11,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
 from holdfast import Agent
-from holdfast.adapters.langgraph import durable
+from holdfast.adapters.langgraph import ToolPolicy, durable
 from holdfast.testing.adapter_suite import INPUT_TOKENS, OUTPUT_TOKENS, AgentScript
 
 
@@ -57,12 +57,11 @@ class LangGraphDriver:
         builder.add_edge(START, "model")
         builder.add_conditional_edges("model", tools_condition)
         builder.add_edge("tools", "model")
-        effects = {each.name: each.effect for each in script.tools}
+        policies = {each.name: ToolPolicy(each.effect, approval=each.needs_approval) for each in script.tools}
         return durable(
             builder.compile(),
             name=script.name,
-            effects=effects,
-            approvals={each.name: each.needs_approval for each in script.tools},
+            tools=policies,
             stream=script.stream,
             missing_tools=script.missing_tools,
         )

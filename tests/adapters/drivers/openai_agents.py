@@ -8,7 +8,7 @@ from agents.testing import ModelStep, ScriptedModel, assistant_message, function
 from openai.types.responses import ResponseTextDeltaEvent
 
 from holdfast import Agent as HoldfastAgent
-from holdfast.adapters.openai_agents import durable
+from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.testing.adapter_suite import INPUT_TOKENS, OUTPUT_TOKENS, AgentScript
 
 set_tracing_disabled(True)
@@ -30,7 +30,7 @@ class OpenAIAgentsDriver:
         ]
         return durable(
             Agent(name=script.name, model=_SDKModel(script), tools=tools),
-            effects={each.name: each.effect for each in script.tools},
+            tools={each.name: ToolPolicy(each.effect) for each in script.tools},
             stream=script.stream,
             missing_tools=script.missing_tools,
         )

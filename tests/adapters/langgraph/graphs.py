@@ -11,7 +11,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command
 
 from holdfast import current_call
-from holdfast.adapters.langgraph import durable
+from holdfast.adapters.langgraph import ToolPolicy, durable
 
 USAGE = {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}
 
@@ -45,7 +45,7 @@ async def sign(city: str) -> Command[Any]:
     return Command(update={"messages": [ToolMessage(f"signed in {city}", tool_call_id=current_call().call_id)]})
 
 
-EFFECTS = {"look": "pure", "reserve": "idempotent"}
+POLICIES = {"look": ToolPolicy("pure"), "reserve": ToolPolicy("idempotent")}
 
 
 def script(*batches: Sequence[tuple[str, str]]) -> Any:
@@ -89,6 +89,6 @@ trip = durable(
     build_agent(
         script([("look", "Lyon"), ("pay", "Lyon"), ("reserve", "Lyon")], [("pay", "Faro"), ("sign", "Faro")])
     ).compile(name="trip"),
-    effects=EFFECTS,
+    tools=POLICIES,
 )
-nested = durable(_build_nested().compile(name="nested"), effects=EFFECTS)
+nested = durable(_build_nested().compile(name="nested"), tools=POLICIES)

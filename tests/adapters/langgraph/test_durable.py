@@ -23,7 +23,7 @@ from tests.adapters.langgraph.graphs import USAGE, State, build_agent, script, t
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo, TurnFailed
-from holdfast.adapters.langgraph import durable, record_tool_call
+from holdfast.adapters.langgraph import ToolPolicy, durable, record_tool_call
 from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import Usage
@@ -233,7 +233,7 @@ async def test_a_crash_repeats_no_finished_node_and_no_finished_call_of_a_batch(
         return {"messages": [AIMessage("done")]}
 
     graph = build_line(model, ToolNode([quick, slow]), second, state=State).compile(name="agent")
-    result = await crash.run(durable(graph, effects={"slow": "pure"}))
+    result = await crash.run(durable(graph, tools={"slow": ToolPolicy("pure")}))
     assert Counter(crash.passed) == {"model": 1, "quick": 1, "slow": 2, "second node": 2}
     assert get_tool_texts(result.output) == ["quick", "slow"]
 
@@ -264,7 +264,7 @@ async def test_a_once_call_in_doubt_is_reported_to_the_model() -> None:
 
 async def test_a_tool_node_that_handles_all_errors_does_not_swallow_the_end_of_a_run() -> None:
     crash, store = Crash("pay"), MemoryStore()
-    agent = durable(_build_paying(crash).compile(name="agent"), in_doubt={"pay": "park"})
+    agent = durable(_build_paying(crash).compile(name="agent"), tools={"pay": ToolPolicy(in_doubt="park")})
     with pytest.raises(RunParked, match="in doubt"):
         await crash.run(agent, store=store)
     async with App([agent], store, worker=False) as app:
@@ -284,6 +284,34 @@ def _build_paying(crash: Crash) -> StateGraph[Any]:
     builder.add_sequence([("model", script([("pay", "Lyon")])), ("tools", ToolNode([pay], handle_tool_errors=True))])
     builder.add_edge(START, "model")
     return builder
+
+
+async def test_a_call_of_a_tool_node_is_retried_as_its_policy_says() -> None:
+    crash = Crash()
+
+    @tool
+    async def fetch(city: str) -> str:
+        """Fetch."""
+        await crash.reach("fetch")
+        if len(crash.passed) < 3:
+            raise ConnectionResetError("cut")
+        return "fetched"
+
+    builder = StateGraph(State)
+    builder.add_sequence([("model", script([("fetch", "Lyon")])), ("tools", ToolNode([fetch]))])
+    builder.add_edge(START, "model")
+    policy = ToolPolicy("pure", retry=Retry(initial_delay=timedelta(milliseconds=1)))
+    result = await crash.run(durable(builder.compile(name="agent"), tools={"fetch": policy}))
+    assert get_tool_texts(result.output) == ["fetched"]
+    assert crash.passed == ["fetch"] * 3
+    assert result.steps == 2
+
+
+def test_a_graph_refuses_what_only_other_agents_have() -> None:
+    async def compact(messages: Any) -> Any: ...
+
+    with pytest.raises(DefinitionError, match="shorten them in a node"):
+        durable(build_line(lambda state: {"places": []}).compile(name="visits"), compact=compact)
 
 
 async def test_a_worker_that_lost_the_run_cannot_put_a_checkpoint_and_starts_no_further_node() -> None:
@@ -402,8 +430,8 @@ def test_what_cannot_be_durable_is_refused() -> None:
         durable(builder)  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="interrupt"):
         durable(builder.compile(name="visits", interrupt_before=["node-0"]))
-    with pytest.raises(DefinitionError, match="effect is 'never'"):
-        durable(builder.compile(name="visits"), effects={"look": "never"})
+    with pytest.raises(DefinitionError, match="give a ToolPolicy"):
+        durable(builder.compile(name="visits"), tools={"look": "never"})  # type: ignore[dict-item]
     with pytest.raises(DefinitionError, match="awrap_tool_call"):
         durable(
             build_line(ToolNode([], wrap_tool_call=lambda request, execute: execute(request))).compile(name="visits")

@@ -16,7 +16,7 @@ from tests.adapters.langgraph.graphs import State
 from tests.adapters.langgraph.test_durable import Visits, build_line, get_tool_texts
 
 from holdfast import App, Approve, Deny, RunWaiting, Value, WaitingCall
-from holdfast.adapters.langgraph import durable
+from holdfast.adapters.langgraph import ToolPolicy, durable
 from holdfast.core.agents.agent import Agent
 from holdfast.core.run.waiting import Answer
 
@@ -186,7 +186,9 @@ async def test_a_call_of_a_tool_node_waits_for_its_approval(tmp_path: Path, answ
         return {"messages": [AIMessage("", tool_calls=calls)]}
 
     graph = build_line(model, ToolNode([pay, look]), state=State).compile(name="agent")
-    story = Story(durable(graph, approvals={"pay": lambda arguments: arguments["cents"] > 5}), tmp_path)
+    story = Story(
+        durable(graph, tools={"pay": ToolPolicy(approval=lambda arguments: arguments["cents"] > 5)}), tmp_path
+    )
     await story.start()
     assert made == ["look"]
     [call] = await story.list_calls()

@@ -8,11 +8,11 @@ from pydantic import BaseModel
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 
 from holdfast import Agent, current_call
-from holdfast.adapters.openai_agents import durable
+from holdfast.adapters.openai_agents import ToolPolicy, durable
 
 set_tracing_disabled(True)
 
-EFFECTS = {"look": "pure", "reserve": "idempotent", "fail": "pure"}
+POLICIES = {"look": ToolPolicy("pure"), "reserve": ToolPolicy("idempotent"), "fail": ToolPolicy("pure")}
 
 
 @function_tool
@@ -53,7 +53,7 @@ def _trip() -> Agent:
     mixed = [call("c4", "pay", city="Faro"), call("c5", "fail", city="Faro"), call("c6", "look", town="Faro")]
     model = ScriptedModel(batch, mixed, [call("c7", "sign", city="Bari")], '{"cities": ["Lyon", "Bari"]}')
     agent = SDKAgent(name="trip", model=model, tools=TOOLS, output_type=Trip, instructions="Plan.")
-    return durable(agent, effects=EFFECTS, in_doubt={"sign": "park"})
+    return durable(agent, tools=POLICIES | {"sign": ToolPolicy(in_doubt="park")})
 
 
 trip = _trip()
@@ -76,7 +76,7 @@ def _desk() -> Agent:
         handoffs=[handoff(clerk, on_handoff=on_handoff)],
     )
     clerk.handoffs = [desk]
-    return durable(desk, effects=EFFECTS | {"transfer_to_clerk": "idempotent"}, context=lambda info: [])
+    return durable(desk, tools=POLICIES | {"transfer_to_clerk": ToolPolicy("idempotent")}, context=lambda info: [])
 
 
 desk = _desk()
@@ -86,7 +86,7 @@ def _stopping() -> Agent:
     """A tool's result is the output."""
     model = ScriptedModel([call("c1", "look", city="Lyon")], [call("c2", "pay", city="Lyon")])
     agent = SDKAgent(name="stopping", model=model, tools=TOOLS, tool_use_behavior={"stop_at_tool_names": ["pay"]})
-    return durable(agent, effects=EFFECTS)
+    return durable(agent, tools=POLICIES)
 
 
 stopping = _stopping()

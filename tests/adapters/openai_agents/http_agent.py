@@ -13,7 +13,7 @@ from agents import OpenAIProvider, RunConfig, function_tool, set_tracing_disable
 from openai import AsyncOpenAI
 
 from holdfast import Agent, App, Retry
-from holdfast.adapters.openai_agents import durable
+from holdfast.adapters.openai_agents import ToolPolicy, durable
 
 RUN = "http"
 
@@ -38,11 +38,11 @@ async def http_agent(
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=timeout) as client:
         yield durable(
             SDKAgent(name="http", model="gpt-4o", tools=[look, pay]),
-            effects={"look": "pure"},
+            tools={"look": ToolPolicy("pure")},
             run_config=RunConfig(model_provider=OpenAIProvider(openai_client=client)),
             cost=get_cost,
             stream=stream,
-            retry=retry,
+            retry=retry or Retry(),
         )
 
 

@@ -8,14 +8,24 @@ from agents.testing import function_call
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
 
-from holdfast import App, Approve, Deferred, Deny, RunWaiting, WaitingCall, current_call
-from holdfast.adapters.openai_agents import durable
+from holdfast import (
+    App,
+    ApprovalRequest,
+    Approve,
+    Deferred,
+    Deny,
+    RunWaiting,
+    WaitingCall,
+    current_call,
+)
+from holdfast.adapters.openai_agents import ToolPolicy, durable
+from holdfast.core.errors import DefinitionError
 
 
 class Bank:
     """An agent whose payments may wait for an approval."""
 
-    def __init__(self, *steps: Any, needs_approval: Any = True) -> None:
+    def __init__(self, *steps: Any, needs_approval: Any = True, policy: ToolPolicy | None = None) -> None:
         self.paid: list[str] = []
         self.looked: list[str] = []
 
@@ -30,7 +40,8 @@ class Bank:
             return f"paid {city}"
 
         self.model = ScriptedModel(*steps)
-        self.agent = durable(Agent(name="bank", model=self.model, tools=[look, pay]))
+        policies = {} if policy is None else {"pay": policy}
+        self.agent = durable(Agent(name="bank", model=self.model, tools=[look, pay]), tools=policies)
 
 
 async def run_until_waiting(app: App) -> tuple[WaitingCall, ...]:
@@ -91,6 +102,26 @@ async def test_the_tool_decides_which_calls_need_an_approval() -> None:
         await app.result("r")
     assert bank.paid == ["Faro", "Lyon"]
     assert asked == ["c1", "c3"], "a resumed run does not ask again"
+
+
+async def test_a_policy_asks_for_approvals_of_a_tool_that_does_not() -> None:
+    policy = ToolPolicy(
+        approval=lambda arguments: arguments["city"] == "Lyon" and ApprovalRequest(reason="far", audience="ann")
+    )
+    bank = Bank([*BATCH, call("c3", "pay", city="Faro")], "done", needs_approval=False, policy=policy)
+    async with App([bank.agent], "memory:") as app:
+        [waiting] = await run_until_waiting(app)
+        assert (waiting.call_id, waiting.reason, waiting.audience) == ("c1", "far", "ann")
+        assert bank.paid == ["Faro"]
+        await app.answer("r", "c1", Approve(arguments={"city": "Bonn"}))
+        await app.result("r")
+    assert bank.paid == ["Faro", "Bonn"]
+
+
+def test_a_handoff_cannot_wait_for_an_approval() -> None:
+    desk = Agent(name="desk", handoffs=[Agent(name="clerk")])
+    with pytest.raises(DefinitionError, match="transfer_to_clerk is a handoff"):
+        durable(desk, tools={"transfer_to_clerk": ToolPolicy(approval=True)})
 
 
 async def test_arguments_that_are_no_json_wait_too_and_do_not_wait_for_ever() -> None:

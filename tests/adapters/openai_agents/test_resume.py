@@ -21,7 +21,7 @@ from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.simulated_host import SimulatedHost
 
 from holdfast import RunInfo
-from holdfast.adapters.openai_agents import durable
+from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.core.agents.calls import Completed
 from holdfast.core.errors import DefinitionError, MissingDefinition, RunParked
 from holdfast.stores.memory import MemoryStore
@@ -50,7 +50,7 @@ async def test_a_crash_within_a_batch_repeats_neither_the_model_call_nor_finishe
     deaths = CrashSimulator("look Bonn")
     model = ScriptedModel([call("c1", "pay", city="Lyon"), call("c2", "look", city="Bonn")], "done")
     agent = Agent(name="traveller", model=model, tools=make_tools(deaths))
-    result = await deaths.run(durable(agent, effects={"look": "pure"}))
+    result = await deaths.run(durable(agent, tools={"look": ToolPolicy("pure")}))
     assert result.output == "done"
     assert sorted(deaths.passed) == ["look Bonn", "look Bonn", "pay Lyon"]
     assert len(model.requests) == 2
@@ -74,7 +74,7 @@ async def test_a_call_in_doubt_is_reconciled() -> None:
     deaths = CrashSimulator("pay Lyon")
     model = ScriptedModel([call("c1", "pay", city="Lyon")], "done")
     agent = Agent(name="traveller", model=model, tools=make_tools(deaths))
-    await deaths.run(durable(agent, reconcile={"pay": find}))
+    await deaths.run(durable(agent, tools={"pay": ToolPolicy(reconcile=find)}))
     assert get_outputs(model.requests[1]) == {"c1": "{'Lyon': 7}"}
 
 
@@ -83,7 +83,7 @@ async def test_a_deploy_that_removes_a_tool(policy: Any, error: type[Exception])
     deaths = CrashSimulator("look Lyon")
     tools = make_tools(deaths)
     model = ScriptedModel([call("c1", "look", city="Lyon")], "done")
-    before = durable(Agent(name="traveller", model=model, tools=tools), effects={"look": "pure"})
+    before = durable(Agent(name="traveller", model=model, tools=tools), tools={"look": ToolPolicy("pure")})
     after = durable(Agent(name="traveller", model=model, tools=tools[1:]), missing_tools=policy)
     with pytest.raises(error, match="look"):
         await deaths.run(before, then=after)
@@ -93,7 +93,7 @@ async def test_a_removed_tool_is_reported_to_the_model() -> None:
     deaths = CrashSimulator("look Lyon")
     tools = make_tools(deaths)
     model = ScriptedModel([call("c1", "look", city="Lyon")], "done")
-    before = durable(Agent(name="traveller", model=model, tools=tools), effects={"look": "pure"})
+    before = durable(Agent(name="traveller", model=model, tools=tools), tools={"look": ToolPolicy("pure")})
     after = durable(Agent(name="traveller", model=model, tools=tools[1:]), missing_tools="report")
     assert (await deaths.run(before, then=after)).output == "done"
     assert "look" in get_outputs(model.requests[-1])["c1"]
@@ -115,7 +115,9 @@ async def test_the_context_is_made_again_and_left() -> None:
 
     deaths = CrashSimulator("tell")
     model = ScriptedModel([call("c1", "tell")], "done")
-    await deaths.run(durable(Agent(name="a", model=model, tools=[tell]), context=connect, effects={"tell": "pure"}))
+    await deaths.run(
+        durable(Agent(name="a", model=model, tools=[tell]), context=connect, tools={"tell": ToolPolicy("pure")})
+    )
     assert [each for each in log if each != "leave"] == [f"enter {RUN}", f"enter {RUN}"]
     assert log[-1] == "leave"
     assert get_outputs(model.requests[-1])["c1"].startswith("context ")
@@ -128,7 +130,7 @@ async def test_the_active_agent_survives_and_sees_what_its_filter_left() -> None
     clerk = Agent(name="clerk", model=clerk_model, tools=tools)
     desk_model = ScriptedModel([call("c1", "pay", city="Lyon")], [call("c2", "transfer_to_clerk")])
     desk = Agent(name="desk", model=desk_model, tools=tools, handoffs=[handoff(clerk, input_filter=remove_all_tools)])
-    result = await deaths.run(durable(desk, effects={"look": "pure"}))
+    result = await deaths.run(durable(desk, tools={"look": ToolPolicy("pure")}))
     assert result.output == "done"
     assert (len(desk_model.requests), len(clerk_model.requests)) == (2, 3)
     assert [list(get_outputs(request)) for request in clerk_model.requests] == [[], ["c3"], ["c3", "c4"]]
@@ -173,7 +175,7 @@ async def test_input_guardrails_run_until_the_first_turn_is_recorded() -> None:
     deaths = CrashSimulator("look Lyon", "look Nice")
     model = ScriptedModel([call("c1", "look", city="Lyon")], [call("c2", "look", city="Nice")], "done")
     agent = Agent(name="a", model=model, tools=make_tools(deaths), input_guardrails=[check])
-    await deaths.run(durable(agent, effects={"look": "pure"}))
+    await deaths.run(durable(agent, tools={"look": ToolPolicy("pure")}))
     assert len(checked) == 2
 
 
@@ -187,7 +189,7 @@ async def test_hooks_see_the_usage_of_the_whole_run() -> None:
     deaths = CrashSimulator("look Lyon", "look Nice")
     model = ScriptedModel([call("c1", "look", city="Lyon")], [call("c2", "look", city="Nice")], "done")
     agent = Agent(name="a", model=model, tools=make_tools(deaths))
-    await deaths.run(durable(agent, effects={"look": "pure"}, hooks=Hooks()))
+    await deaths.run(durable(agent, tools={"look": ToolPolicy("pure")}, hooks=Hooks()))
     assert seen == [3]
 
 
@@ -232,7 +234,7 @@ async def test_a_compacted_conversation_is_what_a_resumed_run_continues() -> Non
 
     model = Model(*steps, "done")
     agent = Agent(name="a", model=model, tools=make_tools(deaths))
-    assert (await deaths.run(durable(agent, effects={"look": "pure"}, compact=keep_last))).output == "done"
+    assert (await deaths.run(durable(agent, tools={"look": ToolPolicy("pure")}, compact=keep_last))).output == "done"
     assert [len(request) for request in model.requests] == [1, 3, 2, 4]
 
 
@@ -245,7 +247,7 @@ async def test_the_input_filter_of_the_user_works_on_every_request() -> None:
     model = ScriptedModel([call("c1", "look", city="Lyon")], "done")
     agent = Agent(name="a", model=model, tools=make_tools(deaths))
     config = RunConfig(call_model_input_filter=add_date)
-    await deaths.run(durable(agent, effects={"look": "pure"}, run_config=config))
+    await deaths.run(durable(agent, tools={"look": ToolPolicy("pure")}, run_config=config))
     assert [str(request).count("today") for request in model.requests] == [1, 1]
 
 
@@ -259,5 +261,5 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         durable(Agent(name="a", tools=[LocalShellTool(executor=run_command)]))
     with pytest.raises(DefinitionError, match="two agents are named 'a'"):
         durable(Agent(name="a", handoffs=[Agent(name="a")]))
-    with pytest.raises(DefinitionError, match="effect is 'maybe'"):
-        durable(Agent(name="a"), effects={"look": "maybe"})
+    with pytest.raises(DefinitionError, match="give a ToolPolicy"):
+        durable(Agent(name="a"), tools={"look": "maybe"})  # type: ignore[dict-item]

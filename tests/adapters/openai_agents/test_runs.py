@@ -29,7 +29,7 @@ from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
 
 from holdfast import App, tool
-from holdfast.adapters.openai_agents import durable
+from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.adapters.openai_agents.message_codec import CODEC, Input, make_output, make_reply
 from holdfast.adapters.readable import read_message
 from holdfast.core.errors import RunFailed
@@ -140,13 +140,13 @@ async def test_tools_of_an_mcp_server_are_recorded_calls(tmp_path: Path) -> None
     (tmp_path / "hold").touch()
     effects: dict[str, Any] = {}
 
-    def get_effect(given: Any) -> str:
+    def find(given: Any) -> ToolPolicy:
         effects[given.name] = given.mcp_annotations
-        return "pure" if given.mcp_annotations.read_only_hint else "once"
+        return ToolPolicy("pure" if given.mcp_annotations.read_only_hint else "once")
 
     model = ScriptedModel([call("c1", "look", city="Lyon")], "done")
     async with MCPServerStdio({"command": sys.executable, "args": [str(server), str(tmp_path)]}) as mcp:
-        agent = durable(Agent(name="a", model=model, mcp_servers=[mcp]), effects=get_effect)
+        agent = durable(Agent(name="a", model=model, mcp_servers=[mcp]), tools=find)
         async with App([agent], "memory:") as app:
             result = await app.run("a", "go")
     assert result.usage.tool_calls == 1

@@ -44,4 +44,4 @@ async def pay(amount: int, to: str) -> str:
     return f"paid {amount} to {to}"
 
 
-agent = durable(inner, stream=True, tools=[ask_person])
+agent = durable(inner, stream=True, extra_tools=[ask_person])

@@ -42,7 +42,7 @@ class Waiter:
         else:
             turns = [[pydantic_call(id, name, **given) for id, name, given in batch] for batch in batches]
             self._script = PydanticScript(*turns, "done")
-            self.agent = durable(PydanticAgent(self._script.model, name="a"), tools=tools)
+            self.agent = durable(PydanticAgent(self._script.model, name="a"), extra_tools=tools)
         self._loop = loop
 
     @property

@@ -20,7 +20,7 @@ from tests.runtime.operations.chat_worker import COUNT, make_agent
 from tests.scripted_model import call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolResult, ToolSchema, User, tool
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.claims import WorkerIdentity
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
@@ -163,7 +163,7 @@ async def test_a_tool_of_a_resumed_turn_knows_the_prompt() -> None:
 
     for die_at in range(1, 12):
         story = Story("native", timedelta(0))
-        story.agent = durable(agent, effects={"look": "pure"})
+        story.agent = durable(agent, tools={"look": ToolPolicy("pure")})
         await story.tell(DyingStore(story.inner, die_at, "after"))
         await story.tell(DyingStore(story.inner, 1000, "after"))
     assert set(prompts) == {"m0", "m1", "m2"}

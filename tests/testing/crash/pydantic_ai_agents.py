@@ -13,7 +13,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast.adapters.pydantic_ai import durable
+from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 
 # Each trial is a fork of the process that imports this module. Without this line each builds the adapter itself.
 ModelMessagesTypeAdapter.rebuild()
@@ -54,4 +54,4 @@ async def book(city: str) -> dict[str, Any]:
     return {"booked": city}
 
 
-agent = durable(_agent, effects={"look": "pure", "reserve": "idempotent"})
+agent = durable(_agent, tools={"look": ToolPolicy("pure"), "reserve": ToolPolicy("idempotent")})

@@ -1,7 +1,8 @@
 """LangGraph: `durable` graphs, and a checkpointer on SQLite and PostgreSQL. Needs the extra `langgraph`."""
 
-from holdfast.adapters.langgraph.durable import LangGraphLoop, durable
+from holdfast.adapters.langgraph.durable import durable
 from holdfast.adapters.langgraph.node_calls import record_tool_call
 from holdfast.adapters.langgraph.saver import HoldfastSaver
+from holdfast.core.agents.tool import ToolPolicy
 
-__all__ = ["HoldfastSaver", "LangGraphLoop", "durable", "record_tool_call"]
+__all__ = ["HoldfastSaver", "ToolPolicy", "durable", "record_tool_call"]

@@ -3,8 +3,8 @@
 import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -21,11 +21,8 @@ from holdfast.adapters.langgraph.model_callbacks import limit_model_calls
 from holdfast.adapters.langgraph.node_calls import NodeCalls, RunStopped, encode_result, record_tool_nodes
 from holdfast.adapters.langgraph.run_saver import RunSaver, begin_step
 from holdfast.adapters.langgraph.saver.saver import make_serde
-from holdfast.adapters.policies import ToolPolicies
-from holdfast.core.agents.agent import Agent, Bounds, MissingTools
-from holdfast.core.agents.calls import Effect, InDoubt, Reconcile
-from holdfast.core.agents.retry import Retry
-from holdfast.core.agents.tool import Approval
+from holdfast.adapters.tool_policies import NO_POLICIES, ToolPolicies, check_policies
+from holdfast.core.agents.agent import Agent, AgentOptions
 from holdfast.core.errors import DefinitionError, PayloadError, StepsExceeded
 from holdfast.core.execution.native_loop import make_prompt_message
 from holdfast.core.execution.step import StepContext
@@ -45,7 +42,7 @@ class GraphOptions:
 
     make_input: MakeInput | None = None
     context: Callable[[RunInfo], Any] | None = None
-    policies: ToolPolicies = field(default_factory=ToolPolicies)
+    tools: ToolPolicies
     streams: tuple[StreamMode, ...] = ()
 
 
@@ -122,7 +119,7 @@ class LangGraphLoop:
             graph = self._graph.copy({"checkpointer": saver})
             await self._refuse_removed_nodes(graph, saver, context)
             interrupts = Interrupts(context)
-            NodeCalls(context, self._options.policies, self._serde, interrupts).use()
+            NodeCalls(context, self._options.tools, self._serde, interrupts).use()
             while True:
                 given = await self._find_input(graph, context, interrupts)
                 output = await self._stream(graph, context, given)
@@ -188,19 +185,13 @@ def durable(
     graph: Graph,
     *,
     name: str | None = None,
+    tools: ToolPolicies = NO_POLICIES,
+    stream: bool | Collection[Stream] = False,
     input: MakeInput | None = None,
     context: Callable[[RunInfo], Any] | None = None,
     types: Sequence[type] = (),
     serde: SerializerProtocol | None = None,
-    effects: Mapping[str, Effect | str] | None = None,
-    reconcile: Mapping[str, Reconcile] | None = None,
-    in_doubt: Mapping[str, InDoubt] | None = None,
-    approvals: Mapping[str, Approval] | None = None,
-    missing_tools: MissingTools = "defer",
-    retry: Retry | None = None,
-    bounds: Bounds | None = None,
-    stream: bool | Collection[Stream] = False,
-    agent_id: str = "",
+    **options: Unpack[AgentOptions],
 ) -> Agent[Any]:
     """Make a compiled graph durable. The graph itself is not changed, and its own checkpointer is not used.
 
@@ -210,45 +201,33 @@ def durable(
 
     Args:
         name: interrupted runs find their graph by it; without it the graph's own name.
+        tools: a `ToolPolicy` by the name of a tool that a `ToolNode` calls, or a function of the tool that returns one.
+            Without it the tool's metadata decides, as `{"effect": "pure"}`; the default is `once`. The function of an
+            approval gets the arguments as the model gave them.
+        stream: show the text of replies as it arrives (`messages`) and what nodes write to the stream (`custom`), to
+            watchers and the listener. A list chooses among these and `updates`, what each node returned.
         input: makes the graph's input from a run. Without it, the input is the run's inputs, and the prompt as a
             message if the graph has a `messages` channel.
         context: makes the graph's runtime context, when a run begins and again at each resume.
         types: your own classes in the state: an object of a class that is not listed is loaded as plain data.
         serde: another serializer, in place of msgpack with these types.
-        effects: by tool name: the effect of a tool that a `ToolNode` calls. Without it the tool's metadata decides, as
-            `{"effect": "pure"}`; the default is `once`.
-        reconcile: by tool name: finds, after a crash, the outcome of a call whose result was never recorded.
-        in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
-        approvals: by tool name: which calls of a `ToolNode` a person has to approve, as `@tool(approval=...)`. A
-            function gets the arguments as the model gave them.
-        missing_tools: for a resumed run that was about to call a tool, or to run a node, that the graph no longer has:
-            `defer` it to a worker that has it, `park` it, or `report` a tool to the model. A removed node parks it too.
-        retry: how a superstep is repeated in which a node raised a transient error.
-        stream: show the text of replies as it arrives (`messages`) and what nodes write to the stream (`custom`), to
-            watchers and the listener. A list chooses among these and `updates`, what each node returned.
+        options: `bounds`; `retry` of a superstep in which a node raised a transient error; `missing_tools`, also for a
+            node that the graph no longer has (`report` parks the run then); `agent_id` and `model_tier`, as in `Agent`.
 
     Raises:
-        DefinitionError: this is no compiled graph, it has no name, or the options contradict each other.
+        DefinitionError: this is no compiled graph, it has no name, or an option has a wrong value.
     """
     if not isinstance(graph, Pregel):
         raise DefinitionError(f"{type(graph).__name__} is no compiled graph: call compile() on it first")
     if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
         raise DefinitionError("the graph stops before or after nodes: call interrupt() in a node instead")
+    if "compact" in options:
+        raise DefinitionError("a graph has its own messages: shorten them in a node, instead of with compact")
     name = name or graph.name
     if not name:
         raise DefinitionError("the graph has no name: give it one with name=, interrupted runs find their agent by it")
-    policies = ToolPolicies(
-        effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {}, approvals=approvals or {}
-    )
-    options = GraphOptions(make_input=input, context=context, policies=policies, streams=parse_streams(stream))
-    return Agent(
-        name=name,
-        loop=LangGraphLoop(record_tool_nodes(graph), serde or make_serde(types), options),
-        bounds=bounds or Bounds(),
-        retry=Retry() if retry is None else retry,
-        missing_tools=missing_tools,
-        agent_id=agent_id,
-    )
+    own = GraphOptions(make_input=input, context=context, tools=check_policies(tools), streams=parse_streams(stream))
+    return Agent(name=name, loop=LangGraphLoop(record_tool_nodes(graph), serde or make_serde(types), own), **options)
 
 
 def _make_config(context: StepContext) -> RunnableConfig:

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
@@ -21,10 +22,11 @@ from holdfast.adapters.langgraph.deploys import Graph, refuse_removed
 from holdfast.adapters.langgraph.entries import CallInterrupted, CallLog, CallResult, ReplyEntry
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
 from holdfast.adapters.langgraph.interrupts import Interrupts
-from holdfast.adapters.policies import UNKNOWN_TOOL_POLICY, ToolPolicies, ToolPolicy
+from holdfast.adapters.tool_policies import PURE, ToolPolicies, find_policy
 from holdfast.core.agents.calls import Effect
-from holdfast.core.agents.tool import request_approval
+from holdfast.core.agents.tool import ToolPolicy
 from holdfast.core.errors import DefinitionError, PayloadError, RunError
+from holdfast.core.execution.call_retries import retry_call
 from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING, StillWaiting
@@ -134,11 +136,18 @@ class NodeCalls:
             content = value if isinstance(value, str) else to_json_value(value, "the result of a call")
             return encode(ToolMessage(content, name=name, tool_call_id=request.tool_call["id"]))
 
+        policy = self._get_policy(request, call_id)
+
         async def make() -> Any:
-            value = await self._execute(call, execute)
+            start = functools.partial(self._execute, call, execute)
+            if policy.retry is None:
+                value = await start()
+            else:
+                value = await retry_call(
+                    self._context.run, policy.retry, name, call_id, start, outcomes=(GraphBubbleUp,)
+                )
             return WAITING if value is WAITING else encode(value)
 
-        policy = self._get_policy(request, call_id)
         arguments = to_json_value(request.tool_call["args"], "the arguments of a call")
         call = _GraphCall(
             request=request,
@@ -152,7 +161,7 @@ class NodeCalls:
             reconcile=policy.reconcile,
             in_doubt=policy.in_doubt,
             is_error=_is_error,
-            approval=request_approval(policy.approval, arguments),
+            approval=policy.request_approval(arguments),
         )
         return call
 
@@ -194,8 +203,8 @@ class NodeCalls:
     def _get_policy(self, request: ToolCallRequest, call_id: str) -> ToolPolicy:
         name, tool = request.tool_call["name"], request.tool
         if tool is None and call_id not in self._known:
-            return UNKNOWN_TOOL_POLICY  # its `ToolNode` reports it to the model
-        return self._policies.get_policy(name, tool, None if tool is None else tool.metadata)
+            return PURE  # its `ToolNode` reports it to the model
+        return find_policy(self._policies, name, tool, None if tool is None else tool.metadata)
 
     def _make_call_id(self, request: ToolCallRequest) -> str:
         """Return the model's id of the call. If another task of the step has used it, a digest of the task is added.

@@ -12,9 +12,9 @@ from openai.types.responses import ResponseFunctionToolCall
 
 from holdfast.adapters.openai_agents.function_calls import Call, FunctionCall, HandoffCall, HoldfastCall
 from holdfast.adapters.openai_agents.message_codec import Reply, ToolOutput
-from holdfast.adapters.policies import UNKNOWN_TOOL_POLICY, ToolPolicies
-from holdfast.core.agents.calls import Effect
+from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
 from holdfast.core.agents.tool import Tool as HoldfastTool
+from holdfast.core.agents.tool import ToolPolicy
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
@@ -25,10 +25,8 @@ from holdfast.core.run.waiting import ApprovalRequest
 class _Recorded:
     """Invokes a tool or a handoff through a batch."""
 
-    def __init__(
-        self, original: Any, invoke: Callable[[Any, str], Awaitable[Any]], effect: Effect = Effect.ONCE
-    ) -> None:
-        self.original, self._invoke, self.effect = original, invoke, effect
+    def __init__(self, original: Any, invoke: Callable[[Any, str], Awaitable[Any]], policy: ToolPolicy = ONCE) -> None:
+        self.original, self._invoke, self.policy = original, invoke, policy
 
     def __call__(self, context: Any, arguments: str) -> Awaitable[Any]:
         return self._invoke(context, arguments)
@@ -72,8 +70,9 @@ class Batch:
             if not isinstance(tool, FunctionTool) or tool.needs_approval is False:
                 continue
             asked = await evaluate_function_tool_approval(tool, self._sdk_context, item.arguments, item.call_id)
+            call = self._calls[item.call_id]
             if asked.outcome == "require_approval":
-                self._calls[item.call_id].approval = ApprovalRequest()
+                call.approval = call.approval or ApprovalRequest()
 
     async def open(self) -> None:
         """Announce the calls that were prepared. Their reply is in the history. Once this returns they may be made."""
@@ -90,7 +89,7 @@ class Batch:
         for item in items:
             call, wait = self._calls[item.call_id], self._context.waits.get(item.call_id)
             if wait is not None and wait.kind == "approval":
-                call.approval = ApprovalRequest()
+                call.approval = call.approval or ApprovalRequest()
                 if not isinstance(call.arguments, dict) and not self._is_undecided(call.call_id):
                     # The SDK itself asks for an approval of arguments that it cannot parse.
                     self._sdk_context.approve_tool(ToolApprovalItem(agent=agent, raw_item=item, tool_name=item.name))
@@ -118,16 +117,15 @@ class Batch:
         if isinstance(tool, HoldfastTool):
             return HoldfastCall(item, tool, self._context.run)
         if tool is not None:
-            return FunctionCall(
-                item, tool, self._policies.get_policy(tool.name, tool), self._context.run, self._count_nested_usage
-            )
+            policy = find_policy(self._policies, tool.name, tool)
+            return FunctionCall(item, tool, policy, self._context.run, self._count_nested_usage)
         if handoff is not None:
             made = handoff.on_invoke_handoff
             assert isinstance(made, _Recorded), "the handoffs of executed agents are wrapped"
             return HandoffCall(
-                item, made.original, self._policies.get_policy(handoff.tool_name, None, default=made.effect)
+                item, made.original, find_policy(self._policies, handoff.tool_name, None, default=made.policy)
             )
-        return Call(item, UNKNOWN_TOOL_POLICY)
+        return Call(item, PURE)
 
     def _count_nested_usage(self) -> None:
         """Count what agents within tools have used. The SDK adds it to the usage in the context of the run."""
@@ -170,7 +168,8 @@ class Batch:
         wrapped = copy.copy(tool)
         wrapped.on_invoke_tool = _Recorded(tool, self.invoke_tool)
         wrapped.timeout_seconds = None  # the timeout holds within the recorded call
-        wrapped.needs_approval = False if tool.needs_approval is False else self.needs_approval
+        has_approvals = tool.needs_approval or find_policy(self._policies, tool.name, tool).approval is not False
+        wrapped.needs_approval = self.needs_approval if has_approvals else False
         return wrapped
 
     def make_function_tool(self, tool: HoldfastTool) -> FunctionTool:
@@ -185,7 +184,7 @@ class Batch:
         )
 
     def wrap_handoff(
-        self, handoff: Handoff[Any, Any], effect: Effect, resolve: Callable[[Any], Any]
+        self, handoff: Handoff[Any, Any], policy: ToolPolicy, resolve: Callable[[Any], Any]
     ) -> Handoff[Any, Any]:
         """Return a handoff that is recorded. `resolve` returns the agent to execute, for an agent or its name."""
 
@@ -193,7 +192,7 @@ class Batch:
             return resolve(await self.invoke_handoff(handoff, context, arguments))
 
         wrapped = copy.copy(handoff)
-        wrapped.on_invoke_handoff = _Recorded(handoff, invoke, effect)
+        wrapped.on_invoke_handoff = _Recorded(handoff, invoke, policy)
         return wrapped
 
     # -- making calls -------------------------------------------------------------------------------------------

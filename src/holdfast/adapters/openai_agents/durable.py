@@ -3,10 +3,10 @@
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncContextDecorator, AsyncExitStack
-from typing import Any
+from typing import Any, Unpack
 
 from agents import Agent as SDKAgent
-from agents import AgentOutputSchema, FunctionTool, RunConfig, RunHooks
+from agents import AgentOutputSchema, RunConfig, RunHooks
 from agents.agent_output import AgentOutputSchemaBase
 
 from holdfast.adapters.openai_agents.handoffs import AgentGraph
@@ -24,10 +24,8 @@ from holdfast.adapters.openai_agents.message_codec import (
 )
 from holdfast.adapters.openai_agents.sdk_runner import Cost, SDKOptions, SDKRunner
 from holdfast.adapters.output_codec import OutputCodec
-from holdfast.adapters.policies import ToolPolicies
-from holdfast.core.agents.agent import Agent, Bounds, Compact, MissingTools
-from holdfast.core.agents.calls import Effect, InDoubt, Reconcile
-from holdfast.core.agents.retry import Retry
+from holdfast.adapters.tool_policies import NO_POLICIES, ToolPolicies, check_policies
+from holdfast.core.agents.agent import Agent, AgentOptions
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.step import StepContext
 from holdfast.core.loop import FinishedCall, PendingCall
@@ -35,15 +33,12 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
 from holdfast.core.run.prompt import dump_json_parts
 
-#: The effect of each tool by name, or as a function of the tool. `None`: the default.
-Effects = Mapping[str, Effect | str] | Callable[[FunctionTool], Effect | str | None]
-
 
 class OpenAIAgentsLoop:
     """The loop of one agent. Made by `durable`."""
 
     def __init__(self, agent: SDKAgent[Any], options: SDKOptions) -> None:
-        self._graph, self._options = AgentGraph(agent), options
+        self._graph, self._options = AgentGraph(agent, options.tools), options
         self._output_codec = OutputCodec([_get_output_type(each) for each in self._graph])
 
     @property
@@ -148,21 +143,13 @@ def durable(
     agent: SDKAgent[Any],
     *,
     name: str | None = None,
-    context: Any | Callable[[RunInfo], Any | Awaitable[Any]] = None,
-    effects: Effects | None = None,
-    reconcile: Mapping[str, Reconcile] | None = None,
-    in_doubt: Mapping[str, InDoubt] | None = None,
-    retry: Retry | None = None,
-    tool_retry: Mapping[str, Retry] | None = None,
-    bounds: Bounds | None = None,
-    compact: Compact | None = None,
-    missing_tools: MissingTools = "defer",
+    tools: ToolPolicies = NO_POLICIES,
     stream: bool = False,
+    context: Any | Callable[[RunInfo], Any | Awaitable[Any]] = None,
     run_config: RunConfig | None = None,
     hooks: RunHooks[Any] | None = None,
     cost: Cost | None = None,
-    agent_id: str = "",
-    model_tier: str = "",
+    **options: Unpack[AgentOptions],
 ) -> Agent[Any]:
     """Make an agent of the OpenAI Agents SDK durable. The agent itself is not changed.
 
@@ -171,45 +158,30 @@ def durable(
 
     Args:
         name: interrupted runs find their agent by it; without it the agent's own name.
+        tools: a `ToolPolicy` by the name of the tool or handoff, or a function of the SDK's tool that returns one. The
+            default is `once`. Calls for which the SDK's tool needs an approval need one anyway.
+        stream: request replies as streams; `App.events` and listeners get their text as it arrives.
         context: the context object of the run, or a function of `RunInfo` that makes it, sync or async, for each run
             and again at each resume. An `@asynccontextmanager` function is entered and left with the run.
-        effects: the effect of each tool and handoff, by its name, or as a function of the tool. The default is `once`.
-        reconcile: by tool name: finds, after a crash, the outcome of a call whose result was never recorded.
-        in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
-        retry: how failed model requests are repeated; without it the defaults of `Retry`.
-        tool_retry: by tool name: repeats calls of `pure` and `idempotent` tools that raised a transient error.
-        bounds: the bounds of the whole run, resumes included. They take the place of the SDK's `max_turns`.
-        compact: gets the input items before a step and returns fewer, or `None` to keep them.
-        missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
-        stream: request replies as streams; `App.events` and listeners get their text as it arrives.
         run_config: the SDK's, for every run. `group_id` is the run id unless it is given.
         hooks: the SDK's run hooks.
         cost: the cost of a reply in US dollars, from the name of the model and the usage of the reply.
+        options: `bounds` of the whole run, resumes included, in place of the SDK's `max_turns`; `retry` of model
+            requests; `compact`, which gets the input items before a step and returns fewer, or `None` to keep them;
+            `missing_tools`, `agent_id` and `model_tier`, as in `Agent`.
 
     Raises:
-        DefinitionError: the agent has no name, two agents that it reaches share one, a tool cannot be recorded, or the
-            options contradict each other.
+        DefinitionError: the agent has no name, two agents that it reaches share one, a tool cannot be recorded, or an
+            option has a wrong value.
     """
     if not (name or agent.name):
         raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")
-    policies = ToolPolicies(
-        effects=effects or {}, reconcile=reconcile or {}, in_doubt=in_doubt or {}, retry=tool_retry or {}
-    )
-    options = SDKOptions(
+    own = SDKOptions(
         context=context,
         run_config=run_config or RunConfig(),
         hooks=hooks,
-        policies=policies,
+        tools=check_policies(tools),
         stream=stream,
         cost=cost,
     )
-    return Agent(
-        name=name or agent.name,
-        loop=OpenAIAgentsLoop(agent, options),
-        bounds=bounds or Bounds(),
-        retry=Retry() if retry is None else retry,
-        compact=compact,
-        missing_tools=missing_tools,
-        agent_id=agent_id,
-        model_tier=model_tier,
-    )
+    return Agent(name=name or agent.name, loop=OpenAIAgentsLoop(agent, own), **options)

@@ -12,9 +12,8 @@ from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
 from holdfast.adapters.openai_agents.message_codec import ToolOutput, make_output, parse_arguments
-from holdfast.adapters.policies import ToolPolicy
 from holdfast.core.agents.calls import Effect
-from holdfast.core.agents.tool import Tool
+from holdfast.core.agents.tool import Tool, ToolPolicy
 from holdfast.core.errors import ToolFailed, format_error
 from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.execution.call_retries import call_tool, retry_call
@@ -72,6 +71,8 @@ class FunctionCall(Call):
         """
         super().__init__(item, policy)
         self._tool, self._policy, self._run, self._count_usage = tool, policy, run, count_usage
+        if isinstance(self.arguments, dict):
+            self.approval = policy.request_approval(self.arguments)
         self._input = item.arguments
         #: Set by the SDK's invocation of the tool.
         self._context: ToolContext[Any] | None = None
@@ -153,10 +154,10 @@ class HoldfastCall(Call):
     """A call of a tool of holdfast, such as another agent or a skill."""
 
     def __init__(self, item: ResponseFunctionToolCall, tool: Tool, run: RunExecution) -> None:
-        super().__init__(item, ToolPolicy(tool.effect, tool.reconcile, tool.in_doubt))
+        super().__init__(item, tool.policy)
         self._tool, self._run, self.in_thread = tool, run, tool.in_thread
         try:
-            self.approval = tool.request_approval(tool.check(self.arguments))
+            self.approval = tool.policy.request_approval(tool.check(self.arguments))
         except ValueError:
             self.effect = Effect.PURE  # the arguments do not fit: the tool is not called
 

@@ -8,7 +8,7 @@ from agents.tool import ApplyPatchTool, ComputerTool, CustomTool, LocalShellTool
 
 from holdfast.adapters.openai_agents.batch import Batch
 from holdfast.adapters.openai_agents.model import ModelRecorder
-from holdfast.core.agents.calls import Effect
+from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
 from holdfast.core.agents.tool import Tool as HoldfastTool
 from holdfast.core.errors import DefinitionError, MissingDefinition
 
@@ -19,11 +19,12 @@ _UNRECORDED_TOOLS = (ApplyPatchTool, ComputerTool, CustomTool, LocalShellTool, S
 class AgentGraph:
     """The agents that can be reached by handoffs, by name."""
 
-    def __init__(self, root: Agent[Any]) -> None:
+    def __init__(self, root: Agent[Any], tools: ToolPolicies) -> None:
         """Collect the agents.
 
         Raises:
-            DefinitionError: two agents have the same name, or a tool of one cannot be recorded.
+            DefinitionError: two agents have the same name, a tool of one cannot be recorded, or a handoff has a policy
+                that only tools can have.
         """
         self.root = root
         self._agents: dict[str, Agent[Any]] = {}
@@ -33,6 +34,7 @@ class AgentGraph:
                     f"two agents are named {agent.name!r}: give one another name, a resumed run finds its agent by it"
                 )
             _check_tools(agent)
+            _check_handoffs(agent, tools)
             self._agents[agent.name] = agent
 
     def __iter__(self) -> Iterator[Agent[Any]]:
@@ -70,6 +72,14 @@ def _check_tools(agent: Agent[Any]) -> None:
                 f"agent {agent.name}: calls of a {type(tool).__name__} cannot be recorded one by one; "
                 "make a function tool of it"
             )
+
+
+def _check_handoffs(agent: Agent[Any], tools: ToolPolicies) -> None:
+    for each in agent.handoffs:
+        name = each.tool_name if isinstance(each, Handoff) else Handoff.default_tool_name(each)
+        policy = find_policy(tools, name, None)
+        if policy.approval is not False or policy.retry is not None:
+            raise DefinitionError(f"{name} is a handoff: it has neither an approval nor a retry")
 
 
 def _is_hosted(tool: Tool) -> bool:
@@ -127,6 +137,6 @@ class ExecutedAgents:
 
     def _wrap_handoff(self, given: Any) -> Handoff[Any, Any]:
         if isinstance(given, Agent):
-            return self._batch.wrap_handoff(handoff(given), Effect.PURE, self.get)
+            return self._batch.wrap_handoff(handoff(given), PURE, self.get)
         # It may have an `on_handoff` of its own, which is not called twice.
-        return self._batch.wrap_handoff(given, Effect.ONCE, self.get)
+        return self._batch.wrap_handoff(given, ONCE, self.get)

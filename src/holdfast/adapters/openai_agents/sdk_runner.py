@@ -25,7 +25,7 @@ from holdfast.adapters.openai_agents.handoffs import AgentGraph, ExecutedAgents
 from holdfast.adapters.openai_agents.history import SDKHistory
 from holdfast.adapters.openai_agents.message_codec import Reply, get_text, list_calls, load_usage, make_reply
 from holdfast.adapters.openai_agents.model import Ask, ModelRecorder
-from holdfast.adapters.policies import ToolPolicies
+from holdfast.adapters.tool_policies import ToolPolicies
 from holdfast.core.agents.tool_context import _CURRENT_CALL
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.step import StepContext
@@ -42,7 +42,7 @@ class SDKOptions:
     context: Any = None
     run_config: RunConfig = field(default_factory=RunConfig)
     hooks: RunHooks[Any] | None = None
-    policies: ToolPolicies = field(default_factory=ToolPolicies)
+    tools: ToolPolicies
     stream: bool = False
     cost: Cost | None = None
 
@@ -61,7 +61,7 @@ class SDKRunner:
         self._context, self._options = context, options
         self._transcript = SDKHistory(context, answered=answered)
         self._sdk_context = RunContextWrapper(user_context, usage=self._load_usage())
-        self._batch = Batch(context, options.policies, self._sdk_context)
+        self._batch = Batch(context, options.tools, self._sdk_context)
         self._recorder = ModelRecorder(self, context if options.stream else None)
         self._skips_guardrails = answered or self._transcript.has_first_results
         self._agents = ExecutedAgents(

@@ -14,7 +14,6 @@ from pydantic_ai.exceptions import ToolFailed as ModelVisibleError
 from pydantic_ai.messages import ModelRequest, ModelRequestPart, ModelResponse, ToolCallPart, UserPromptPart
 from pydantic_ai.tool_manager import ToolManager
 
-from holdfast.adapters.policies import UNKNOWN_TOOL_POLICY, ToolPolicies
 from holdfast.adapters.pydantic_ai.deferred import DeferredCalls, add_reason, dump_metadata
 from holdfast.adapters.pydantic_ai.history import Counters
 from holdfast.adapters.pydantic_ai.tool_results import (
@@ -25,8 +24,9 @@ from holdfast.adapters.pydantic_ai.tool_results import (
     is_error,
 )
 from holdfast.adapters.pydantic_ai.toolset import OpenCall, get_policy
+from holdfast.adapters.tool_policies import PURE, ToolPolicies
 from holdfast.core.agents.calls import Effect
-from holdfast.core.agents.tool import Tool, request_approval
+from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
 from holdfast.core.execution.attempt import RunExecution
@@ -171,11 +171,7 @@ class Batch:
         for part, definition in functions:
             if part.tool_call_id in calls:
                 raise InvalidReply(f"two tool calls of one reply share the id {part.tool_call_id}")
-            policy = (
-                UNKNOWN_TOOL_POLICY
-                if definition is None
-                else get_policy(self._policies, definition, self._context.profile.tools)
-            )
+            policy = PURE if definition is None else get_policy(self._policies, definition, self._context.profile.tools)
             alone = several and (one_by_one or tools.is_sequential(part))
             calls[part.tool_call_id] = OpenCall(part, definition, policy, waits or (alone and bool(calls)))
             waits = waits or alone
@@ -224,7 +220,7 @@ class Batch:
         """Raise `ApprovalRequired` for a call that needs an approval: `DurableCapability` then looks for the answer."""
         wait = self._context.waits.get(call.call_id)
         if wait is None and call.call_id not in self._adapter_state.started:
-            if request_approval(call.policy.approval, call.arguments) is None:
+            if call.policy.request_approval(call.arguments) is None:
                 return
             wait = self.deferred.add_approval(call)
         if wait is not None and (wait.kind == "approval" or (wait.kind == "child" and wait.approval is not None)):

@@ -18,7 +18,6 @@ from holdfast.adapters.pydantic_ai.tool_results import (
     parse_approval,
 )
 from holdfast.adapters.pydantic_ai.toolset import OpenCall
-from holdfast.core.agents.tool import request_approval
 from holdfast.core.errors import PayloadError
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import format_expiry
@@ -39,7 +38,7 @@ class DeferredCalls:
 
     def add_approval(self, call: OpenCall, metadata: Mapping[str, Any] | None = None) -> WaitingCall:
         """Record that a call waits for a person's approval. A `reason` in the metadata is the reason."""
-        request = request_approval(call.policy.approval, call.arguments) or ApprovalRequest()
+        request = call.policy.request_approval(call.arguments) or ApprovalRequest()
         lowered = dump_metadata(metadata)
         return self._waits.add_approval(self._context.calls.make_context(call), add_reason(request, lowered), lowered)
 

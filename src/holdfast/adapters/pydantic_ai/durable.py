@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncContextDecorator, AsyncExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 from pydantic_ai import Agent as PydanticAIAgent
 from pydantic_ai import AgentRun
@@ -12,17 +12,15 @@ from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RunUsage, UsageLimits
 
-from holdfast.adapters.policies import ToolPolicies
 from holdfast.adapters.pydantic_ai.batch import Batch
 from holdfast.adapters.pydantic_ai.graph_runner import DurableCapability, GraphRunner, StreamingDurableCapability
 from holdfast.adapters.pydantic_ai.history import Counters, PydanticAIHistory, make_steering_parts
 from holdfast.adapters.pydantic_ai.message_codec import CODEC, dump_parts, load_prompt, make_output_codec
 from holdfast.adapters.pydantic_ai.tool_results import ToolResultBuilder
-from holdfast.adapters.pydantic_ai.toolset import Effects, make_toolset
-from holdfast.core.agents.agent import Agent, Bounds, Compact, MissingTools
-from holdfast.core.agents.calls import InDoubt, Reconcile
-from holdfast.core.agents.retry import Retry
-from holdfast.core.agents.tool import Approval, Tool
+from holdfast.adapters.pydantic_ai.toolset import make_toolset
+from holdfast.adapters.tool_policies import NO_POLICIES, ToolPolicies, check_policies
+from holdfast.core.agents.agent import Agent, AgentOptions
+from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.step import StepContext
 from holdfast.core.loop import FinishedCall, PendingCall
@@ -40,7 +38,7 @@ class PydanticAIOptions:
 
     deps: Any = None
     history: PerRunFactory | None = None
-    policies: ToolPolicies = field(default_factory=ToolPolicies)
+    tools: ToolPolicies
     usage_limits: UsageLimits | None = None
     stream: bool = False
 
@@ -124,7 +122,7 @@ class PydanticAILoop:
         adapter_state, transcript = Counters(context.state), PydanticAIHistory(context)
         if not transcript.has_started:
             adapter_state.start_turn() if context.run.info.conversation else adapter_state.start_phase()
-        batch = Batch(context, adapter_state, self._options.policies, transcript.final_results())
+        batch = Batch(context, adapter_state, self._options.tools, transcript.final_results())
         capability = StreamingDurableCapability if self._options.stream else DurableCapability
         runner: GraphRunner | None = None
         try:
@@ -197,22 +195,13 @@ def durable(
     agent: AbstractAgent[Any, OutputT] | str,
     *,
     name: str | None = None,
+    tools: ToolPolicies = NO_POLICIES,
+    stream: bool = False,
     deps: Any = None,
     history: PerRunFactory | None = None,
-    effects: Effects | None = None,
-    reconcile: Mapping[str, Reconcile] | None = None,
-    in_doubt: Mapping[str, InDoubt] | None = None,
-    retry: Retry | None = None,
-    tool_retry: Mapping[str, Retry] | None = None,
-    approvals: Mapping[str, Approval] | None = None,
-    tools: Sequence[Tool | Callable[..., Any]] = (),
-    bounds: Bounds | None = None,
+    extra_tools: Sequence[Tool | Callable[..., Any]] = (),
     usage_limits: UsageLimits | None = None,
-    compact: Compact | None = None,
-    missing_tools: MissingTools = "defer",
-    stream: bool = False,
-    agent_id: str = "",
-    model_tier: str = "",
+    **options: Unpack[AgentOptions],
 ) -> Agent[OutputT]:
     """Make an agent of pydantic-ai durable. The agent itself is not changed.
 
@@ -221,48 +210,28 @@ def durable(
     Args:
         agent: an agent; or a model by its name, such as `openai:gpt-5`, for an agent without tools.
         name: interrupted runs find their agent by it; without it the agent's own name.
+        tools: a `ToolPolicy` by the name of the tool, or a function of its `ToolDefinition` that returns one. Other
+            tools may state their effect as `metadata={"effect": "pure"}`; the default is `once`. The function of an
+            approval gets the arguments as the model gave them.
+        stream: request replies as streams, and show their text as it arrives, to watchers and the listener.
         deps: the agent's dependencies, or a function of `RunInfo` that makes them, sync or async, for each run and
             again at each resume. An `@asynccontextmanager` function is entered and left with the run.
         history: a function of `RunInfo` for the messages that a new run begins with. Called once per run.
-        effects: the effect of each tool, by the tool's name or as a function of its definition. Other tools may state
-            theirs as `metadata={"effect": "pure"}`; the default is `once`.
-        reconcile: by tool name: finds, after a crash, the outcome of a call whose result was never recorded.
-        in_doubt: by tool name: `report` a call with an unknown outcome to the model, or `park` the run for a person.
-        retry: how failed model requests are repeated; without it the defaults of `Retry`.
-        tool_retry: by tool name: repeats calls of `pure` and `idempotent` tools that raised a transient error.
-        approvals: by tool name: which of its calls a person has to approve, as `@tool(approval=...)`. A function gets
-            the arguments as the model gave them. Calls for which pydantic-ai requires an approval need one anyway.
-        tools: holdfast tools beside the agent's own, such as `sleep`, `wait_for` and `ask_person`.
+        extra_tools: holdfast tools beside the agent's own, such as `sleep`, `wait_for` and `ask_person`.
         usage_limits: pydantic-ai's, over the whole run or the turn of a conversation, resumes included. Without them
             only `bounds` hold.
-        compact: gets the messages before a step and returns fewer, or `None` to keep them.
-        missing_tools: for a resumed run that was about to call a tool that the agent no longer has.
-        stream: request replies as streams, and show their text as it arrives, to watchers and the listener.
+        options: `bounds`, `retry` of model requests, `compact` (gets the messages before a step and returns fewer, or
+            `None` to keep them), `missing_tools`, `agent_id` and `model_tier`, as in `Agent`.
 
     Raises:
-        DefinitionError: the agent has no name, or the options contradict each other.
+        DefinitionError: the agent has no name, or an option has a wrong value.
     """
     if isinstance(agent, str):
         agent = PydanticAIAgent(agent, name=agent)
     name = name or agent.name
     if not name:
         raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")
-    policies = ToolPolicies(
-        effects=effects or {},
-        reconcile=reconcile or {},
-        in_doubt=in_doubt or {},
-        retry=tool_retry or {},
-        approvals=approvals or {},
+    own = PydanticAIOptions(
+        deps=deps, history=history, tools=check_policies(tools), usage_limits=usage_limits, stream=stream
     )
-    options = PydanticAIOptions(deps=deps, history=history, policies=policies, usage_limits=usage_limits, stream=stream)
-    return Agent(
-        name=name,
-        loop=PydanticAILoop(agent, options),
-        tools=tools,
-        bounds=bounds or Bounds(),
-        retry=Retry() if retry is None else retry,
-        compact=compact,
-        missing_tools=missing_tools,
-        agent_id=agent_id,
-        model_tier=model_tier,
-    )
+    return Agent(name=name, loop=PydanticAILoop(agent, own), tools=extra_tools, **options)

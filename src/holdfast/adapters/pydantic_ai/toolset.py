@@ -1,7 +1,7 @@
 """Policies for the tools of a pydantic-ai agent, and holdfast tools as a pydantic-ai toolset."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_ai import Tool as PydanticAITool
@@ -11,17 +11,14 @@ from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import FunctionToolset
 
-from holdfast.adapters.policies import ToolPolicies, ToolPolicy
+from holdfast.adapters.tool_policies import ToolPolicies, find_policy
 from holdfast.core.agents.calls import Effect
-from holdfast.core.agents.tool import Approval, Tool
+from holdfast.core.agents.tool import Approval, Tool, ToolPolicy
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import ToolFailed, format_error
 from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.execution.call_retries import call_tool
 from holdfast.core.run.waiting import ApprovalRequest, Suspend
-
-#: The effect of each tool by name, or as a function of its definition. `None`: the tool's metadata decides.
-Effects = Mapping[str, Effect | str] | Callable[[ToolDefinition], Effect | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +55,21 @@ class OpenCall:
 
 
 def get_policy(policies: ToolPolicies, definition: ToolDefinition, holdfast_tools: Mapping[str, Tool]) -> ToolPolicy:
-    """Return the policy of a tool. A holdfast tool has its own. Raises as `ToolPolicies.get_policy`."""
+    """Return the policy of a tool. A holdfast tool has its own, and is retried within its call."""
     own = holdfast_tools.get(definition.name)
     if own is None:
-        return policies.get_policy(definition.name, definition, definition.metadata)
-    return ToolPolicy(own.effect, own.reconcile, own.in_doubt, approval=_make_approval(own))
+        return find_policy(policies, definition.name, definition, definition.metadata)
+    return replace(own.policy, retry=None, approval=_make_approval(own))
 
 
 def _make_approval(tool: Tool) -> Approval:
     """Return the approval setting of a holdfast tool, for arguments as the model gave them."""
-    if not tool.may_need_approval:
+    if tool.policy.approval is False:
         return False
 
     def request(arguments: dict[str, Any]) -> ApprovalRequest | bool:
         try:
-            return tool.request_approval(tool.check(arguments)) or False
+            return tool.policy.request_approval(tool.check(arguments)) or False
         except ValueError:
             return False  # they do not fit: the tool is not called
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from string import Template
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, get_args, runtime_checkable
 
 import msgspec
 
@@ -176,6 +176,17 @@ class Agent(Generic[OutputT_co]):
             missing_tools=own.missing_tools,
             retry=own.retry,
         )
+
+
+class AgentOptions(TypedDict, total=False):
+    """The options that agents of other frameworks share with `Agent`, as keywords of `durable`."""
+
+    bounds: Bounds
+    retry: Retry
+    compact: Compact
+    missing_tools: MissingTools
+    agent_id: str
+    model_tier: str
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_args, overload
 
@@ -16,7 +17,7 @@ from holdfast.core.agents.tool_threads import call_in_thread
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import JsonValue
 from holdfast.core.run.waiting import ApprovalRequest
-from holdfast.core.validation import check_callable, check_choice, check_text
+from holdfast.core.validation import check_callable, check_choice, check_text, check_type
 
 
 class Signature:
@@ -94,6 +95,75 @@ def _flatten_schema(schema: dict[str, Any]) -> dict[str, Any]:
 Approval = bool | ApprovalRequest | Callable[[dict[str, Any]], "bool | ApprovalRequest"]
 
 
+@dataclass(frozen=True, slots=True, init=False)
+class ToolPolicy:
+    """What may happen to the calls of one tool: after a crash, after an error, and before they are made."""
+
+    effect: Effect
+    reconcile: Reconcile | None
+    in_doubt: InDoubt
+    retry: Retry | None
+    approval: Approval
+
+    def __init__(
+        self,
+        effect: Effect | str = Effect.ONCE,
+        *,
+        reconcile: Reconcile | None = None,
+        in_doubt: InDoubt = "report",
+        retry: Retry | None = None,
+        approval: Approval = False,
+    ) -> None:
+        """Make a policy.
+
+        Args:
+            effect: the effect of calling the tool twice. By default it must not happen twice.
+            reconcile: finds, after a crash, the outcome of a call whose result was never recorded.
+            in_doubt: for such a call with an unknown outcome: report it to the model, or park the run for a person.
+            retry: repeat a call that raised a transient error, before the error is reported. Not for `once` tools.
+            approval: a person has to approve each call, or those for which this function of the arguments returns
+                True or an `ApprovalRequest`.
+
+        Raises:
+            DefinitionError: an option has a wrong value, or two contradict each other.
+        """
+        try:
+            effect = Effect(effect)
+        except ValueError:
+            raise DefinitionError(f"effect is {effect!r}, not one of {[*Effect]}") from None
+        if reconcile is not None:
+            check_callable("reconcile", reconcile)
+            if effect is not Effect.ONCE:
+                raise DefinitionError(f"effect is {effect}: only a once tool has anything to reconcile")
+        check_choice("in_doubt", in_doubt, get_args(InDoubt))
+        _check_retry(effect, retry)
+        if not isinstance(approval, bool | ApprovalRequest):
+            check_callable("approval", approval)
+        for name, value in zip(self.__slots__, (effect, reconcile, in_doubt, retry, approval), strict=True):
+            object.__setattr__(self, name, value)
+
+    def request_approval(self, arguments: dict[str, Any]) -> ApprovalRequest | None:
+        """Return what a person has to approve before a call with these arguments; `None` if it needs no approval."""
+        wanted = self.approval
+        if wanted is False:
+            return None
+        if not isinstance(wanted, bool | ApprovalRequest):
+            wanted = wanted(arguments)
+        if isinstance(wanted, ApprovalRequest):
+            return wanted
+        return ApprovalRequest() if wanted else None
+
+
+def _check_retry(effect: Effect, retry: Any) -> None:
+    if retry is None:
+        return
+    check_type("retry", retry, Retry, "a holdfast Retry")
+    if effect is Effect.ONCE:
+        raise DefinitionError(
+            "effect is once: it cannot be retried; make it idempotent or pure if repeating it is safe"
+        )
+
+
 class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as the model sees it."""
 
@@ -104,22 +174,9 @@ class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tool:
-    """A function with a name, a schema and an effect. Immutable; `@tool` makes one."""
+    """A function with a name, a schema and a policy. Immutable; `@tool` makes one."""
 
-    __slots__ = (
-        "_approval",
-        "_signature",
-        "effect",
-        "function",
-        "in_doubt",
-        "in_thread",
-        "name",
-        "on_error",
-        "reconcile",
-        "retry",
-        "schema",
-        "timeout",
-    )
+    __slots__ = ("_signature", "function", "in_thread", "name", "on_error", "policy", "schema", "timeout")
 
     def __init__(
         self,
@@ -139,15 +196,10 @@ class Tool:
 
         Args:
             description: for the model; without it the function's docstring.
-            effect: the effect of calling it twice. By default it must not happen twice.
-            reconcile: finds, after a crash, the outcome of a call whose result was never recorded.
-            in_doubt: for such a call with an unknown outcome: report it to the model, or park the run for a person.
+            effect, reconcile, in_doubt, retry, approval: as in `ToolPolicy`.
             on_error: report an exception to the model, or fail the run with it.
-            retry: repeat a call that raised a transient error, before the error is reported. Not for `once` tools.
-            timeout: of one attempt. A call that takes longer is reported as an error. An async one is cancelled; a
+            timeout: of one try. A call that takes longer is reported as an error. An async one is cancelled; a
                 thread cannot be.
-            approval: a person has to approve each call, or those for which this function of the arguments returns
-                True or an `ApprovalRequest`.
 
         Raises:
             DefinitionError: the signature cannot be described, or the options contradict each other.
@@ -160,22 +212,15 @@ class Tool:
         self.name: str = name or str(getattr(function, "__name__", ""))
         if not self.name or self.name == "<lambda>":
             raise DefinitionError(f"{function!r} has no name of its own: give the tool one with name=")
-        try:
-            self.effect: Effect = Effect(effect)
-        except ValueError:
-            raise DefinitionError(f"tool {self.name}: effect is {effect!r}, not one of {[*Effect]}") from None
-        if reconcile is not None:
-            check_callable(f"tool {self.name}: reconcile", reconcile)
-        check_choice(f"tool {self.name}: in_doubt", in_doubt, get_args(InDoubt))
         check_choice(f"tool {self.name}: on_error", on_error, get_args(OnError))
-        if reconcile is not None and self.effect is not Effect.ONCE:
-            raise DefinitionError(f"tool {self.name} is {self.effect}: only a once tool has anything to reconcile")
-        self.reconcile: Reconcile | None = reconcile
-        self.in_doubt = in_doubt
+        try:
+            self.policy: ToolPolicy = ToolPolicy(
+                effect, reconcile=reconcile, in_doubt=in_doubt, retry=retry, approval=approval
+            )
+        except DefinitionError as exc:
+            raise DefinitionError(f"tool {self.name}: {exc}") from None
         self.on_error = on_error
-        self.retry: Retry | None = check_tool_retry(self.name, self.effect, retry)
         self.timeout: timedelta | None = _check_timeout(self.name, timeout)
-        self._approval = check_approval(self.name, approval)
         self._signature = Signature(function)
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread: bool = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
@@ -193,14 +238,10 @@ class Tool:
         """
         return self._signature.convert_arguments(arguments)
 
-    def request_approval(self, arguments: dict[str, Any]) -> ApprovalRequest | None:
-        """Return what a person has to approve before the call is made; `None` if it needs no approval."""
-        return request_approval(self._approval, arguments) if self.may_need_approval else None
-
     @property
-    def may_need_approval(self) -> bool:
-        """Whether there are calls that a person has to approve."""
-        return self._approval is not False
+    def effect(self) -> Effect:
+        """The effect of calling it twice."""
+        return self.policy.effect
 
     def call(self, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """Call the function, in a thread if it is sync, and return its result."""
@@ -216,41 +257,6 @@ class Tool:
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r}, effect={self.effect.value!r})"
-
-
-def check_approval(name: str, approval: Any) -> Approval:
-    """Return the approval setting of a tool.
-
-    Raises:
-        DefinitionError: it is none of the three kinds.
-    """
-    if not isinstance(approval, bool | ApprovalRequest):
-        check_callable(f"tool {name}: approval", approval)
-    given: Approval = approval
-    return given
-
-
-def request_approval(approval: Approval, arguments: dict[str, Any]) -> ApprovalRequest | None:
-    """Return what a person has to approve before a call with these arguments; `None` if it needs no approval."""
-    wanted = approval if isinstance(approval, bool | ApprovalRequest) else approval(arguments)
-    if isinstance(wanted, ApprovalRequest):
-        return wanted
-    return ApprovalRequest() if wanted else None
-
-
-def check_tool_retry(name: str, effect: Effect, retry: Any) -> Retry | None:
-    """Return the retry policy of a tool.
-
-    Raises:
-        DefinitionError: it is no `Retry`, or the tool is `once`.
-    """
-    if retry is not None and not isinstance(retry, Retry):
-        raise DefinitionError(f"tool {name}: retry is {retry!r}: give a holdfast Retry")
-    if retry is not None and effect is Effect.ONCE:
-        raise DefinitionError(
-            f"tool {name} is once: it cannot be retried; make it idempotent or pure if repeating it is safe"
-        )
-    return retry
 
 
 def _check_timeout(name: str, timeout: Any) -> timedelta | None:

@@ -101,9 +101,10 @@ def call_tool(
     Args:
         start: starts one attempt.
     """
-    if tool.retry is None:
+    retry = tool.policy.retry
+    if retry is None:
         return _attempt(run, tool, start)
-    return retry_call(run, tool.retry, tool.name, call_id, partial(_attempt, run, tool, start))
+    return retry_call(run, retry, tool.name, call_id, partial(_attempt, run, tool, start))
 
 
 def _attempt(run: RunExecution, tool: Tool, start: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:

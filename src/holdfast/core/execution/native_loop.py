@@ -299,8 +299,8 @@ class _ToolCall(_Call):
 
     def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], run: RunExecution) -> None:
         self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
-        self.effect, self.reconcile, self.in_doubt = tool.effect, tool.reconcile, tool.in_doubt
-        self.in_thread, self.approval = tool.in_thread, tool.request_approval(arguments)
+        self.effect, self.reconcile, self.in_doubt = tool.policy.effect, tool.policy.reconcile, tool.policy.in_doubt
+        self.in_thread, self.approval = tool.in_thread, tool.policy.request_approval(arguments)
         self._tool, self._validated_arguments, self._run, self._refusal = tool, arguments, run, ""
 
     def replace_arguments(self, arguments: Any) -> Any:
@@ -335,7 +335,7 @@ class _ToolCall(_Call):
 
     def _start(self) -> Coroutine[Any, Any, Any]:
         """Start an attempt. The tool may have changed the arguments of an earlier one."""
-        arguments = self._validated_arguments if self._tool.retry is None else self._tool.check(self.arguments)
+        arguments = self._validated_arguments if self._tool.policy.retry is None else self._tool.check(self.arguments)
         return self._tool.call(arguments)
 
 

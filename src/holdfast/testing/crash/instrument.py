@@ -84,7 +84,7 @@ class Instrumentation:
         tool = given if isinstance(given, Tool) else Tool(given)
         wrapped = copy.copy(tool)
         wrapped.function = self._wrap_function(tool)
-        wrapped.reconcile = self._wrap_reconcile(tool.reconcile)
+        wrapped.policy = replace(tool.policy, reconcile=self._wrap_reconcile(tool.policy.reconcile))
         return wrapped
 
     def _wrap_function(self, tool: Tool) -> Callable[..., Any]:
