@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from holdfast.fanout.snapshot import ModelResponse, PartialResponse, ProposedWrite
+from holdfast.fanout.responses import ModelResponse, PartialResponse, WriteSnapshot
 
 #: A loaded machine makes drawing and fsync slow, which says nothing about what is tested.
 untimed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -13,19 +13,19 @@ untimed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 #: What JSON in UTF-8 can hold.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 COUNT = st.integers(0, 2**53)
-WRITES = st.builds(ProposedWrite, path=TEXT, content=TEXT, delete=st.booleans())
+WRITES = st.builds(WriteSnapshot, path=TEXT, content=TEXT, delete=st.booleans())
 
 FIGURES: dict[str, Any] = {
     "model_id": TEXT,
     "text": TEXT,
-    "latency_ms": st.floats(0, 1e9),
+    "latency_ms": COUNT,
     "input_tokens": COUNT,
     "output_tokens": COUNT,
     "reasoning_tokens": COUNT,
     "cost_usd": st.floats(0, 1e6),
     "proposed_writes": st.lists(WRITES, max_size=4).map(tuple),
     "tool_calls": st.dictionaries(TEXT, COUNT, max_size=4),
-    "error": st.none() | TEXT,
+    "error": TEXT,
 }
 
 PARTIALS = st.builds(PartialResponse, **FIGURES)

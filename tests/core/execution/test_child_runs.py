@@ -21,6 +21,7 @@ from holdfast.core.agents.tool_context import ToolContext, current_call
 from holdfast.core.errors import (
     ModelUnavailable,
     RunCancelled,
+    RunError,
     RunFailed,
     RunInterrupted,
     RunLost,
@@ -30,7 +31,9 @@ from holdfast.core.errors import (
     ShuttingDown,
 )
 from holdfast.core.execution.executor import Executor
+from holdfast.core.execution.native_loop import NATIVE_LOOP
 from holdfast.core.run.messages import Message, Reply, ToolResult, Usage, User
+from holdfast.core.run.waiting import RunWaiting
 
 TEN = Usage(input_tokens=10)
 
@@ -512,7 +515,7 @@ async def test_a_child_goes_down_as_its_parent_does_when_another_call_of_the_bat
 @pytest.mark.parametrize("on_error", ["report", "raise"])
 @pytest.mark.parametrize(
     ("stop", "status"),
-    [(ModelUnavailable("busy"), RunStatus.INTERRUPTED), (RunParked("approval"), RunStatus.PARKED)],
+    [(RunInterrupted("busy"), RunStatus.INTERRUPTED), (RunParked("approval"), RunStatus.PARKED)],
     ids=repr,
 )
 async def test_a_run_is_left_with_its_child_though_another_call_fails_before_that_one_is_over(
@@ -661,11 +664,44 @@ class Siblings:
         return [result.output for result in await first]
 
 
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_a_child_whose_provider_is_down_makes_its_own_call_wait_and_no_other(swallows: bool) -> None:
+    host = SimulatedHost()
+    down = ScriptedModel(ModelUnavailable("down", timedelta(seconds=50)), "up")
+
+    @tool(effect="idempotent")
+    async def ask(number: int) -> str:
+        child = Agent(name="child", model=down if number == 1 else ScriptedModel("yes"), retry=Retry(max_tries=1))
+        try:
+            return str((await current_call().run(child, f"sub {number}")).output)
+        except RunError:
+            if not swallows:
+                raise
+            return "no answer"
+
+    turns = tool_reply(*(call(str(number), "ask", number=number) for number in range(3)))
+    agent = Agent(name="parent", model=ScriptedModel(turns, "done"), tools=[ask])
+    with pytest.raises(RunWaiting, match="waits for its model") as waiting:
+        await host.executor.run(agent, "go", run_id="p")
+    [waited] = waiting.value.calls
+    assert (waited.call_id, waited.kind, waited.timed, waiting.value.only_for_time) == ("1", "child", True, True)
+    records = {record.run_id: record for record in await host.list_records()}
+    parent = records.pop("p")
+    assert (parent.status, parent.wake_at) == (RunStatus.WAITING, waited.expires_at)
+    assert sorted(record.status for record in records.values()) == ["done", "done", "interrupted"]
+    model = ScriptedModel(turns, "done")
+    claim = await host.store.claim("p", host.checkpoints.worker_id, statuses={RunStatus.WAITING})
+    resumption = host.checkpoints.resume(claim, await host.store.load("p"), NATIVE_LOOP.codec)
+    await host.executor.resume(Agent(name="parent", model=model, tools=[ask]), resumption)
+    assert [each.content for each in model.requests[-1][-3:]] == ["yes", "up", "yes"]  # type: ignore[union-attr]
+    assert await host.list_records() == []
+
+
 @pytest.mark.parametrize("how", ["gathered", "grouped", "swallowed", "detached"])
 async def test_a_child_that_is_left_takes_its_siblings_along_and_all_of_them_are_met_again(how: str) -> None:
     host = SimulatedHost(loop_turns=1)
-    with pytest.raises(ModelUnavailable):
-        await host.executor.run(Siblings(how, ModelUnavailable("busy")).parent, "go", run_id="p")
+    with pytest.raises(RunInterrupted):
+        await host.executor.run(Siblings(how, RunInterrupted("busy")).parent, "go", run_id="p")
     assert host.executor.active_run_ids == frozenset()
     assert [record.status for record in await host.list_records()] == [RunStatus.INTERRUPTED] * 3
     again = Siblings(how, "well", Reply(text="done", usage=TEN))

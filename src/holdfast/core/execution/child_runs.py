@@ -6,7 +6,15 @@ from typing import Any, Literal
 
 from holdfast.concurrency import shielded
 from holdfast.core.agents.agent import AgentSource
-from holdfast.core.errors import RunCancelled, RunError, RunFailed, RunInterrupted, SaveFailed, ShuttingDown
+from holdfast.core.errors import (
+    ModelUnavailable,
+    RunCancelled,
+    RunError,
+    RunFailed,
+    RunInterrupted,
+    SaveFailed,
+    ShuttingDown,
+)
 from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.loop import Loop
 from holdfast.core.ports import ChildOutcome, Resumption
@@ -14,7 +22,7 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.result import Result
 from holdfast.core.run.run_events import ChildFinished, ChildStarted
-from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.run.waiting import ProviderWait, RunWaiting
 
 
 def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:
@@ -102,6 +110,11 @@ class ChildRuns:
             self.waiting.append(exc)
             raise
         except Exception as exc:
+            if isinstance(exc, ModelUnavailable) and parent.checkpointer is not None:
+                # Only this call waits until the child is due. The others of the parent continue.
+                wait = ProviderWait(info.run_id, exc, parent.clock.now() + exc.retry_after)
+                self.waiting.append(wait)
+                raise wait from exc
             if parent.record_interruption(exc):
                 self._interrupting_error = exc
             else:

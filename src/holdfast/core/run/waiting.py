@@ -210,6 +210,27 @@ class RateLimitWait(RunWaiting):
         return self._until
 
 
+class ProviderWait(RunWaiting):
+    """A child run waits until the provider of its model is available again. It resumes with its parent.
+
+    What to do: Nothing: a worker resumes the parent. How long a model is tried is set with `Agent(retry=...)`.
+    """
+
+    def __init__(self, run_id: str, error: BaseException, until: datetime) -> None:
+        self._error, self._until = error, until
+        super().__init__(run_id, ())
+
+    @property
+    def reason(self) -> str:
+        """What the run waits for."""
+        return str(self._error)
+
+    @property
+    def wake_at(self) -> datetime | None:
+        """When the run resumes without mail."""
+        return self._until
+
+
 def describe_decision(decision: Decision) -> str:
     """Describe a decision in one line, such as `approved by ann via slack`."""
     parts = [{"approve": "approved", "deny": "denied", "value": "answered", "expire": "expired"}[decision.kind]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.fanout.saver_process import IDS
 
-from holdfast.fanout import load
+from holdfast.fanout.checkpoint_file import clear, load
 
 ROUNDS = int(os.environ.get("HOLDFAST_CRASH_ROUNDS", "6"))
 
@@ -47,9 +47,11 @@ def test_no_kill_loses_what_was_acknowledged(tmp_path: Path) -> None:
         assert kept.adapter_ids == tuple(IDS)
         reported, acknowledged = newest(tmp_path, "reported"), newest(tmp_path, "acknowledged")
         assert acknowledged
-        ended = {each.model_id for each in kept.snapshots if not each.interrupted}
-        for snapshot in kept.snapshots:
-            turn = int(snapshot.text or 0)
-            assert turn <= reported.get(snapshot.model_id, 0)
-            if snapshot.model_id not in ended:  # what is said of a model after its end is of no interest
-                assert turn >= acknowledged.get(snapshot.model_id, 0), snapshot.model_id
+        turns = {each.model_id: int(each.text) for each in kept.responses}
+        assert set(acknowledged) <= set(turns)
+        for model, turn in turns.items():
+            assert acknowledged.get(model, 0) <= turn <= reported[model], model
+        unfinished = list(tmp_path.glob(".checkpoint.json.*.tmp"))
+        assert len(unfinished) <= 1, "the first write removes what killed processes have left"
+    clear(tmp_path / "checkpoint.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
